@@ -1,0 +1,77 @@
+# Targets for people and for CI; `make help` lists them. Needs a Python from 3.11 to 3.13 and make, nothing else.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-by-make
+EXTRAS := images,plots,dev
+IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq
+
+# The Python that makes the environment: the first of these that runs and is in range, or `make env PYTHON=...`.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c '$(IN_RANGE)' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# Further options for pytest: `make test PYTEST_ARGS='-k layout -x'`.
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint format bench clean clean-env
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
+
+env: $(STAMP) ## make .venv: all extras, the exact versions of constraints.txt
+
+# torch goes first, in a command of its own: pip then keeps to the build found for this machine and fetches nothing that
+# another build would need. An environment that somebody made by hand is kept, and what is missing or differs is installed.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -d $(VENV) ] && ! $(BIN)/python -c '$(IN_RANGE)' 2>/dev/null; then \
+		echo "make env: $(VENV) has no working Python from 3.11 to 3.13. Remove it with 'make clean-env', then try again." >&2; \
+		exit 2; \
+	fi
+	@if [ ! -d $(VENV) ]; then \
+		python='$(PYTHON)'; \
+		if [ -z "$$python" ]; then \
+			echo "make env: no Python from 3.11 to 3.13 found. Install one, or name it: make env PYTHON=/path/to/python3.11" >&2; \
+			exit 2; \
+		fi; \
+		if ! "$$python" -c '$(IN_RANGE)'; then \
+			echo "make env: PYTHON=$$python does not run, or is not from 3.11 to 3.13." >&2; \
+			exit 2; \
+		fi; \
+		echo "Making $(VENV) with $$("$$python" --version)"; \
+		"$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 2; }; \
+	fi
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	@echo "Installing $$(grep '^torch==' constraints.txt)"
+	@$(PIP) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@echo "Installing the other packages of constraints.txt and FleetFit itself (editable)"
+	@$(PIP) -c constraints.txt hatchling editables
+	@$(PIP) -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and compare them
+	$(BIN)/fleetfit compare experiments/demo.toml
+
+test: lint ## linters, types, import directions, and all tests (gpu ones skip where there is no GPU)
+	$(BIN)/pytest -m "not network" $(PYTEST_ARGS)
+
+lint: env ## linters, format, types and import directions only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: env ## rewrite the files as the linters want them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: env ## speed against a bare loop and a plain copy, measured in one run
+	$(BIN)/python -m benchmarks
+
+clean: ## remove caches and builds; keeps .venv and runs/
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov *.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+clean-env: ## remove .venv
+	rm -rf $(VENV)

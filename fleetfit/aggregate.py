@@ -1,0 +1,97 @@
+"""The coverage-weighted mean: the only averaging code.
+
+x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; an element that nobody trained keeps its value bit
+for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
+
+Updates are folded in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first, each by one
+pass over its flat buffer, and put in place together: the order of dispatch (largest cost first) makes them neighbours, the cost
+is about that of copying the updates, and memory does not grow with their number.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfit.errors import RunError
+from fleetfit.layout import Layout, State
+from fleetfit.submodel import Submodel, cut, flat_of, whole
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """What a round's updates add up to.
+
+    Attributes:
+        mean: The weighted mean of each element; where coverage is 0 it means nothing.
+        coverage: Sum of the aggregation weights of those who trained the element.
+        extra: Whatever a method's own merge adds.
+    """
+
+    mean: State
+    coverage: State
+    extra: Any = None
+
+
+class Mean:
+    """A running coverage-weighted mean over unequal sub-models."""
+
+    def __init__(self, layout: Layout, device: torch.device | None = None) -> None:
+        """Start with nothing added."""
+        self._layout = layout
+        self._full = cut(layout, whole(layout))
+        self._total = torch.zeros(self._full.size, device=device)
+        self._coverage = torch.zeros(self._full.size, device=device)
+        self._group: Submodel | None = None
+        self._sum: Tensor | None = None
+        self._weight = 0.0
+
+    def add(self, submodel: Submodel, state: State, weight: float) -> None:
+        """Fold one update in.
+
+        Args:
+            submodel: What the update contains.
+            state: Its tensors, in canonical order.
+            weight: Its aggregation weight, finite and at least 0.
+
+        Raises:
+            RunError: The weight is negative or not finite.
+        """
+        if not 0 <= weight < float("inf"):
+            raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.")
+        flat = flat_of(state).to(self._total.device)
+        if submodel == self._group and self._sum is not None:
+            self._sum.add_(flat, alpha=weight)
+            self._weight += weight
+            return
+        self._close()
+        self._group, self._weight = submodel, weight
+        size = cut(self._layout, submodel).size
+        if self._sum is not None and self._sum.numel() == size:
+            torch.mul(flat, weight, out=self._sum)
+        else:
+            self._sum = flat * weight
+
+    def _close(self) -> None:
+        """Put the current group's sum in its place."""
+        if self._group is None or self._sum is None:
+            return
+        compiled = cut(self._layout, self._group)
+        compiled.scatter(self._total, self._sum, add=True)
+        compiled.scatter_scalar(self._coverage, self._weight)
+        self._group = None
+
+    def result(self, extra: Any = None) -> Aggregate:
+        """Return the mean and the coverage of what was added."""
+        self._close()
+        mean = self._total / self._coverage  # 0 / 0 where nobody trained: `applied` does not look there
+        return Aggregate(self._full.views(mean), self._full.views(self._coverage), extra)
+
+
+def applied(state: State, aggregate: Aggregate) -> State:
+    """Return the state with the mean where somebody trained, bit for bit as it was elsewhere."""
+    old, mean, coverage = flat_of(state), flat_of(aggregate.mean), flat_of(aggregate.coverage)
+    new = torch.where(coverage.to(old.device) > 0, mean.to(old.device), old)
+    pieces = new.split([t.numel() for t in state.values()])
+    return {name: piece.view(t.shape) for (name, t), piece in zip(state.items(), pieces, strict=True)}

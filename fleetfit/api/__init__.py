@@ -1,0 +1,6 @@
+"""The verbs as functions: `run`, `resume`, `load` and `compare`; `Run`, the result of one."""
+
+from fleetfit.api.comparison import Comparison, compare
+from fleetfit.api.runs import Run, load, resume, run
+
+__all__ = ["Comparison", "Run", "compare", "load", "resume", "run"]

@@ -1,0 +1,228 @@
+"""An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fleetfit import names
+from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of, targets_of
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+from fleetfit.data import Data, partition
+from fleetfit.data.partition import KINDS
+from fleetfit.errors import ConfigError, PlanError
+from fleetfit.evaluate import Wanted
+from fleetfit.layout import Architecture
+from fleetfit.method import build, is_portable
+from fleetfit.planner import Plan
+from fleetfit.rounds import Engine, Settings
+from fleetfit.tasks import task_named
+from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """Everything that a run needs.
+
+    Attributes:
+        experiment: The description that it was made from.
+        data: The whole data set.
+        fleet: Who the clients are.
+        federation: The server's view.
+        simulation: The devices.
+        settings: What a round does.
+        plan: The method's levels, counted, and who got which.
+        notes: Sentences that the user must see, such as who does not take part.
+    """
+
+    experiment: Experiment
+    data: Data
+    fleet: Fleet
+    federation: Federation
+    simulation: Simulation
+    settings: Settings
+    plan: Plan
+    notes: tuple[str, ...] = field(default=())
+
+    def engine(self) -> Engine:
+        """Start the engine that the experiment names."""
+        section = self.experiment.engine
+        engine: Engine = _called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
+        return engine
+
+
+def assemble(experiment: Experiment) -> Assembly:
+    """Make everything that a run needs; whatever can be checked without the data is checked first.
+
+    Raises:
+        FleetFitError: Something in the experiment does not fit.
+    """
+    method_spec = spec_of_method(experiment)
+    method = build(method_spec)
+    check_keys(experiment)
+    data = load_data(experiment)
+    parts = divided(experiment, data)
+    problem = problem_of(experiment, data)
+    fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed)
+    targets = targets_of(experiment.fleet, fleet)
+    levels = method.levels(problem, targets)
+    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    simulation = Simulation(problem, data, parts, fleet.budgets)
+    federation = Federation(
+        problem=problem,
+        clients=Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances),
+        levels=tuple(levels),
+        cohort=_cohort(experiment, len(parts)),
+        method=method,
+        method_spec=method_spec,
+        seed=experiment.seed,
+        device=simulation.device(None),
+    )
+    notes = notes_of(federation, fleet)
+    if not len(federation.able):
+        raise PlanError(
+            f"nobody can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
+        )
+    plan = plan_of(federation, fleet, targets)
+    return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
+
+
+# ---- what names stand for ----------------------------------------------------------------------------------------
+
+
+def spec_of_method(experiment: Experiment) -> dict[str, Any]:
+    """Return the spec from which the method is built wherever a job runs."""
+    section, choose = experiment.method, experiment.cohort.choose
+    hooks = dict(section.hooks)
+    if choose != "uniform":
+        if "choose" in hooks:
+            raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
+        hooks["choose"] = choose
+    spec = {"name": section.name, **section.settings}
+    return spec | ({"plus": section.plus} if section.plus else {}) | ({"hooks": hooks} if hooks else {})
+
+
+def _function(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
+    if callable(name):
+        return name, getattr(name, "__name__", type(name).__name__)
+    return names.resolve(kind, name), str(name)
+
+
+def _called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
+    function, label = _function(kind, name)
+    return names.call(function, label, where, values, **given)
+
+
+def check_keys(experiment: Experiment) -> None:
+    """Check the free keys of model, data set, engine and partition against the functions' signatures, calling nothing."""
+    given = {"classes": None, "channels": None, "input_shape": None}
+    for kind, where, section, known in (
+        ("engines", "[engine]", experiment.engine, {"simulation": None}),
+        ("models", "[model]", experiment.model, given),
+        ("data", "[data]", experiment.data, {}),
+    ):
+        if isinstance(section.name, str) or callable(section.name):
+            function, label = _function(kind, section.name)
+            names.call(_without_calling(function), label, where, section.settings, **known)
+        elif section.settings:
+            raise ConfigError(
+                f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
+            )
+    division = experiment.data.partition
+    if division.kind in KINDS:
+        given = {"data": None, "clients": None, "rng": None}
+        function = _without_calling(KINDS[division.kind])
+        names.call(function, division.kind, "[data] partition", division.settings, **given)
+
+
+def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(**values: Any) -> dict[str, Any]:
+        return values
+
+    return checked
+
+
+def load_data(experiment: Experiment) -> Data:
+    """Return the data set.
+
+    Raises:
+        FleetFitError: It cannot be had.
+    """
+    section = experiment.data
+    if isinstance(section.name, Data):
+        return section.name
+    if not isinstance(section.name, str) and not callable(section.name):
+        raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
+    try:
+        data = _called("data", section.name, "[data]", section.settings)
+    except (OSError, ImportError) as error:
+        raise ConfigError(f"[data] {section.name} failed: {error}") from error
+    if not isinstance(data, Data):
+        raise ConfigError(f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
+    return data
+
+
+def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
+    """Return each client's splits."""
+    division = experiment.data.partition
+    clients = division.clients or (None if division.kind == "natural" else CLIENTS)
+    seed = experiment.seed if division.seed is None else division.seed
+    return partition(data, division.kind, clients, seed, **division.settings)
+
+
+def problem_of(experiment: Experiment, data: Data) -> Problem:
+    """Return the problem with the full model's last exit only; the method's levels say which exits there are."""
+    section = experiment.model
+    shape = tuple(data.x.shape[1:])
+    given = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape}
+    spec = None
+    if isinstance(section.name, str) or callable(section.name) and not hasattr(section.name, "build"):
+        architecture = _called("models", section.name, "[model]", section.settings, **given)
+        model = {"name": section.name, **section.settings}
+        spec = {"model": model, "given": {**given, "input_shape": list(shape)}, "task": data.task, "exits": []}
+    else:
+        architecture = section.name
+    missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(architecture, a)]
+    if missing:
+        raise ConfigError(f"[model] {_function('models', section.name)[1] if spec else type(architecture).__name__} must give an "
+                          f'Architecture; a {type(architecture).__name__} lacks "{missing[0]}".')  # fmt: skip
+    return Problem(
+        architecture, shape, task_named(data.task), (architecture.blocks,), spec=spec if is_portable(spec) else None
+    )
+
+
+def architecture_of(name: Any, settings: Mapping[str, Any], **given: Any) -> Architecture:
+    """Return the architecture of a name, for `plan` and `check-model`."""
+    architecture: Architecture = _called("models", name, "[model]", settings, **given)
+    return architecture
+
+
+def _cohort(experiment: Experiment, clients: int) -> int:
+    section = experiment.cohort
+    if section.count is None:
+        fraction = FRACTION if section.fraction is None else section.fraction
+        return max(1, round(fraction * clients))
+    if section.count > clients:
+        raise ConfigError(
+            f"[cohort] count: {section.count} clients a round are more than the {clients} clients there are."
+        )
+    return section.count
+
+
+def settings_of(experiment: Experiment) -> Settings:
+    """Return what a round does."""
+    local, evaluate = experiment.local, experiment.evaluate
+    wanted = Wanted(
+        Evaluation(split=evaluate.split, batch_size=evaluate.batch_size),
+        tuple(dict.fromkeys(evaluate.norms)),
+        evaluate.statistics_samples,
+        clients=evaluate.clients,
+    )
+    size = None if local.batch_size == "all" else int(local.batch_size)
+    training = Local(local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm)
+    schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
+    return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)

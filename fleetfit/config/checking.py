@@ -1,0 +1,122 @@
+"""Tables are checked against the schema; every mistake is a sentence that names its place and the nearest valid key."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pydantic
+
+from fleetfit.config import schema
+from fleetfit.config.schema import NOT_YET, Experiment
+from fleetfit.errors import ConfigError, did_you_mean
+
+
+def checked(table: Mapping[str, Any]) -> Experiment:
+    """Make an experiment of complete tables.
+
+    Raises:
+        ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
+    """
+    _refuse_later_keys(table)
+    try:
+        experiment = Experiment.model_validate(dict(table))
+    except pydantic.ValidationError as error:
+        raise ConfigError(_sentence(error.errors()[0])) from None
+    cohort = experiment.cohort
+    if cohort.fraction is not None and cohort.count is not None:
+        raise ConfigError("[cohort] takes fraction or count, not both.")
+    if not experiment.fleet.told:
+        raise ConfigError("[fleet] told: servers that never learn a budget (AdaptiveFL) come with a later version; leave "
+                          "told = true.")  # fmt: skip
+    return experiment
+
+
+def _refuse_later_keys(table: Mapping[str, Any]) -> None:
+    for place, sentence in NOT_YET.items():
+        if place in set(_places(table)):
+            section, _, key = place.partition(".")
+            raise ConfigError(f"[{section}] {key}: {sentence}")
+    for group in _groups(table):
+        if isinstance(group.get("budget"), Mapping):
+            raise ConfigError("[fleet] groups: budgets that name several costs come with a later version; write one fraction, "
+                              "such as budget = 0.25.")  # fmt: skip
+
+
+def _groups(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    fleet = table.get("fleet")
+    groups = fleet.get("groups") if isinstance(fleet, Mapping) else None
+    return [g for g in groups if isinstance(g, Mapping)] if isinstance(groups, list) else []
+
+
+def _places(value: Any, where: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            place = f"{where}.{key}" if where else str(key)
+            yield place
+            yield from _places(inner, place)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _places(inner, where)
+
+
+def _sentence(error: Any) -> str:
+    """Say what is wrong and where: `[local] batch_sise: unknown key. Did you mean "batch_size"?`."""
+    path = [str(part) for part in error["loc"]]
+    place = _place(path)
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key.{_nearest(path)}"
+    if error["type"] == "union_tag_not_found":
+        return f'{place}: needs a kind, such as kind = "step"; got {error["input"]!r}.'
+    if error["type"] == "union_tag_invalid":
+        kinds = ("constant", "step", "cosine", "exponential")
+        kind = error["ctx"]["tag"]
+        return f'{place}: there is no kind "{kind}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
+    if error["type"] == "missing":
+        return f"{place}: this key is needed."
+    message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
+    if error["type"] in ("model_type", "dict_type"):
+        message = "should be a table of keys"
+    return f"{place}: {message}, got {error['input']!r}."
+
+
+_INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "constrained-int", "float"}
+
+
+def _place(path: Sequence[str]) -> str:
+    """Return how a reader finds the key: `[local] schedule.at`, or `rounds` at the top."""
+    tidy = [part for i, part in enumerate(path) if i == 0 or not _noise(part)]
+    tidy = [f"#{int(part) + 1}" if part.isdigit() else part for part in tidy]
+    if len(tidy) == 1:
+        return tidy[0]
+    return f"[{tidy[0]}] {'.'.join(tidy[1:])}".replace(".#", " #")
+
+
+def _noise(part: str) -> bool:
+    return part in _INSIDE_UNIONS or "[" in part
+
+
+def _nearest(path: Sequence[str]) -> str:
+    """Hint at a key of the same section, else at the section where the key exists."""
+    section: Any = Experiment
+    for part in path[:-1]:
+        section = _inner(section, part)
+    word, here = path[-1], list(getattr(section, "model_fields", {}))
+    hint = did_you_mean(word, here)
+    elsewhere = [s for s, f in Experiment.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
+    if elsewhere and (not hint or len(path) == 1):
+        return f" Did you mean [{elsewhere[0]}] {word}?"
+    return hint or (f" Known here: {', '.join(here)}." if here else "")
+
+
+def _inner(section: Any, part: str) -> Any:
+    schedules = {
+        "constant": schema.Constant,
+        "step": schema.Step,
+        "cosine": schema.Cosine,
+        "exponential": schema.Exponential,
+    }
+    if part in schedules:
+        return schedules[part]
+    if part == "groups" or part.isdigit():
+        return schema.Group
+    field = getattr(section, "model_fields", {}).get(part)
+    return section if field is None else field.annotation

@@ -1,0 +1,177 @@
+"""Run files, overrides and keyword arguments become an `Experiment`.
+
+Sections are merged key by key, so an override changes one key and leaves the rest. One rule goes beyond that: where an
+override names another method, model, data set, engine, partition or schedule, the keys that belonged to the old one go
+with it.
+"""
+
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from fleetfit import names
+from fleetfit.config.checking import checked
+from fleetfit.config.schema import Experiment
+from fleetfit.config.writing import Table, dumped
+from fleetfit.errors import ConfigError
+
+_CHOOSER = {"data": "name", "model": "name", "method": "name", "engine": "name", "data.partition": "kind",
+            "local.schedule": "kind"}  # fmt: skip
+_STAYS = {"data": {"partition"}, "engine": {"device"}}  # keys of the section itself, whatever it names
+_PLUGINS = ("data.name", "model.name", "method.name", "engine.name", "cohort.choose")
+
+# ---- from files --------------------------------------------------------------------------------------------------
+
+
+def read_table(path: str | Path) -> Table:
+    """Return the tables of a TOML file.
+
+    Raises:
+        ConfigError: The file is missing, cannot be read or is not TOML.
+    """
+    path = Path(path).expanduser()
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}.") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; a run file is a TOML file.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no TOML file: it is not UTF-8 text.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no valid TOML: {error}.") from None
+
+
+def read_experiment(path: str | Path, overrides: Sequence[str] = (), **sections: Any) -> Experiment:
+    """Read a run file; overrides (`a.b=c`) and sections given as keywords win over it, in that order.
+
+    Raises:
+        ConfigError: Something in it is wrong.
+    """
+    path = Path(path).expanduser()
+    base = anchored(read_table(path), path.resolve().parent)
+    return experiment_of(base, overrides, **sections)
+
+
+def experiment_of(base: Mapping[str, Any] | None = None, overrides: Sequence[str] = (), **sections: Any) -> Experiment:
+    """Make an experiment of tables.
+
+    Args:
+        base: Tables as in a run file, paths already absolute; None or empty means the defaults.
+        overrides: `a.b=c`, the value in TOML's notation or else text.
+        **sections: Whole sections or single keys of the top level. Objects may stand in for names: `model=MyArchitecture()`.
+
+    Raises:
+        ConfigError: Something is wrong.
+    """
+    table = dict(base or {})
+    for text in overrides:
+        table = merged(table, anchored(override(text), Path.cwd()))
+    given = {key: _as_table(key, value) for key, value in sections.items()}
+    return checked(merged(table, anchored(given, Path.cwd())))
+
+
+def override(text: str) -> Table:
+    """Return the table that `a.b=c` stands for.
+
+    Raises:
+        ConfigError: The text has no such form.
+    """
+    key, equals, value = text.partition("=")
+    path = [part.strip().strip('"') for part in key.split(".")]
+    if not equals or not all(path):
+        raise ConfigError(f'an override is written key=value, such as local.lr=0.03, got "{text}".')
+    try:
+        found: Any = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        found = value.strip()
+    for part in reversed(path):
+        found = {part: found}
+    return dict(found)
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any], where: str = "") -> Table:
+    """Return the base with a change laid over it, table by table; see the module's rule on other names."""
+    result = dict(base)
+    chooser = _CHOOSER.get(where)
+    if chooser in change and base.get(chooser, _default_name(where)) != change[chooser]:
+        result = {key: value for key, value in result.items() if key in _STAYS.get(where, ())}
+    for key, value in change.items():
+        old = result.get(key)
+        inner = f"{where}.{key}" if where else key
+        if isinstance(value, Mapping) and (isinstance(old, Mapping) or inner in _CHOOSER):
+            result[key] = merged(old if isinstance(old, Mapping) else {}, value, inner)
+        else:
+            result[key] = dict(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _default_name(where: str) -> Any:
+    section: Any = Experiment()
+    for part in where.split("."):
+        section = getattr(section, part)
+    return getattr(section, _CHOOSER[where])
+
+
+def anchored(table: Mapping[str, Any], folder: Path) -> Table:
+    """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder."""
+    result = _copied(table)
+    for place in _PLUGINS:
+        section, key = place.split(".")
+        inside = result.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(key), str):
+            inside[key] = names.anchored(inside[key], folder)
+    method = result.get("method")
+    if isinstance(method, dict):
+        if isinstance(method.get("hooks"), dict):
+            method["hooks"] = {
+                k: names.anchored(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
+            }
+        if isinstance(method.get("plus"), dict):
+            method["plus"] = {names.anchored(str(k), folder): v for k, v in method["plus"].items()}
+    _anchor_files(result, folder)
+    compare = result.get("compare")
+    if isinstance(compare, dict) and isinstance(compare.get("row"), list):
+        compare["row"] = [anchored(row, folder) if isinstance(row, dict) else row for row in compare["row"]]
+    return result
+
+
+def _anchor_files(table: Table, folder: Path) -> None:
+    data, fleet = table.get("data"), table.get("fleet")
+    if isinstance(data, dict) and isinstance(data.get("folder"), str):
+        path = folder / Path(data["folder"]).expanduser()
+        if path.exists():  # else it may lie in FLEETFIT_DATA, which the data set knows
+            data["folder"] = str(path.resolve())
+    if isinstance(fleet, dict) and isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
+        fleet["levels"] = str((folder / Path(fleet["levels"]).expanduser()).resolve())
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _as_table(key: str, value: Any) -> Any:
+    """Let a name, an object or a section stand for a whole section."""
+    if isinstance(value, pydantic.BaseModel):
+        return dumped(value, only_set=True)
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str) or "name" not in value:
+            return dict(value)
+        return {**value, "name": _import_path(value["name"])}
+    return {"name": _import_path(value)} if key in _CHOOSER else value
+
+
+def _import_path(thing: Any) -> Any:
+    """Return `module:function` for a function or class that can be imported by name, else the thing itself."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    if not callable(thing) or module in (None, "__main__") or not name.isidentifier():
+        return thing
+    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is thing else thing

@@ -1,0 +1,94 @@
+"""An `Experiment` becomes tables and TOML again, with every default visible."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pydantic
+import tomli_w
+
+from fleetfit import names
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Open
+from fleetfit.data.partition import KINDS
+
+Table = dict[str, Any]
+_GIVEN = {"data": (), "model": ("classes", "channels", "input_shape"), "method": (), "engine": ("simulation",)}
+
+
+def to_table(experiment: Experiment) -> Table:
+    """Return the experiment as tables for TOML: every default visible, keys without a value left out.
+
+    The defaults of the functions that it names are filled in from their signatures; `[compare]` is no part of a run. An object that stands in for a name is
+    written as "<type>", which no name can be.
+    """
+    table: Table = _plain(dumped(experiment))
+    for section, kind in (("data", "data"), ("model", "models"), ("method", "methods"), ("engine", "engines")):
+        opened: Open = getattr(experiment, section)
+        if isinstance(opened.name, str):
+            defaults = _defaults(names.resolve(kind, opened.name), skip=(*_GIVEN[section], *table[section]))
+            table[section] = {"name": opened.name, **defaults, **table[section]}
+    division = table["data"]["partition"]
+    if division["kind"] in KINDS:
+        table["data"]["partition"] = {
+            "kind": division["kind"],
+            "seed": experiment.seed,
+            **({} if division["kind"] == "natural" else {"clients": CLIENTS}),
+            **_defaults(KINDS[division["kind"]], skip=("data", "clients", "rng")),
+            **division,
+        }
+    if experiment.cohort.count is None:
+        table["cohort"].setdefault("fraction", FRACTION)
+    del table["compare"]
+    return _without_empty(table)
+
+
+def _without_empty(table: Table) -> Table:
+    inner = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in inner.items() if value not in ({}, "")}
+
+
+def dumped(value: Any, only_set: bool = False) -> Any:
+    """Return a section as tables; unlike pydantic's own dump it leaves objects as they are."""
+    if isinstance(value, pydantic.BaseModel):
+        keys = [*type(value).model_fields, *(value.model_extra or {})]
+        return {k: dumped(getattr(value, k), only_set) for k in keys if not only_set or k in value.model_fields_set}
+    return [dumped(inner, only_set) for inner in value] if isinstance(value, list) else value
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Return the experiment as the text of a run file."""
+    return tomli_w.dumps(to_table(experiment))
+
+
+def _defaults(function: Any, skip: Sequence[str]) -> Table:
+    """Return the defaults that a function's signature states, without those that TOML cannot hold."""
+    parameters = inspect.signature(function).parameters.values()
+    stated = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty and p.name not in skip}
+    return {key: value for key, value in _plain(stated).items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return what TOML can hold: None left out, tuples as lists, objects as "<type>"."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, bool | int | float | str) else f"<{type(value).__name__}>"
+
+
+def objects_in(table: Mapping[str, Any]) -> list[str]:
+    """Return the places of a resolved configuration where an object stood in for a name."""
+    found = []
+    for section, key in (
+        ("data", "name"),
+        ("model", "name"),
+        ("method", "name"),
+        ("engine", "name"),
+        ("cohort", "choose"),
+    ):
+        value = table.get(section, {}).get(key)
+        if isinstance(value, str) and value.startswith("<"):
+            found.append(section)
+    hooks = table.get("method", {}).get("hooks", {})
+    found += ["method"] if any(isinstance(v, str) and v.startswith("<") for v in hooks.values()) else []
+    return found

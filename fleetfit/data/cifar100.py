@@ -1,0 +1,45 @@
+"""CIFAR-100: 60,000 colour photographs of 100 kinds of things, in 20 superclasses.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held out and normalised as in ScaleFL,
+section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25.
+
+Differs from the paper: the images held out are as many of every class, not simply random.
+"""
+
+import dataclasses
+
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.images import named
+
+FACTS = Facts(
+    train=50_000,
+    test=10_000,
+    classes=100,
+    resolution="32x32",
+    source="Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html",
+)
+
+
+def cifar100(
+    folder: str | None = None,
+    validation: float = 0.1,
+    augment: str | None = "crop-flip",
+    seed: int = 0,
+    coarse: bool = False,
+) -> Data:
+    """Return CIFAR-100 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
+
+    Args:
+        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
+        augment: What training batches go through; "crop-flip" pads 4 pixels. None: nothing.
+        seed: Of what is held out.
+        coarse: Whether the labels are the 20 superclasses.
+
+    Raises:
+        DataError: The files are missing or wrong, or `validation` is out of range.
+        MissingExtra: pyarrow or Pillow is not installed.
+    """
+    facts = dataclasses.replace(FACTS, classes=20) if coarse else FACTS
+    label = "coarse_label" if coarse else "fine_label"
+    return named("cifar100", facts, folder, 3, label, validation, augment, seed, mean=(0.5,), std=(0.25,))

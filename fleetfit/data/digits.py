@@ -1,0 +1,54 @@
+"""Handwritten digits, 8x8 pixels: small enough for a test, real enough to learn, and part of scikit-learn.
+
+Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository; of the two
+parts, scikit-learn has the one of 1,797 images.
+"""
+
+import numpy as np
+import torch
+
+from fleetfit.data.dataset import Data, Facts, hold_out
+
+FACTS = Facts(
+    train=1_438,
+    test=359,
+    classes=10,
+    resolution="8x8",
+    source="Alpaydin and Kaynak (1998), 1,797 images in scikit-learn; split here",
+)
+
+
+def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: str | None = None) -> Data:
+    """Return the digits as images [1797, 1, 8, 8], their 17 grey values 0..16 spread over 0..255.
+
+    Args:
+        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
+        test: Share of all images that is the test set, class by class, 0 <= test < 1.
+        seed: Of both divisions.
+        augment: None or "shift" (one pixel); a mirrored digit is no digit.
+
+    Raises:
+        DataError: A share or the seed is out of range.
+    """
+    from sklearn.datasets import load_digits
+
+    grey, label = load_digits(return_X_y=True)
+    y = np.asarray(label, dtype=np.int64)
+    x = np.rint(np.asarray(grey) * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    rest, held = hold_out(np.arange(len(y)), y, test, seed)
+    train, valid = hold_out(rest, y[rest], validation, seed)
+    return Data(
+        name="digits",
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        splits={
+            "train": torch.from_numpy(train),
+            "validation": torch.from_numpy(valid),
+            "test": torch.from_numpy(held),
+        },
+        classes=10,
+        class_names=tuple("0123456789"),
+        mean=(0.305,),
+        std=(0.376,),
+        augment=augment,
+    )

@@ -1,0 +1,31 @@
+"""MNIST: 70,000 handwritten digits.
+
+LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998).
+"""
+
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.images import named
+
+FACTS = Facts(
+    train=60_000,
+    test=10_000,
+    classes=10,
+    resolution="28x28",
+    source="LeCun et al. (1998), http://yann.lecun.com/exdb/mnist",
+)
+
+
+def mnist(folder: str | None = None, validation: float = 0.1, augment: str | None = None, seed: int = 0) -> Data:
+    """Return MNIST from Parquet files (see `parquet` for the layouts), images [70000, 1, 28, 28].
+
+    Args:
+        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
+        augment: What training batches go through, such as "crop"; None: nothing. A mirrored digit is no digit.
+        seed: Of what is held out.
+
+    Raises:
+        DataError: The files are missing or wrong, or `validation` is out of range.
+        MissingExtra: pyarrow or Pillow is not installed.
+    """
+    return named("mnist", FACTS, folder, 1, "label", validation, augment, seed, mean=(0.1307,), std=(0.3081,))

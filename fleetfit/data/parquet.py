@@ -1,0 +1,238 @@
+"""Labelled images in Parquet files as the Hugging Face `datasets` library lays them out, read without that library.
+
+A set is a folder with `train.parquet` or `train-00000-of-00002.parquet`, and likewise `validation` (or `valid`, `val`)
+and `test`; the files may lie in a subfolder `data`, `plain_text` or one with the set's name. An image is a struct of
+`bytes` and `path`, or bare bytes, in any format that Pillow reads. Nothing is downloaded.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetfit.data import _cache
+from fleetfit.data._decode import decode, need
+from fleetfit.data.dataset import SPLITS
+from fleetfit.errors import DataError
+
+_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
+_IMAGE = ("img", "image")
+_LABEL = ("label", "labels", "fine_label", "coarse_label")
+_ROWS = 1024  # images in memory as files at a time
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of all files of a set, one split after the other.
+
+    Attributes:
+        x: uint8 [N, C, H, W].
+        y: int64 [N].
+        sizes: split -> number of rows, in the order of the rows; only the splits that are there.
+        classes: Number of classes.
+        class_names: One per class, or ().
+        groups: int64 [N], or None if no column of groups was asked for.
+    """
+
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    sizes: dict[str, int]
+    classes: int
+    class_names: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+
+
+def read(
+    name: str,
+    folder: str | None,
+    image: str | None = None,
+    label: str | None = None,
+    groups: str | None = None,
+    size: int | None = None,
+    channels: int | None = None,
+) -> Table:
+    """Read and decode a set.
+
+    Args:
+        name: The set's name, for messages and as a folder name.
+        folder: Its folder or the folder above; None: the environment variable FLEETFIT_DATA names the folder above.
+        image: Column of the images; None: `img` or `image`.
+        label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label` or `coarse_label`.
+        groups: Column of a natural group (writer, speaker), or None.
+        size: Side in pixels to which images are cut (centre, square) and resized; None: they must have one size.
+        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3.
+
+    Raises:
+        DataError: A file, a column or an image is missing or wrong.
+        MissingExtra: pyarrow or Pillow is not installed.
+    """
+    if size is not None and size < 1:
+        raise DataError(f"{name}: size must be at least 1 pixel, got {size}.")
+    if channels not in (None, 1, 3):
+        raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {channels}.")
+    splits = locate(name, folder)
+    files = [_File(path) for paths in splits.values() for path in paths]
+    image = files[0].column(image, _IMAGE, "image")
+    label = files[0].column(label, _LABEL, "label")
+    y, classes, class_names = _labels(files, label)
+    rows = sum(file.rows for file in files)
+    return Table(
+        x=_cache.cached(
+            _cache.key(name, [file.path for file in files], [image, size, channels]),
+            rows,
+            lambda allocate: decode(files, image, size, channels, allocate),
+        ),
+        y=y,
+        sizes={split: sum(file.rows for file in files if file.path in paths) for split, paths in splits.items()},
+        classes=classes,
+        class_names=class_names,
+        groups=None if groups is None else _numbered(_values(files, groups))[0],
+    )
+
+
+def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
+    """Return the files of each split that is there, "train" first.
+
+    Raises:
+        DataError: There is no such folder, no train file, or a numbered file is missing.
+    """
+    root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
+    if not root:
+        raise DataError(
+            f'{name}: where are the files? Give folder = "..." (with train.parquet and test.parquet in it), or set the '
+            f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet."
+        )
+    base = Path(root).expanduser()
+    if not base.is_dir():
+        source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
+        raise DataError(f"{name}: {source} names {base}, which is no folder.")
+    tops = [base, base / name] if folder is not None else [base / name]
+    for top in tops:
+        for place in (top, top / "data", top / name, top / "plain_text"):
+            splits = {split: _files_of(place, split) for split in SPLITS}
+            if splits["train"]:
+                return {split: paths for split, paths in splits.items() if paths}
+    places = " or ".join(str(top) for top in tops)
+    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {places}.")
+
+
+def _files_of(place: Path, split: str) -> list[Path]:
+    for alias in _ALIASES[split]:
+        whole = place / f"{alias}.parquet"
+        if whole.is_file():
+            return [whole]
+        parts = sorted(place.glob(f"{alias}-*.parquet"))
+        if not parts:
+            continue
+        counts = {match.group(1) for part in parts if (match := re.search(r"-of-(\d+)", part.name))}
+        if len(counts) == 1 and int(next(iter(counts))) != len(parts):
+            raise DataError(f"{place} has {len(parts)} of the {int(next(iter(counts)))} files of its {alias} split.")
+        return parts
+    return []
+
+
+class _File:
+    """One Parquet file: its rows and columns, errors as sentences."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+        try:
+            self._parquet = parquet.ParquetFile(path)
+        except (OSError, arrow.ArrowException) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+        self.rows: int = self._parquet.metadata.num_rows
+        self.columns: list[str] = self._parquet.schema_arrow.names
+
+    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of a column that is there."""
+        for name in usual if wanted is None else (wanted,):
+            if name in self.columns:
+                return name
+        asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
+        raise DataError(f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".')
+
+    def values(self, column: str) -> Any:
+        """Return one column, an arrow array."""
+        self.column(column, (), "the column's name:")
+        values = self._parquet.read(columns=[column]).column(column).combine_chunks()
+        if values.null_count:
+            row = values.is_null().to_pylist().index(True)
+            raise DataError(f'row {row} of {self.path} has no value in column "{column}".')
+        return values
+
+    def images(self, column: str) -> Iterator[list[bytes]]:
+        """Yield the encoded images, some at a time."""
+        types = need("pyarrow.types")
+        self.column(column, (), "image")
+        row = 0
+        for batch in self._parquet.iter_batches(batch_size=_ROWS, columns=[column]):
+            values = batch.column(0)
+            if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
+                values = values.field("bytes")
+            if not (types.is_binary(values.type) or types.is_large_binary(values.type)):
+                raise DataError(f'column "{column}" of {self.path} holds {values.type}, not the bytes of images.')
+            encoded = values.to_pylist()
+            if None in encoded:
+                raise DataError(f'row {row + encoded.index(None)} of {self.path} has no image in column "{column}".')
+            row += len(encoded)
+            yield encoded
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Return the class names that the schema's metadata gives for a column, or ()."""
+        try:
+            features = json.loads((self._parquet.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]
+            return tuple(str(name) for name in features[column]["names"])
+        except (KeyError, TypeError, ValueError):
+            return ()
+
+
+def _values(files: Sequence[_File], column: str) -> NDArray[Any]:
+    """Return a column of integers or text over all files."""
+    types = need("pyarrow.types")
+    parts = []
+    for file in files:
+        values = file.values(column)
+        if types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if types.is_integer(values.type):
+            parts.append(values.to_numpy(zero_copy_only=False).astype(np.int64))
+        elif types.is_string(values.type) or types.is_large_string(values.type):
+            parts.append(np.asarray(values.to_pylist(), dtype=np.str_))
+        else:
+            raise DataError(f'column "{column}" of {file.path} holds {values.type}; it must hold integers or text.')
+    if len({part.dtype.kind for part in parts}) > 1:
+        raise DataError(f'column "{column}" holds integers in some files of {files[0].path.parent} and text in others.')
+    return np.concatenate(parts)
+
+
+def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return each value's place among the distinct values in ascending order, and those values."""
+    names, places = np.unique(values, return_inverse=True)
+    return places.astype(np.int64), tuple(str(name) for name in names)
+
+
+def _labels(files: Sequence[_File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+    values = _values(files, column)
+    if values.dtype.kind == "U":
+        y, names = _numbered(values)
+        return y, len(names), names
+    names = files[0].class_names(column)
+    classes = len(names) or int(values.max(initial=0)) + 1
+    start = 0
+    for file in files:
+        part = values[start : start + file.rows]
+        start += file.rows
+        wrong = np.flatnonzero((part < 0) | (part >= classes))
+        if len(wrong):
+            raise DataError(
+                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must lie in 0..{classes - 1} "
+                "(-1 usually means that the labels of a test set are withheld)."
+            )
+    return values, classes, names

@@ -1,0 +1,93 @@
+"""This process: jobs run one after the other; on a CUDA device with `device = "cuda"`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fleetfit.engines.memories import Memories
+from fleetfit.errors import ConfigError
+from fleetfit.train import run_job
+from fleetfit.values import Failure, Job, Simulation, Update
+
+
+def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "Local":
+    """Make the engine.
+
+    Args:
+        simulation: The fleet.
+        device: "cpu", "cuda" or "cuda:N".
+        threads: Threads per job; other than 1 changes the last bits of results.
+    """
+    return Local(simulation, accelerator_named(device), threads)
+
+
+def accelerator_named(device: str) -> torch.device:
+    """Return the torch device of a name.
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".') from None
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".')
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise ConfigError(f'engine.device is "{device}", but this machine has {count} CUDA devices.')
+        found = torch.device("cuda", found.index or 0)
+    return found
+
+
+def on_accelerator(simulation: Simulation, accelerator: torch.device) -> Simulation:
+    """Return the simulation with its data where it is computed on."""
+    if accelerator.type == "cpu":
+        return simulation
+    return replace(simulation, data=simulation.data.to(accelerator), accelerator=accelerator)
+
+
+class Local:
+    """The engine that runs jobs in this process."""
+
+    def __init__(self, simulation: Simulation, accelerator: torch.device, threads: int) -> None:
+        """Take the threads and move the data."""
+        if threads < 1:
+            raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+        self._simulation = on_accelerator(simulation, accelerator)
+        self._memories = Memories()
+        self._threads = threads
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        """Run each job when its reply is asked for."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            for job in jobs:
+                version, memory = self._memories.of(job.client)
+                device = self._simulation.device(job.client, memory)
+                reply, remembered = run_job(replace(job, memory_version=version), device)
+                if job.kind == "train":
+                    self._memories.offer(job.round, job.index, remembered)
+                yield reply
+        finally:
+            torch.set_num_threads(before)
+            self._memories.forget_pending()
+
+    def accept(self, update: Update) -> None:
+        """Keep what the client remembers of this update."""
+        self._memories.accept(update)
+
+    def save(self) -> dict[str, Any]:
+        """Return the clients' memories."""
+        return self._memories.save()
+
+    def load(self, memories: Mapping[str, Any]) -> None:
+        """Take back what `save` returned."""
+        self._memories.load(memories)
+
+    def close(self) -> None:
+        """Nothing was started."""

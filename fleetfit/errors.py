@@ -1,0 +1,51 @@
+"""Errors that speak to the person who made the mistake.
+
+Every error that FleetFit raises on purpose is a `FleetFitError`. Its message says what was wrong, what was expected and
+what to do; the command line prints the message without a traceback and exits with code 2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FleetFitError(Exception):
+    """Base of all errors that a user of FleetFit can cause and mend."""
+
+
+class ConfigError(FleetFitError):
+    """A run file, an override or an argument is wrong."""
+
+
+class DataError(FleetFitError):
+    """A data set, a file of it, or a partition is wrong."""
+
+
+class ModelError(FleetFitError):
+    """An architecture, its layout or a state does not fit."""
+
+
+class PlanError(FleetFitError):
+    """No plan satisfies the budgets."""
+
+
+class RunError(FleetFitError):
+    """A run, its folder or one of its rounds cannot go on."""
+
+
+class MissingExtra(FleetFitError):
+    """A feature needs an optional dependency that is not installed."""
+
+    def __init__(self, extra: str, what: str) -> None:
+        """Say which extra to install.
+
+        Args:
+            extra: Name of the extra, as in `pip install "fleetfit[extra]"`.
+            what: The feature that needs it, as the start of a sentence ("Reading Parquet files").
+        """
+        super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint such as ` Did you mean "rounds"?`, or an empty string when nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f' Did you mean "{near[0]}"?' if near else ""

@@ -1,0 +1,34 @@
+"""From the planner's splits to the levels of a method: the `levels` hook that the methods share."""
+
+from typing import Literal
+
+from fleetfit.cost import cost_grid
+from fleetfit.planner import Mode, Targets, search
+from fleetfit.values import Level, Problem
+
+
+def split_levels(
+    problem: Problem, targets: Targets, mode: Mode = "both", exits: Literal["all", "last"] = "all"
+) -> list[Level]:
+    """Return the levels that the planner finds (ScaleFL Eq. 1), smallest first; the last is the full model.
+
+    Args:
+        problem: What is trained.
+        targets: Target ratio and tolerance of each level.
+        mode: Cut width and depth, width only (full depth, one exit), or depth only.
+        exits: Whether a level's model has the shallower levels' exits too, or its last one only.
+
+    Raises:
+        PlanError: Nothing fits.
+    """
+    grid = cost_grid(problem.architecture, problem.input_shape, targets.cost)
+    levels = []
+    for index, split in enumerate(search(grid, targets, mode)):
+        kept = split.exits if exits == "all" else split.exits[-1:]
+        levels.append(Level(str(index + 1), problem.submodel(split.width, kept), split.width, split.share))
+    return levels
+
+
+def smallest_width(problem: Problem, targets: Targets) -> list[Level]:
+    """Return the smallest of the width-only levels, as the only one."""
+    return split_levels(problem, targets, "width")[:1]

@@ -1,0 +1,64 @@
+"""Losses of models with exits, as pure functions: ScaleFL Eq. 5 (CVPR 2023) and HeteroFL's masked cross-entropy (ICLR 2021).
+
+Differs from the paper: the printed weights i / (l(l+1)) of Eq. 5 sum to one half, so that a level-1 client would train half a
+cross-entropy while its baselines train a whole one; the default is 2i / (l(l+1)), which sums to one. `printed=True` gives the
+printed ones. The teacher is detached, and the last exit has no divergence from itself.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fleetfit.errors import ConfigError
+from fleetfit.tasks import Task
+
+
+def exit_weights(exits: int, printed: bool = False) -> tuple[float, ...]:
+    """Return the weight of each exit's loss, 2i / (l(l+1)) for i = 1..l, or half of it as printed in Eq. 5."""
+    scale = (1 if printed else 2) / (exits * (exits + 1))
+    return tuple(i * scale for i in range(1, exits + 1))
+
+
+def self_distillation(
+    logits: Sequence[Tensor], y: Tensor, task: Task, beta: float, temperature: float, printed: bool = False
+) -> Tensor:
+    """Return the loss of all exits with self-distillation from the last one (Eq. 5).
+
+    L = sum_i w_i * (beta * KL(exit i, exit l) + CE(exit i, y)), with w_i from `exit_weights` and KL for i < l only.
+
+    Args:
+        logits: Per exit [B, C], shallow to deep.
+        y: Labels [B].
+        task: Gives loss and divergence.
+        beta: Share of the distillation, in [0, 1).
+        temperature: tau > 0.
+        printed: Use the weights as printed.
+    """
+    weights = exit_weights(len(logits), printed)
+    total = weights[-1] * task.loss(logits[-1], y)
+    for weight, student in zip(weights[:-1], logits[:-1], strict=True):
+        term = task.loss(student, y)
+        if beta:
+            term = term + beta * task.divergence(logits[-1], student, temperature)
+        total = total + weight * term
+    return total
+
+
+def masked_cross_entropy(present: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a cross-entropy in which the logits of absent classes are set to 0 (HeteroFL).
+
+    Args:
+        present: Bool [C], the classes that the client has.
+    """
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits.masked_fill(~present.to(logits.device), 0.0), y)
+
+    return loss
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature that is not above zero."""
+    if not temperature > 0:
+        raise ConfigError(f"the temperature must be above 0, got {temperature}.")

@@ -1,0 +1,1 @@
+"""Methods: one file and one function each; a method is its difference from FedAvg."""

@@ -1,0 +1,20 @@
+"""FedSGD: one gradient step per round on all of a client's data; FedAvg with E = 1 and B = infinity (McMahan et al., 2017).
+
+As FedAvg here, it trains the full model narrowed to level 1.
+"""
+
+from dataclasses import replace
+
+from fleetfit.levels import smallest_width
+from fleetfit.method import Method
+from fleetfit.values import Device, Job
+
+
+def fedsgd() -> Method:
+    """Make the method."""
+    return Method(levels=smallest_width, adapt=one_step)
+
+
+def one_step(job: Job, device: Device) -> Job:
+    """Train one epoch in one batch, whatever the run says."""
+    return replace(job, local=replace(job.local, epochs=1, batch_size=None))

@@ -1,0 +1,108 @@
+"""HeteroFL: width only, nested prefixes, full depth (Diao et al., ICLR 2021).
+
+`scaler` divides the inputs of each norm layer by the kept fraction of its channels, in training only; `masked` sets the logits
+of classes that the client does not have to zero in its cross-entropy. Static batch norm is `evaluate.norms`, the default
+headline of every method here. ScaleFL's comparison uses HeteroFL with both off, which is the default; the original has both.
+
+Differs from the paper: a width keeps floor(width * size) channels, not the ceiling; the scaler uses the fraction that a layer
+really keeps, not the level's nominal one; levels are fixed per client and not redrawn each round; label-masked averaging of
+the output rows goes with `masked`, as in the authors' text.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.layout import outputs
+from fleetfit.levels import split_levels
+from fleetfit.losses import masked_cross_entropy
+from fleetfit.method import Loss, Method, all_of_it, by_count
+from fleetfit.submodel import Submodel
+from fleetfit.values import Device, Job
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+def heterofl(scaler: bool = False, masked: bool = False) -> Method:
+    """Make the method.
+
+    Args:
+        scaler: Divide activations by the kept fraction before each norm layer, in training.
+        masked: Cross-entropy and average of the output layer over the client's own classes only.
+    """
+    return Method(
+        levels=partial(split_levels, mode="width"),
+        loss=partial(width_loss, scaler=scaler, masked=masked),
+        reply=own_classes if masked else all_of_it,
+        weight=by_count,
+    )
+
+
+def classes_of(device: Device) -> Tensor:
+    """Return the classes that a client's training data have, bool [C]."""
+    present = torch.zeros(device.data.classes, dtype=torch.bool)
+    present[device.data.y[device.data.split("train")].cpu()] = True
+    return present
+
+
+def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
+    """Return the loss of the one exit, with the options switched on."""
+    criterion = masked_cross_entropy(classes_of(device)) if masked else device.problem.task.loss
+    fractions = kept_fractions(job, device) if scaler else {}
+
+    def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
+        hooks = [module.get_submodule(name).register_forward_pre_hook(_dividing(f)) for name, f in fractions.items()]
+        try:
+            return criterion(outputs(module, x)[-1], y)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return loss
+
+
+def kept_fractions(job: Job, device: Device) -> dict[str, float]:
+    """Return the kept fraction of the channels of each norm layer that the sub-model narrows."""
+    layout = device.problem.layout
+    mine, full = layout.shapes(job.submodel.sizes, job.submodel.exits), layout.shapes({}, layout.exits)
+    found = {}
+    for name, shape in mine.items():
+        owner, _, kind = name.rpartition(".")
+        if kind == "weight" and len(shape) == 1 and shape != full[name]:  # one weight per channel: a norm layer
+            found[owner] = shape[0] / full[name][0]
+    return found
+
+
+def _dividing(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0] / fraction, *inputs[1:])
+
+    return hook
+
+
+def own_classes(job: Job, device: Device, state: dict[str, Tensor]) -> tuple[Submodel, dict[str, Tensor]]:
+    """Send back only the output rows of the classes that the client has: the others learned nothing but to be zero."""
+    layout = device.problem.layout
+    present = torch.nonzero(classes_of(device)).flatten().tolist()
+    axes = [name for name, axis in layout.axes.items() if not axis.scaled and axis.size == device.data.classes]
+    if not axes or len(present) == device.data.classes:
+        return job.submodel, state
+    return rows_of(job, device, state, axes[0], present)
+
+
+def rows_of(
+    job: Job, device: Device, state: dict[str, Tensor], axis: str, kept: list[int]
+) -> tuple[Submodel, dict[str, Tensor]]:
+    """Return the sub-model and state that keep these channels of one axis."""
+    tensors = device.problem.layout.tensors
+    index = torch.tensor(kept)
+    found = {}
+    for name, tensor in state.items():
+        for d, dim in enumerate(tensors[name].dims):
+            if len(dim) == 1 and dim[0].axis == axis and dim[0].per == 1:
+                tensor = tensor.index_select(d, index)
+        found[name] = tensor
+    return Submodel({**job.submodel.channels, axis: tuple(kept)}, job.submodel.exits), found

@@ -1,0 +1,54 @@
+"""ScaleFL: 2-D sub-models by Eq. 1, early exits with self-distillation (Eq. 5), count-weighted averages (Eq. 2) (CVPR 2023).
+
+Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept channels with
+`method.hooks.channels` ("prefix", "window", "rolling", "random").
+
+Differs from the paper: see `fleetfit.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are solved together
+and no client gets more than it affords) and `fleetfit.evaluate` (static batch-norm statistics).
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fleetfit.errors import ConfigError
+from fleetfit.layout import outputs
+from fleetfit.levels import split_levels
+from fleetfit.losses import check_temperature, self_distillation
+from fleetfit.method import Loss, Method, by_count
+from fleetfit.values import Device, Job
+
+
+def scalefl(
+    beta: float = 0.1,
+    temperature: float = 3.0,
+    split: Literal["both", "width", "depth"] = "both",
+    warmup: float = 0.0,
+    printed: bool = False,
+) -> Method:
+    """Make the method.
+
+    Args:
+        beta: Share of the self-distillation, in [0, 1); 0 switches it off.
+        temperature: tau of the distillation.
+        split: Cut width and depth, width only, or depth only.
+        warmup: Fraction of the rounds without distillation.
+        printed: Weigh the exits as Eq. 5 is printed: half of the default.
+    """
+    check_temperature(temperature)
+    if not 0 <= beta < 1 or not 0 <= warmup <= 1:
+        raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.")
+    loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
+    return Method(levels=partial(split_levels, mode=split), loss=loss, weight=by_count)
+
+
+def exits_loss(job: Job, device: Device, beta: float, temperature: float, warmup: float, printed: bool) -> Loss:
+    """Return the loss of all exits of the sub-model (Eq. 5)."""
+    task = device.problem.task
+    share = 0.0 if job.round < warmup * job.rounds else beta
+
+    def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
+        return self_distillation(outputs(module, x), y, task, share, temperature, printed)
+
+    return loss

@@ -1,0 +1,69 @@
+"""Pieces that the convolutional models share: norms, classifiers, the initial weights."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fleetfit.errors import ModelError
+
+Norm = Literal["batch", "group"]
+
+
+def norm_layer(norm: Norm, channels: int, group: int) -> nn.Module:
+    """Return batch norm, or group norm with a fixed number of channels per group, so that whole groups can be cut.
+
+    Args:
+        norm: "batch" or "group".
+        channels: Channels of the input.
+        group: Channels per group, for group norm.
+    """
+    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(channels // group, channels)
+
+
+def granule_of(norm: str, group: int) -> int:
+    """Return how many channels come and go together: one with batch norm, a whole group with group norm.
+
+    Raises:
+        ModelError: The norm is unknown or the group empty.
+    """
+    if norm not in ("batch", "group"):
+        raise ModelError(f'norm must be "batch" or "group", got {norm!r}.')
+    if group < 1:
+        raise ModelError(f"group (channels per group of the group norm) must be at least 1, got {group}.")
+    return group if norm == "group" else 1
+
+
+class Head(nn.Module):
+    """A classifier: `layers` times (3x3 convolution, norm, ReLU), global average pooling, dropout, a linear layer.
+
+    ScaleFL 4.1 calls its early exits "a 3-layer CNN"; `layers=0` is the usual last classifier.
+    """
+
+    def __init__(
+        self, channels: int, classes: int, layers: int = 0, norm: Norm = "batch", group: int = 1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        steps: list[nn.Module] = []
+        for _ in range(layers):
+            steps += [
+                nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+                norm_layer(norm, channels, group),
+                nn.ReLU(inplace=True),
+            ]
+        self.body = nn.Sequential(*steps)
+        self.drop = nn.Dropout(dropout)
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, classes] of feature maps [B, channels, height, width]."""
+        logits: Tensor = self.fc(self.drop(self.body(x).mean((2, 3))))
+        return logits
+
+
+def kaiming(module: nn.Module) -> None:
+    """Draw initial weights as He et al. (2015): normal by fan-in for convolutions and linear layers, biases zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear) and not part.weight.is_meta:  # normal_ on meta imports for 1.5 s
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)

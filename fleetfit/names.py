@@ -1,0 +1,177 @@
+"""Names in a configuration become objects: the one place where a string decides what is imported.
+
+Built in: `resolve("methods", "fedrolex")` is function `fedrolex` in `fleetfit/methods/fedrolex.py`. Anybody else's:
+`package.module:function` or `file.py:function`. Nothing else is ever imported; a run file that names such a function runs
+its code (see SECURITY.md).
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
+
+_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
+_PRIVATE = {"engines": {"memories"}, "models": {"blocks"}, "data": {"dataset", "parquet", "augment", "partition"}}  # modules that are no entry
+
+
+def available(kind: str) -> list[str]:
+    """Return the built-in names of a kind ("methods", "options", "models", "data", "engines"), sorted."""
+    package = importlib.import_module(f"fleetfit.{kind}")
+    found = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in found if not name.startswith("_") and name not in _PRIVATE.get(kind, set()))
+
+
+def summary(kind: str, name: str) -> str:
+    """Return the first line of a built-in's module docstring."""
+    doc = importlib.import_module(f"fleetfit.{kind}.{name}").__doc__ or ""
+    return doc.strip().splitlines()[0] if doc.strip() else ""
+
+
+def resolve(kind: str, name: str) -> Callable[..., Any]:
+    """Return the function that a name stands for.
+
+    Args:
+        kind: The package that holds the built-in ones: "methods", "options", "models", "data", "engines".
+        name: `identifier`, `package.module:function` or `file.py:function`.
+
+    Raises:
+        ConfigError: The name is unknown, malformed, or its module fails to import.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a name in {kind} must be text, got {name!r}.")
+    if ":" in name:
+        return _outside(kind, name)
+    if not _IDENTIFIER.fullmatch(name):
+        raise ConfigError(
+            f'"{name}" is no valid name in {kind}: write a built-in name, "package.module:function" or "file.py:function".'
+        )
+    known = available(kind)
+    if name not in known:
+        raise ConfigError(f'"{name}" is not among the {kind}: {", ".join(known)}.{did_you_mean(name, known)}')
+    return typing.cast(Callable[..., Any], getattr(importlib.import_module(f"fleetfit.{kind}.{name}"), name))
+
+
+def _outside(kind: str, name: str) -> Callable[..., Any]:
+    place, _, attribute = name.rpartition(":")
+    module = _module_of_file(place, name) if place.endswith(".py") else _module_by_name(place, name)
+    found = getattr(module, attribute, None)
+    if found is None:
+        public = [key for key in vars(module) if not key.startswith("_")]
+        raise ConfigError(f'"{name}": {place} has no "{attribute}".{did_you_mean(attribute, public)}')
+    if not callable(found):
+        raise ConfigError(f'"{name}" in {kind} must be a function or a class, got {type(found).__name__}.')
+    return typing.cast(Callable[..., Any], found)
+
+
+def _module_by_name(place: str, name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise ConfigError(f'"{name}": "{place}" is no module name; write "package.module:function".')
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see the working folder
+        sys.path.append(str(Path.cwd()))
+    try:
+        return importlib.import_module(place)
+    except FleetFitError:
+        raise
+    except Exception as error:
+        raise ConfigError(f'"{name}": importing {place} failed: {type(error).__name__}: {error}') from error
+
+
+def _module_of_file(place: str, name: str) -> ModuleType:
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f'"{name}": there is no file {path}.')
+    key = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f'"{name}": {path} cannot be read as Python.')
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # before running it: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[key]
+        if isinstance(error, FleetFitError) or not isinstance(error, Exception):
+            raise
+        raise ConfigError(f'"{name}": importing {path} failed: {type(error).__name__}: {error}') from error
+    return module
+
+
+def anchored(name: str, folder: Path) -> str:
+    """Return the name with a relative `file.py` made absolute, seen from the folder of the run file."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place.endswith(".py"):
+        return name
+    path = Path(place).expanduser()
+    return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def call(function: Callable[..., Any], name: str, where: str, values: Mapping[str, Any], **given: Any) -> Any:
+    """Call a factory with the values of a configuration, checked against its signature.
+
+    Args:
+        function: The factory; its signature is its schema.
+        name: How the configuration calls it, for messages.
+        where: The configuration section, for messages, such as "[method]".
+        values: Keyword arguments from the configuration.
+        **given: Keyword arguments from FleetFit, passed only where the signature has them.
+
+    Raises:
+        ConfigError: An unknown key, a missing one, or a value of the wrong type.
+    """
+    parameters = _parameters(function)
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    known = [key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and key not in given]
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known and not open_ended:
+            options = ", ".join(known) or "nothing"
+            raise ConfigError(f'{where} {name} has no "{key}"; it takes {options}.{did_you_mean(key, known)}')
+        arguments[key] = _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
+    for key, value in given.items():
+        if key in parameters or open_ended:
+            arguments[key] = value
+    for key in known:
+        if parameters[key].default is inspect.Parameter.empty and key not in arguments and (
+            parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL
+        ):
+            raise ConfigError(f'{where} {name} needs "{key}".')
+    return function(**arguments)
+
+
+def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:
+    """Check one value against the annotation of its parameter; lists become tuples, whole numbers floats."""
+    try:
+        hint = typing.get_type_hints(function).get(parameter.name, Any)
+    except Exception:  # an annotation that cannot be evaluated outside its own module: nothing to check against
+        return value
+    if hint is Any or hint is inspect.Parameter.empty:
+        return value
+    import pydantic
+
+    try:
+        adapter = pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+    except pydantic.PydanticSchemaGenerationError:
+        return value
+    try:
+        strict = isinstance(value, bool) or isinstance(value, str)  # "3" is no number and true is no 1
+        return adapter.validate_python(value, strict=strict)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{where}: {error.errors()[0]['msg'].lower()}, got {value!r}.") from None

@@ -1,0 +1,1 @@
+"""Options that go with any method: one file and one function each."""

@@ -1,0 +1,33 @@
+"""FedProx: a penalty that keeps local weights near those received (Li et al., MLSys 2020)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.errors import ConfigError
+from fleetfit.method import Method
+from fleetfit.values import Device, Job
+
+
+def fedprox(mu: float = 0.01) -> Method:
+    """Make the option.
+
+    Args:
+        mu: Strength; adds mu / 2 * ||w - w_received||^2 to the loss.
+    """
+    if mu < 0:
+        raise ConfigError(f"mu must be at least 0, got {mu}.")
+    return Method(penalty=partial(proximal, mu=mu))
+
+
+def proximal(job: Job, device: Device, mu: float) -> Callable[[nn.Module], Tensor]:
+    """Return the proximal term of this job."""
+    received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
+
+    def penalty(module: nn.Module) -> Tensor:
+        terms = [((p - received[name]) ** 2).sum() for name, p in module.named_parameters() if name in received]
+        return mu / 2 * torch.stack(terms).sum()
+
+    return penalty

@@ -1,0 +1,204 @@
+"""The only round loop: assign, run the jobs, check, merge, step, evaluate; and the protocol of the engines that run jobs.
+
+ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost, largest first,
+then client id. A round in which nobody returned a usable update leaves the state as it was; after `patience` such rounds in a
+row the run stops.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from fleetfit import wire
+from fleetfit.errors import RunError
+from fleetfit.evaluate import Statistics, Wanted, evaluate
+from fleetfit.layout import State
+from fleetfit.method import FEDAVG
+from fleetfit.seeds import numpy_rng, seed_of
+from fleetfit.submodel import Submodel
+from fleetfit.train import initial_state
+from fleetfit.values import Failure, Federation, Job, Local, Server, Update
+
+
+class Engine(Protocol):
+    """Where jobs run; it knows nothing of methods."""
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        """Run jobs, drawn as they are needed, and yield the replies in the jobs' order."""
+        ...
+
+    def accept(self, update: Update) -> None:
+        """Keep what the client remembers of this update: the server accepted it."""
+        ...
+
+    def save(self) -> dict[str, Any]:
+        """Return the clients' memories as a nest of plain values and tensors."""
+        ...
+
+    def load(self, memories: Mapping[str, Any]) -> None:
+        """Take back what `save` returned."""
+        ...
+
+    def close(self) -> None:
+        """End what the engine started."""
+        ...
+
+
+def constant(round: int) -> float:
+    """Keep the learning rate."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run does each round.
+
+    Attributes:
+        rounds: Rounds in all.
+        local: Local training; its `lr` is multiplied by `schedule(round)`.
+        schedule: Factor on the learning rate of each round, 0-based.
+        evaluate_every: Evaluate after every so many rounds, and after the last; 0 for the last only.
+        wanted: What the last evaluation covers; those on the way cover clients, with the first norm only.
+        patience: Rounds in a row without a usable update after which the run stops.
+    """
+
+    rounds: int
+    local: Local = Local()
+    schedule: Callable[[int], float] = constant
+    evaluate_every: int = 0
+    wanted: Wanted = field(default_factory=Wanted)
+    patience: int = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What a round left: the server after it, a report of plain values, and the statistics that its evaluation used."""
+
+    server: Server
+    report: dict[str, Any]
+    statistics: Statistics | None = None
+
+
+def start(federation: Federation) -> Server:
+    """Return the server before the first round."""
+    if not len(federation.able):
+        raise RunError("no client can take part: none affords the smallest level, or none has training data.")
+    return Server(initial_state(federation.problem, federation.seed))
+
+
+def run(federation: Federation, engine: Engine, settings: Settings, server: Server) -> Iterator[Round]:
+    """Run the rounds that are left, and yield after each."""
+    empty = 0
+    while server.round < settings.rounds:
+        began = time.perf_counter()
+        server, report = one_round(federation, engine, settings, server)
+        empty = 0 if report["train"]["clients"] else empty + 1
+        if empty >= settings.patience:
+            raise RunError(_nobody(report, empty))
+        found = None
+        if _due(server.round, settings):
+            last = server.round == settings.rounds
+            wanted = settings.wanted if last else replace(settings.wanted, whole=False, norms=settings.wanted.norms[:1])
+            report["evaluate"], found = evaluate(federation, engine, server, wanted)
+        report["seconds"] = time.perf_counter() - began
+        yield Round(server, report, found)
+
+
+def _due(done: int, settings: Settings) -> bool:
+    return done == settings.rounds or bool(settings.evaluate_every and done % settings.evaluate_every == 0)
+
+
+def _nobody(report: Mapping[str, Any], empty: int) -> str:
+    reasons = sorted({failure["reason"] for failure in report["failures"]})
+    return f"for {empty} rounds in a row no client returned a usable update. Reasons: {'; '.join(reasons[:3]) or 'none given'}."
+
+
+def one_round(federation: Federation, engine: Engine, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
+    """Run one round of training."""
+    method = federation.method
+    local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
+    rng = numpy_rng(federation.seed, server.round, "choose")
+    slots = canonical(federation, method.assign(federation, server, rng))
+    reports: list[Update | Failure] = []
+    waiting: deque[Job] = deque()
+
+    def jobs() -> Iterator[Job]:
+        for job in _jobs(federation, server, slots, local, settings.rounds):
+            waiting.append(job)
+            yield job
+
+    def usable() -> Iterator[Update]:
+        for reply in engine.run(jobs()):
+            job = waiting.popleft()
+            reply = checked(reply, job, federation)
+            reports.append(replace(reply, state={}) if isinstance(reply, Update) else reply)
+            if isinstance(reply, Update):
+                engine.accept(reply)
+                yield reply
+
+    updates = usable()
+    aggregate = method.merge(federation, server, updates, method.weight)
+    for _ in updates:  # a merge that stopped early still owes the reports of the rest
+        pass
+    after = method.step(federation, server, aggregate, tuple(reports))
+    return after, _report(after, local, reports)
+
+
+Slot = tuple[int, int, Submodel]  # client, level, sub-model
+
+
+def canonical(federation: Federation, slots: list[Slot]) -> list[Slot]:
+    """Order a round's slots: predicted cost (elements of the sub-model), largest first, then client id."""
+    elements: dict[Any, int] = {}
+    for _, _, piece in slots:
+        key = (tuple(piece.sizes.items()), piece.exits)
+        if key not in elements:
+            shapes = federation.problem.layout.shapes(piece.sizes, piece.exits).values()
+            elements[key] = sum(int(np.prod(shape)) for shape in shapes)
+    return sorted(slots, key=lambda s: (-elements[(tuple(s[2].sizes.items()), s[2].exits)], s[2].exits, s[0], s[1]))
+
+
+def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
+    method = federation.method
+    shared = method.dispatch is FEDAVG.dispatch  # then clients of one sub-model get the same tensors
+    last: Submodel | None = None
+    state: State = {}
+    for index, (client, level, piece) in enumerate(slots):
+        if not shared or piece != last:
+            last, state = piece, method.dispatch(federation, server, client, piece)
+        seed = seed_of(federation.seed, server.round, "train", index, client)
+        yield Job("train", server.round, rounds, index, client, piece, state, federation.method_spec, seed, level, local)
+
+
+def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
+    """Return the reply with its bytes counted; an update that must not touch the state becomes a failure."""
+    down = wire.packed_size(wire.job_nest(job))
+    up = wire.packed_size(wire.reply_nest(reply))
+    if isinstance(reply, Update):
+        wrong = wire.problem_with(reply, job, federation.problem.layout)
+        if wrong is not None:
+            reason = f"its update was refused: {wrong}"
+            reply = Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+    return replace(reply, bytes_down=down, bytes_up=up)
+
+
+def _report(server: Server, local: Local, reports: list[Update | Failure]) -> dict[str, Any]:
+    good = [r for r in reports if isinstance(r, Update)]
+    samples = sum(u.num_examples for u in good)
+    by_level: dict[str, int] = {}
+    for update in good:
+        by_level[str(update.level + 1)] = by_level.get(str(update.level + 1), 0) + 1
+    loss = sum(u.metrics["loss"] * u.num_examples for u in good) / samples if samples else None
+    return {
+        "round": server.round,
+        "lr": local.lr,
+        "train": {"loss": loss, "clients": len(good), "samples": samples, "by_level": by_level},
+        "failures": [{"client": r.client, "level": r.level + 1, "reason": r.reason} for r in reports
+                     if isinstance(r, Failure)],
+        "bytes_down": sum(r.bytes_down for r in reports),
+        "bytes_up": sum(r.bytes_up for r in reports),
+    }  # fmt: skip

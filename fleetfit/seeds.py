@@ -1,0 +1,22 @@
+"""Seeds derived from keys, so that no random choice depends on what ran before it."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def seed_of(*key: int | str) -> int:
+    """Return a 63-bit seed for a key such as `(run seed, round, "train", client)`; different keys, unrelated seeds."""
+    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in key)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def numpy_rng(*key: int | str) -> np.random.Generator:
+    """Return a NumPy generator seeded from a key."""
+    return np.random.default_rng(seed_of(*key))
+
+
+def torch_rng(*key: int | str) -> torch.Generator:
+    """Return a torch generator on the host seeded from a key."""
+    return torch.Generator().manual_seed(seed_of(*key))

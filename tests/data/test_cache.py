@@ -1,0 +1,146 @@
+"""The cache of decoded images: used, rebuilt when stale or damaged, done without when it cannot be."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fleetfit.data import _cache, parquet
+from fleetfit.data.dataset import Data
+from fleetfit.data.images import images
+
+
+@pytest.fixture
+def folder(tmp_path: Path, write: Callable[..., Path], picture: Callable[..., bytes]) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
+    write(tmp_path / "set" / "train.parquet", [picture(p) for p in pixels], [0, 1] * 3)
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one whenever images are decoded."""
+    calls: list[int] = []
+    original = parquet.decode
+
+    def counted(*arguments: object) -> np.ndarray:
+        calls.append(1)
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parquet, "decode", counted)
+    return calls
+
+
+def files() -> list[Path]:
+    return sorted(Path(os.environ["FLEETFIT_CACHE"]).iterdir())
+
+
+def load(folder: Path, **parameters: int) -> Data:
+    return images(str(folder), test=0.0, **parameters)  # type: ignore[arg-type]
+
+
+def test_second_time_is_mapped(folder: Path, decoded: list[int]) -> None:
+    first = load(folder)
+    second = load(folder)
+    assert len(decoded) == 1
+    assert torch.equal(first.x, second.x)
+    assert [path.suffix for path in files()] == [".npy"]
+
+
+def test_writing_to_the_data_leaves_the_file_alone(folder: Path) -> None:
+    load(folder)
+    before = files()[0].read_bytes()
+    load(folder).x.fill_(3)
+    assert files()[0].read_bytes() == before
+
+
+def test_parameters_and_changed_files_decode_again(folder: Path, decoded: list[int]) -> None:
+    load(folder)
+    assert load(folder, size=8).x.shape[2:] == (8, 8)
+    assert load(folder, channels=3).x.shape[1] == 3
+    assert len(decoded) == 3
+    stamp = (folder / "train.parquet").stat()
+    os.utime(folder / "train.parquet", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    load(folder)
+    assert len(decoded) == 4
+
+
+def test_a_new_format_decodes_again(folder: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    load(folder)
+    monkeypatch.setattr(_cache, "FORMAT", _cache.FORMAT + 1)
+    load(folder)
+    assert len(decoded) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"rubbish" * 100),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: np.save(path, np.zeros((5, 1, 4, 4), dtype=np.uint8)),
+        lambda path: np.save(path, np.zeros((6, 1, 4, 4), dtype=np.float32)),
+        lambda path: np.save(path, np.array([{}], dtype=object)),
+    ],
+)
+def test_damaged_file_is_rebuilt(folder: Path, decoded: list[int], damage: Callable[[Path], object]) -> None:
+    expected = load(folder).x.clone()
+    damage(files()[0])
+    assert torch.equal(load(folder).x, expected)
+    assert torch.equal(load(folder).x, expected)
+    assert len(decoded) == 2
+
+
+def test_no_cache_where_none_can_be(
+    folder: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = load(folder).x
+    (tmp_path / "a file").write_text("")
+    for place in (tmp_path / "a file", tmp_path / "a file" / "below"):
+        monkeypatch.setenv("FLEETFIT_CACHE", str(place))
+        assert torch.equal(load(folder).x, expected)
+    assert len(decoded) == 3
+
+
+def test_full_disk_means_memory(folder: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    data = load(folder)
+    assert data.x.shape == (6, 1, 4, 4)
+    assert files() == []
+
+
+def test_a_failed_build_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(files: object, column: str, size: object, channels: object, allocate: Callable[..., object]) -> None:
+        allocate((6, 1, 4, 4))
+        raise ValueError("in the middle")
+
+    monkeypatch.setattr(parquet, "decode", failing)
+    with pytest.raises(ValueError, match="in the middle"):
+        load(folder)
+    assert files() == []
+
+
+def test_home_folder_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
+    monkeypatch.delenv("FLEETFIT_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load(folder)
+    assert len(list((tmp_path / "home" / ".cache" / "fleetfit").glob("set-*.npy"))) == 1
+
+
+def test_several_at_once(folder: Path) -> None:
+    found: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: found.append(load(folder).x)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(x, found[0]) for x in found)
+    assert len(files()) == 1

@@ -1,0 +1,199 @@
+"""Data: batches against the formula, checks at construction, views, held-out samples."""
+
+import dataclasses
+import pickle  # noqa: TID251 - what a stranger's multiprocessing would do to a view
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetfit.data import Data
+from fleetfit.data.dataset import hold_out
+from fleetfit.errors import DataError
+
+
+def small(**changes: Any) -> Data:
+    fields: dict[str, Any] = {
+        "name": "small",
+        "x": torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
+        "y": torch.arange(20) % 4,
+        "splits": {"train": torch.arange(10), "validation": torch.arange(10, 14), "test": torch.arange(14, 20)},
+        "classes": 4,
+        "mean": (0.5, 0.4, 0.3),
+        "std": (0.25, 0.2, 0.1),
+    }
+    return Data(**(fields | changes))
+
+
+def test_batch_is_the_formula() -> None:
+    """Each value is (v / 255 - mean of its channel) / std of its channel, recomputed in Python floats."""
+    data = small()
+    x, y = data.batch(torch.tensor([7, 3]))
+    assert x.dtype == torch.float32 and x.shape == (2, 3, 8, 8)
+    assert y.tolist() == [3, 3]
+    for b, index in enumerate((7, 3)):
+        for c, (mean, std) in enumerate(zip(data.mean, data.std, strict=True)):
+            for i, j in ((0, 0), (3, 5), (7, 7)):
+                expected = (int(data.x[index, c, i, j]) / 255 - mean) / std
+                assert float(x[b, c, i, j]) == pytest.approx(expected, abs=2e-6)
+
+
+def test_one_mean_serves_all_channels() -> None:
+    one, three = small(mean=(0.5,), std=(0.25,)), small(mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert torch.equal(one.batch(torch.arange(5))[0], three.batch(torch.arange(5))[0])
+
+
+def test_without_mean_pixels_lie_between_0_and_1() -> None:
+    data = small(mean=(), std=())
+    assert torch.allclose(data.batch(torch.arange(20))[0], data.x / 255)
+
+
+def test_place_in_the_batch_does_not_change_bits() -> None:
+    data = small()
+    alone = torch.cat([data.batch(torch.tensor([i]))[0] for i in range(20)])
+    assert torch.equal(data.batch(torch.arange(20))[0], alone)
+
+
+def test_batch_leaves_the_data_alone() -> None:
+    for x in (torch.rand(20, 3, 8, 8), small().x):
+        data = small(x=x.clone(), augment="crop-flip")
+        data.batch(torch.arange(20), torch.Generator().manual_seed(0))
+        data.batch(torch.arange(20))
+        assert torch.equal(data.x, x)
+
+
+def test_only_training_batches_are_augmented() -> None:
+    data = small(augment="crop-flip")
+    plain = small()
+    rng = torch.Generator().manual_seed(1)
+    assert torch.equal(data.batch(torch.arange(20))[0], plain.batch(torch.arange(20))[0])
+    assert torch.equal(plain.batch(torch.arange(20), rng)[0], plain.batch(torch.arange(20))[0])
+    first = data.batch(torch.arange(20), torch.Generator().manual_seed(1))[0]
+    assert not torch.equal(first, plain.batch(torch.arange(20))[0])
+    assert torch.equal(first, data.batch(torch.arange(20), torch.Generator().manual_seed(1))[0])
+
+
+def test_padding_is_black_before_normalisation() -> None:
+    data = small(x=torch.full((20, 3, 8, 8), 255, dtype=torch.uint8), augment="shift")
+    x, _ = data.batch(torch.arange(20), torch.Generator().manual_seed(0))
+    values = x[:, 0].unique()
+    assert torch.allclose(values, torch.tensor([-2.0, 2.0]))
+
+
+def test_floats_and_tokens_pass_through() -> None:
+    floats = small(x=torch.rand(20, 5, dtype=torch.float64), mean=(), std=())
+    assert torch.equal(floats.batch(torch.arange(20))[0], floats.x.float())
+    tokens = small(x=torch.arange(60).view(20, 3), mean=(), std=())
+    assert torch.equal(tokens.batch(torch.tensor([2]))[0], torch.tensor([[6, 7, 8]]))
+
+
+def test_floats_can_be_normalised() -> None:
+    data = small(x=torch.rand(20, 3, 8, 8))
+    expected = (data.x[4, 2, 1, 1] - 0.3) / 0.1
+    assert float(data.batch(torch.tensor([4]))[0][0, 2, 1, 1]) == pytest.approx(float(expected), abs=2e-6)
+
+
+def test_share_is_a_view_with_other_splits() -> None:
+    data = small()
+    part = data.share({"train": torch.tensor([1, 3])})
+    assert part.x.data_ptr() == data.x.data_ptr()
+    assert part.split("train").tolist() == [1, 3]
+    assert part.split("test").tolist() == []
+    assert data.split("train").tolist() == list(range(10))
+    assert torch.equal(part.batch(part.split("train"))[0], data.batch(torch.tensor([1, 3]))[0])
+
+
+def test_survives_copies_and_replacement() -> None:
+    data = small(augment="crop-flip")
+    again = pickle.loads(pickle.dumps(data))  # noqa: S301
+    assert torch.equal(again.batch(torch.arange(5))[0], data.batch(torch.arange(5))[0])
+    bare = dataclasses.replace(data, mean=(), std=())
+    assert torch.allclose(bare.batch(torch.arange(20))[0], data.x / 255)
+
+
+def test_to_moves_all_but_the_splits() -> None:
+    moved = small(groups=torch.arange(20)).to("meta")
+    assert {moved.x.device.type, moved.y.device.type} == {"meta"}
+    assert moved.groups is not None and moved.groups.device.type == "meta"
+    assert moved.split("train").device.type == "cpu"
+    assert moved.batch(torch.arange(3))[0].device.type == "meta"
+    assert small().to("cpu").batch(torch.arange(2))[0].shape == (2, 3, 8, 8)
+
+
+def test_repr_is_one_line() -> None:
+    assert repr(small()) == "Data('small', x [20, 3, 8, 8] torch.uint8, 4 classes, train 10, validation 4, test 6)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": np.zeros((20, 3))}, "x must be a tensor, got ndarray"),
+        ({"y": [0] * 20}, "y must be a tensor, got list"),
+        ({"x": torch.zeros(20, 3, dtype=torch.int32)}, "x must be uint8 .* got torch.int32"),
+        ({"y": torch.arange(19)}, r"one entry per sample, got shapes \[20, 3, 8, 8\] and \[19\]"),
+        ({"y": torch.arange(20)}, "labels must lie in 0..3, but sample 4 has label 4"),
+        ({"y": torch.zeros(20)}, r"labels must be int64 \[20\], got torch.float32"),
+        ({"y": torch.zeros(20, 2, dtype=torch.int64)}, r"labels must be int64 \[20\], got torch.int64 \[20, 2\]"),
+        ({"classes": 0}, "classes must be at least 1, got 0"),
+        ({"class_names": ("a", "b")}, "4 classes but 2 class names"),
+        ({"groups": torch.arange(19)}, r"groups must be int64 \[20\]"),
+        ({"groups": torch.arange(20) - 1}, "groups must not be negative, got -1"),
+        ({"mean": (0.5,)}, "same length, got 1 and 3"),
+        ({"mean": (0.5,) * 2, "std": (1.0,) * 2}, "need 1 or 3 values .* got 2"),
+        ({"std": (1.0, 0.0, 1.0)}, "std must be positive"),
+        ({"x": torch.zeros(20, 3, dtype=torch.int64)}, "tokens cannot be normalised"),
+        ({"augment": "crop-flp"}, 'Did you mean "crop-flip"'),
+        ({"splits": {"train": torch.tensor([20])}}, r'"train" holds indices 20..20, but there are 20 samples'),
+        ({"splits": {"train": torch.tensor([-1])}}, r'"train" holds indices -1..-1'),
+        ({"splits": {"train": torch.tensor([0.0])}}, r'"train" must be int64 indices \[n\], got torch.float32'),
+        ({"splits": {"tain": torch.tensor([0])}}, '"tain" is no split.*Did you mean "train"'),
+        (
+            {"splits": {"train": torch.arange(5), "test": torch.arange(4, 9)}},
+            'sample 4 of split "test" is in an earlier split too',
+        ),
+    ],
+)
+def test_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        small(**changes)
+
+
+def test_unknown_split() -> None:
+    with pytest.raises(DataError, match=r'no split "valid".*Did you mean "validation"'):
+        small().split("valid")
+
+
+def test_other_tasks_may_have_other_labels() -> None:
+    data = small(y=torch.rand(20, 2), task="regression", classes=2)
+    assert torch.equal(data.batch(torch.tensor([3]))[1], data.y[3:4])
+
+
+@given(
+    strata=st.lists(st.integers(0, 6), max_size=80),
+    fraction=st.floats(0, 0.99),
+    seed=st.integers(0, 1000),
+)
+def test_hold_out_is_a_division_in_proportion(strata: list[int], fraction: float, seed: int) -> None:
+    indices, kinds = np.arange(len(strata)) * 3, np.array(strata, dtype=np.int64)
+    kept, held = hold_out(indices, kinds, fraction, seed)
+    assert sorted([*kept.tolist(), *held.tolist()]) == indices.tolist()
+    assert kept.tolist() == sorted(kept.tolist()) and held.tolist() == sorted(held.tolist())
+    assert len(held) == round(fraction * len(strata))
+    for kind in set(strata):
+        assert abs((kinds[held // 3] == kind).sum() - fraction * strata.count(kind)) < 1 + 1e-6
+    again = hold_out(indices, kinds, fraction, seed)
+    assert again[1].tolist() == held.tolist()
+
+
+def test_hold_out_depends_on_the_seed() -> None:
+    divisions = {tuple(hold_out(np.arange(50), np.zeros(50, np.int64), 0.3, seed)[1].tolist()) for seed in range(5)}
+    assert len(divisions) == 5
+
+
+@pytest.mark.parametrize(("fraction", "seed"), [(1.0, 0), (-0.1, 0), (0.5, -1), (0.5, 1.5), (0.5, True)])
+def test_hold_out_refuses(fraction: float, seed: Any) -> None:
+    with pytest.raises(DataError, match="must be"):
+        hold_out(np.arange(4), np.zeros(4, np.int64), fraction, seed)

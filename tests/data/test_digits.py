@@ -1,0 +1,46 @@
+"""The digits of scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from fleetfit.data.digits import FACTS, digits
+from fleetfit.errors import DataError
+
+
+def test_facts_are_true() -> None:
+    data = digits()
+    assert len(data.split("train")) + len(data.split("validation")) == FACTS.train
+    assert len(data.split("test")) == FACTS.test
+    assert data.classes == FACTS.classes
+    assert "x".join(map(str, data.x.shape[2:])) == FACTS.resolution
+
+
+def test_pixels_are_scikit_learns() -> None:
+    grey, label = load_digits(return_X_y=True)
+    data = digits()
+    x, y = data.batch(torch.arange(len(label)))
+    unit = x * 0.376 + 0.305
+    assert np.abs(unit.numpy().reshape(-1, 64) - grey / 16).max() < 0.5 / 255 + 1e-5  # 16 grey values in 255 steps
+    assert y.tolist() == label.tolist()
+    assert abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01
+
+
+def test_divided_class_by_class() -> None:
+    data = digits(validation=0.25, test=0.1)
+    total = torch.bincount(data.y)
+    test = torch.bincount(data.y[data.split("test")])
+    validation = torch.bincount(data.y[data.split("validation")])
+    assert ((test - 0.1 * total).abs() < 1).all()
+    assert ((validation - 0.25 * (total - test)).abs() < 1).all()
+
+
+def test_seed_decides() -> None:
+    assert digits(seed=1).split("test").tolist() == digits(seed=1).split("test").tolist()
+    assert digits(seed=1).split("test").tolist() != digits(seed=2).split("test").tolist()
+
+
+def test_share_out_of_range() -> None:
+    with pytest.raises(DataError, match=r"below 1, got 1\.5"):
+        digits(test=1.5)

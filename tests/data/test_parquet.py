@@ -1,0 +1,268 @@
+"""Image sets in Parquet files: layouts, columns, decoding, errors. Every file is made by the test."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleetfit.data import _decode, parquet
+from fleetfit.data.cifar10 import cifar10
+from fleetfit.data.cifar100 import cifar100
+from fleetfit.data.fashion_mnist import FACTS, fashion_mnist
+from fleetfit.data.images import images
+from fleetfit.data.mnist import mnist
+from fleetfit.errors import DataError, MissingExtra
+
+Picture = Callable[..., bytes]
+Write = Callable[..., Path]
+
+
+def noise(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+@pytest.fixture
+def colour(tmp_path: Path, write: Write, picture: Picture) -> tuple[Path, np.ndarray]:
+    """A set of 10 training and 6 test images, 5x4 RGB, labels 0, 1, 2 in turn."""
+    pixels = noise(16, 4, 5, 3)
+    content = [picture(p) for p in pixels]
+    write(tmp_path / "set" / "train.parquet", content[:10], [i % 3 for i in range(10)])
+    write(tmp_path / "set" / "test.parquet", content[10:], [i % 3 for i in range(10, 16)])
+    return tmp_path / "set", pixels
+
+
+def test_decodes_every_pixel(colour: tuple[Path, np.ndarray]) -> None:
+    folder, pixels = colour
+    data = images(str(folder), validation=0.3)
+    assert data.name == "set"
+    assert np.array_equal(data.x.numpy(), pixels.transpose(0, 3, 1, 2))
+    assert data.y.tolist() == [i % 3 for i in range(16)]
+    assert data.split("test").tolist() == list(range(10, 16))
+    assert sorted([*data.split("train").tolist(), *data.split("validation").tolist()]) == list(range(10))
+    assert len(data.split("validation")) == 3
+    assert data.classes == 3 and data.class_names == ()
+
+
+@pytest.mark.parametrize("place", ["", "data", "set", "plain_text"])
+@pytest.mark.parametrize(
+    "names", [["train-00000-of-00002", "train-00001-of-00002"], ["train-0-of-2-ab", "train-1-of-2-cd"]]
+)
+def test_finds_numbered_files(tmp_path: Path, write: Write, picture: Picture, place: str, names: list[str]) -> None:
+    content = [picture(p) for p in noise(6, 3, 3)]
+    for i, name in enumerate(names):
+        write(tmp_path / "set" / place / f"{name}.parquet", content[3 * i : 3 * i + 3], [i] * 3)
+    data = images(str(tmp_path / "set"), test=0.5, validation=0.0)
+    assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert len(data.split("test")) == 3 and len(data.split("train")) == 3
+
+
+@pytest.mark.parametrize("name", ["validation", "valid", "val"])
+def test_validation_file_is_used(tmp_path: Path, write: Write, picture: Picture, name: str) -> None:
+    content = [picture(p) for p in noise(4, 3, 3)]
+    for split in ("train", name, "test"):
+        write(tmp_path / "s" / f"{split}.parquet", content, [0, 1, 0, 1])
+    data = images(str(tmp_path / "s"), validation=0.5)
+    assert [len(data.split(s)) for s in ("train", "validation", "test")] == [4, 4, 4]
+    assert data.split("validation").tolist() == [4, 5, 6, 7]
+    (tmp_path / "s" / "test.parquet").unlink()
+    data = images(str(tmp_path / "s"), validation=0.5)  # as with ImageNet: the validation file is the test set
+    assert data.split("test").tolist() == [4, 5, 6, 7]
+    assert [len(data.split(s)) for s in ("train", "validation")] == [2, 2]
+
+
+def test_bare_bytes_and_named_columns(tmp_path: Path, write: Write, picture: Picture) -> None:
+    content = [picture(p) for p in noise(4, 3, 3)]
+    write(tmp_path / "train.parquet", content, ["cat", "ant", "cat", "bee"], "photo", "kind", bare=True)
+    data = images(str(tmp_path), image="photo", label="kind", test=0.0, validation=0.0)
+    assert data.y.tolist() == [2, 0, 2, 1]
+    assert data.class_names == ("ant", "bee", "cat")
+
+
+def test_class_names_of_the_schema(tmp_path: Path, write: Write, picture: Picture) -> None:
+    write(tmp_path / "train.parquet", [picture(noise(1, 3, 3)[0])] * 2, [1, 0], names=["no", "yes", "maybe"])
+    data = images(str(tmp_path), test=0.0)
+    assert data.classes == 3 and data.class_names == ("no", "yes", "maybe")
+
+
+def test_groups_are_numbered_over_all_files(tmp_path: Path, write: Write, picture: Picture) -> None:
+    content = [picture(noise(1, 3, 3)[0])] * 4
+    write(tmp_path / "train.parquet", content, [0, 1, 0, 1], writer=["z", "b", "b", "z"])
+    write(tmp_path / "test.parquet", content, [0, 1, 0, 1], writer=["a", "b", "b", "z"])
+    data = images(str(tmp_path), groups="writer", validation=0.5)
+    assert data.groups is not None
+    assert data.groups.tolist() == [2, 1, 1, 2, 0, 1, 1, 2]
+    assert sorted(data.groups[data.split("validation")].tolist()) == [1, 2]  # held out from each writer
+
+
+def test_grey_and_colour(tmp_path: Path, write: Write, picture: Picture) -> None:
+    grey, colour = noise(1, 3, 3)[0], noise(1, 3, 3, 3)[0]
+    write(tmp_path / "train.parquet", [picture(grey)] * 5 + [picture(colour)], [0] * 6)
+    mixed = images(str(tmp_path), test=0.0)
+    assert mixed.x.shape == (6, 3, 3, 3)
+    assert np.array_equal(mixed.x[0].numpy(), np.stack([grey] * 3))
+    assert np.array_equal(mixed.x[5].numpy(), colour.transpose(2, 0, 1))
+    as_grey = images(str(tmp_path), test=0.0, channels=1)
+    luma = (colour.astype(np.float64) * [0.299, 0.587, 0.114]).sum(-1)  # ITU-R 601, as Pillow documents
+    assert np.abs(as_grey.x[5, 0].numpy() - luma).max() <= 1
+    write(tmp_path / "train.parquet", [picture(grey)] * 5, [0] * 5)
+    assert images(str(tmp_path), test=0.0).x.shape == (5, 1, 3, 3)
+
+
+def test_size_cuts_the_centre_square(tmp_path: Path, write: Write, picture: Picture) -> None:
+    """A 4x12 picture, black but for its white middle 4 columns, is cut to them; a 4x4 one is enlarged."""
+    wide = np.zeros((4, 12), dtype=np.uint8)
+    wide[:, 4:8] = 255
+    write(tmp_path / "train.parquet", [picture(wide), picture(np.full((4, 4), 7, np.uint8))], [0, 0])
+    cut = images(str(tmp_path), size=4, test=0.0).x
+    assert cut.shape == (2, 1, 4, 4)
+    assert cut[0].unique().tolist() == [255] and cut[1].unique().tolist() == [7]
+    enlarged = images(str(tmp_path), size=8, test=0.0).x
+    assert enlarged.shape == (2, 1, 8, 8)
+    assert enlarged[0, 0, :, 1:-1].unique().tolist() == [255] and enlarged[1].unique().tolist() == [7]
+    with pytest.raises(DataError, match=r"row 1 of .* is 4x4 pixels, the first image 12x4; give size"):
+        images(str(tmp_path), test=0.0)
+
+
+def test_threads_decode_the_same(colour: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, pixels = colour
+    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(parquet, "_ROWS", 3)  # several rounds over each file
+    assert np.array_equal(images(str(folder)).x.numpy(), pixels.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_undecodable_image_names_its_row(
+    tmp_path: Path, write: Write, picture: Picture, monkeypatch: pytest.MonkeyPatch, threads: bool
+) -> None:
+    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0 if threads else 10**9)
+    good = picture(noise(1, 32, 32, 3)[0])
+    for bad in (b"no image", good[: len(good) // 2]):
+        write(tmp_path / "train.parquet", [good] * 6 + [bad, good], [0] * 8)
+        with pytest.raises(DataError, match=r"row 6 of .*train\.parquet holds no image that can be decoded"):
+            images(str(tmp_path), channels=3)
+
+
+def test_sixteen_bits_are_refused(tmp_path: Path, write: Write, picture: Picture) -> None:
+    write(tmp_path / "train.parquet", [picture(np.full((3, 3), 1000, dtype=np.uint16))], [0])
+    with pytest.raises(DataError, match=r"row 0 of .* more than 8 bits per channel"):
+        images(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": "photo"}, 'no column "photo"; its columns are image, label'),
+        ({"label": "kind"}, 'no column "kind"; its columns are image, label'),
+        ({"groups": "writer"}, 'no column "writer"; its columns are image, label'),
+        ({"image": "label"}, 'column "label" of .* holds int64, not the bytes of images'),
+        ({"label": "image"}, 'column "image" of .* must hold integers or text'),
+        ({"size": 0}, "size must be at least 1 pixel"),
+        ({"channels": 2}, "channels must be 1 .* got 2"),
+        ({"validation": 1.0}, "below 1, got 1.0"),
+        ({"augment": "turn"}, 'augment = "turn" is unknown'),
+    ],
+)
+def test_says_what_is_wrong(colour: tuple[Path, np.ndarray], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        images(str(colour[0]), **changes)
+
+
+@pytest.mark.parametrize(
+    ("contents", "labels", "message"),
+    [
+        ([b"x", None], [0, 0], 'row 1 of .* has no image in column "image"'),
+        ([b"x"] * 2, [0, None], 'row 1 of .* has no value in column "label"'),
+        ([b"x"] * 2, [0, -1], "row 1 of .* has label -1; labels must lie in 0..0"),
+        ([b"x"] * 2, [0.5, 1.0], "holds double; it must hold integers or text"),
+        ([], [], "holds no images|must hold integers or text"),
+    ],
+)
+def test_bad_rows(tmp_path: Path, write: Write, contents: Any, labels: Any, message: str) -> None:
+    write(tmp_path / "train.parquet", contents, labels)
+    with pytest.raises(DataError, match=message):
+        images(str(tmp_path))
+
+
+def test_bad_files(tmp_path: Path, write: Write, picture: Picture) -> None:
+    with pytest.raises(DataError, match=r"no train\.parquet"):
+        images(str(tmp_path))
+    (tmp_path / "train.parquet").write_bytes(b"not Parquet")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        images(str(tmp_path))
+    write(tmp_path / "half" / "train-00000-of-00003.parquet", [picture(noise(1, 3, 3)[0])], [0])
+    with pytest.raises(DataError, match="1 of the 3 files of its train split"):
+        images(str(tmp_path / "half"))
+
+
+def test_where_the_files_are(tmp_path: Path, write: Write, picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"cifar10: where are the files\? Give folder = .* FLEETFIT_DATA"):
+        cifar10()
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path / "absent"))
+    with pytest.raises(DataError, match=r"FLEETFIT_DATA names .*absent, which is no folder"):
+        cifar10()
+    content = [picture(p, "WEBP") for p in noise(10, 32, 32, 3)]
+    for split in ("train", "test"):
+        write(tmp_path / "cifar10" / f"{split}.parquet", content, list(range(10)), image="img")
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))
+    by_variable = cifar10()
+    monkeypatch.delenv("FLEETFIT_DATA")
+    for folder in (tmp_path, tmp_path / "cifar10"):
+        assert torch.equal(cifar10(str(folder)).x, by_variable.x)
+    with pytest.raises(DataError, match="cifar100: no train"):
+        cifar100(str(tmp_path))
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))
+    assert images("cifar10").name == "cifar10"
+
+
+def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
+    grey = [picture(p) for p in noise(20, 28, 28)]
+    colour = [picture(p) for p in noise(100, 32, 32, 3)]
+    for split in ("train", "test"):
+        write(tmp_path / "mnist" / f"{split}-00000-of-00001.parquet", grey, [i % 10 for i in range(20)])
+        write(tmp_path / "fashion_mnist" / f"{split}.parquet", grey, [i % 10 for i in range(20)])
+        coarse = [i % 20 for i in range(100)]
+        write(
+            tmp_path / "cifar100" / f"{split}.parquet",
+            colour,
+            list(range(100)),
+            "img",
+            "fine_label",
+            coarse_label=coarse,
+        )
+    for load in (mnist, fashion_mnist):
+        data = load(str(tmp_path), validation=0.5)
+        assert data.x.shape == (40, 1, 28, 28) and data.classes == 10 and data.augment is None
+        assert [len(data.split(s)) for s in ("train", "validation", "test")] == [10, 10, 20]
+    assert cifar100(str(tmp_path)).classes == 100
+    assert cifar100(str(tmp_path), coarse=True).y[:40].tolist() == [*range(20), *range(20)]
+    assert FACTS.train == 60_000
+    write(tmp_path / "wrong" / "train.parquet", colour, list(range(100)))
+    with pytest.raises(
+        DataError, match="mnist has 10 classes of 28x28 images, but the files hold 100 classes of 32x32"
+    ):
+        mnist(str(tmp_path / "wrong"))
+    (tmp_path / "mnist" / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match=r"mnist: there is no test\.parquet"):
+        mnist(str(tmp_path))
+
+
+def test_cifar_is_normalised_as_in_the_paper(tmp_path: Path, write: Write, picture: Picture) -> None:
+    pixels = noise(10, 32, 32, 3)
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.parquet", [picture(p) for p in pixels], list(range(10)), image="img")
+    data = cifar10(str(tmp_path))
+    x, _ = data.batch(torch.arange(10))
+    assert np.abs(x.numpy() - ((pixels / 255 - 0.5) / 0.25).transpose(0, 3, 1, 2)).max() < 1e-6
+    assert data.augment == "crop-flip"
+
+
+def test_missing_extra(colour: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("pyarrow.parquet", "PIL.Image"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(MissingExtra, match=r'pip install "fleetfit\[images\]"'):
+                images(str(colour[0]))

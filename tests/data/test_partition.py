@@ -1,0 +1,331 @@
+"""How clients get their data: nothing twice, nothing lost, labels and groups where they belong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetfit.data import Data, class_counts, partition
+from fleetfit.data.partition import _apportioned, _whole
+from fleetfit.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+
+
+def made(
+    labels: list[int] | torch.Tensor, sizes: tuple[int, int, int], groups: torch.Tensor | None = None, **changes: Any
+) -> Data:
+    """Return a set whose splits are taken from a shuffled order, so that no index says which split it is in."""
+    y = torch.as_tensor(labels)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(9))
+    splits = dict(zip(SPLITS, order.split([*sizes, len(y) - sum(sizes)]), strict=False))
+    fields = {"name": "made", "x": torch.zeros(len(y), 1), "y": y, "splits": splits, "classes": 5, "groups": groups}
+    return Data(**(fields | changes))
+
+
+def balanced(train: int = 600, classes: int = 5) -> Data:
+    total = train + train // 2
+    return made(torch.arange(total) % classes, (train, train // 4, train // 4), classes=classes)
+
+
+@st.composite
+def data_sets(draw: st.DrawFn) -> Data:
+    total = draw(st.integers(8, 160))
+    labels = draw(st.lists(st.integers(0, 4), min_size=total, max_size=total))
+    train = draw(st.integers(4, total))
+    validation = draw(st.integers(0, total - train))
+    groups = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=total, max_size=total)))
+    return made(labels, (train, validation, total - train - validation), groups * 2)
+
+
+def assert_valid(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
+    for split in SPLITS:
+        given_out = torch.cat([part[split] for part in parts])
+        assert given_out.dtype == torch.int64
+        assert len(given_out.unique()) == len(given_out), "an index was given twice"
+        assert set(given_out.tolist()) <= set(data.split(split).tolist())
+        for part in parts:
+            assert part[split].tolist() == sorted(part[split].tolist())
+
+
+def all_used(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
+    """All training samples, and all others of a class that is in the training data."""
+    known = data.y[data.split("train")].unique()
+    for split in SPLITS:
+        mine = data.split(split)
+        expected = mine[torch.isin(data.y[mine], known)]
+        assert sorted(torch.cat([part[split] for part in parts]).tolist()) == sorted(expected.tolist())
+
+
+def assert_follows(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
+    """Class c of the test data is divided like class c of the training data, to within two samples."""
+    train = class_counts(data, parts).double()
+    for split in SPLITS[1:]:
+        counts = class_counts(data, parts, split).double()
+        expected = train * (counts.sum(0) / train.sum(0).clamp(min=1))
+        assert (counts - expected).abs().max() < 3
+        assert (counts[train == 0] == 0).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=data_sets(),
+    kind=st.sampled_from(
+        [
+            ("iid", {}),
+            ("dirichlet", {"alpha": 0.3, "minimum": 0}),
+            ("dirichlet", {"alpha": 5.0, "minimum": 0, "balance": False}),
+            ("dirichlet", {"alpha": 1e-4, "minimum": 0}),
+            ("shards", {"per_client": 1}),
+        ]
+    ),
+    clients=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+)
+def test_every_kind_divides(data: Data, kind: tuple[str, dict[str, Any]], clients: int, seed: int) -> None:
+    parts = partition(data, kind[0], clients, seed, **kind[1])
+    assert len(parts) == clients
+    assert_valid(data, parts)
+    all_used(data, parts)
+    assert_follows(data, parts)
+    again = partition(data, kind[0], clients, seed, **kind[1])
+    assert all(torch.equal(a[s], b[s]) for a, b in zip(parts, again, strict=True) for s in SPLITS)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
+def test_seed_decides_and_nothing_else(kind: str) -> None:
+    data = balanced()
+    np.random.seed(0)  # noqa: NPY002 - the legacy global state must not matter
+    torch.manual_seed(0)
+    first = partition(data, kind, 10, 1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    assert all(torch.equal(a["train"], b["train"]) for a, b in zip(first, partition(data, kind, 10, 1), strict=True))
+    other = partition(data, kind, 10, 2)
+    assert not all(torch.equal(a["train"], b["train"]) for a, b in zip(first, other, strict=True))
+
+
+def test_iid_sizes_and_labels() -> None:
+    data = balanced(1000)
+    parts = partition(data, "iid", 7, 0)
+    sizes = [len(part["train"]) for part in parts]
+    assert sorted(set(sizes)) == [142, 143]
+    counts = class_counts(data, parts)
+    assert counts.min() > 10 and counts.max() < 50  # 28.6 on average
+
+
+def test_clients_own_their_memory() -> None:
+    part = partition(balanced(), "iid", 10, 0)[0]
+    assert part["train"].untyped_storage().nbytes() == 8 * len(part["train"])
+
+
+@settings(deadline=None, max_examples=30)
+@given(alpha=st.sampled_from([0.5, 1.0, 100.0]), clients=st.integers(2, 20), seed=st.integers(0, 1000))
+def test_dirichlet_minimum(alpha: float, clients: int, seed: int) -> None:
+    data = balanced()
+    minimum = 300 // clients // 2
+    parts = partition(data, "dirichlet", clients, seed, alpha=alpha, minimum=minimum)
+    assert min(len(part["train"]) for part in parts) >= minimum
+
+
+def test_dirichlet_default_minimum_is_ten() -> None:
+    for seed in range(20):
+        assert min(len(p["train"]) for p in partition(balanced(), "dirichlet", 20, seed, alpha=0.5)) >= 10
+    assert min(len(p["train"]) for p in partition(balanced(40), "dirichlet", 20, 0)) >= 1
+
+
+def test_dirichlet_shares_have_the_right_moments() -> None:
+    """Without mask and minimum, a client's share of a class is Beta(a, (K-1)a).
+
+    With K = 5 and a = 1 its mean is 1/5 and its variance (1 * 4) / (5^2 * 6) = 0.02667; with a = 100 it is
+    (100 * 400) / (500^2 * 501) = 0.000319.
+    """
+    data = balanced(10_000)
+    for alpha, variance in ((1.0, 0.02667), (100.0, 0.000319)):
+        options = {"alpha": alpha, "minimum": 0, "balance": False}
+        counts = [class_counts(data, partition(data, "dirichlet", 5, seed, **options)) for seed in range(120)]
+        shares = torch.stack(counts).double()
+        shares = shares / shares.sum(1, keepdim=True)
+        assert float(shares.mean((0, 2)).std()) < 0.02  # no client is favoured
+        assert float(shares.var()) == pytest.approx(variance, rel=0.15)
+
+
+def test_dirichlet_rounding_favours_no_client() -> None:
+    """One sample of each class for every two clients: rounding down would always leave the first with nothing."""
+    data = made(torch.arange(1000) % 50, (1000, 0, 0), classes=50)
+    options = {"alpha": 1e6, "minimum": 0, "balance": False}
+    sizes = torch.stack([class_counts(data, partition(data, "dirichlet", 40, s, **options)).sum(1) for s in range(40)])
+    assert sizes.double().mean(0).min() > 22 and sizes.double().mean(0).max() < 28  # 25 on average
+
+
+def test_balance_mask_evens_sizes_out() -> None:
+    data = balanced(5000, classes=10)
+    spread = {}
+    for balance in (True, False):
+        parts = [partition(data, "dirichlet", 20, s, minimum=0, alpha=0.3, balance=balance) for s in range(10)]
+        spread[balance] = np.mean([np.std([len(c["train"]) for c in clients]) for clients in parts])
+    assert spread[True] < 0.9 * spread[False]
+
+
+def test_small_alpha_means_few_classes() -> None:
+    data = balanced(5000, classes=10)
+
+    def largest_share(alpha: float) -> float:
+        counts = class_counts(data, partition(data, "dirichlet", 20, 0, alpha=alpha, minimum=1)).double()
+        return float((counts.max(1).values / counts.sum(1)).mean())
+
+    assert largest_share(0.1) > 0.6 > largest_share(1.0) > 0.2 > largest_share(1000.0)
+
+
+def test_shards_give_few_labels() -> None:
+    """500 samples a class, 20 clients x 2 shards of 125: a shard lies in one class, so a client has at most two."""
+    data = made(torch.arange(7500) % 10, (5000, 1250, 1250), classes=10)
+    y = data.y[data.split("train")]
+    parts = partition(data, "shards", 20, 0)
+    counts = class_counts(data, parts)
+    assert (counts.sum(1) == 250).all()
+    aligned = made(torch.arange(5000) % 10, (5000, 0, 0), classes=10)
+    assert ((class_counts(aligned, partition(aligned, "shards", 20, 0)) > 0).sum(1) <= 2).all()
+    assert torch.equal(counts.sum(0), torch.bincount(y))
+    assert ((counts > 0).sum(1) <= 4).all()
+
+
+def test_test_data_have_the_clients_own_proportions() -> None:
+    data = balanced(8000)
+    parts = partition(data, "dirichlet", 10, 3, alpha=0.5)
+    train, test = class_counts(data, parts).double(), class_counts(data, parts, "test").double()
+    distance = (train / train.sum(1, keepdim=True) - test / test.sum(1, keepdim=True)).abs().sum(1) / 2
+    assert distance.max() < 0.05
+    other = (train / train.sum(1, keepdim=True) - (test / test.sum(1, keepdim=True)).roll(1, 0)).abs().sum(1) / 2
+    assert other.min() > 0.1  # so the bound says something
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.lists(st.integers(0, 30), min_size=4, max_size=4), min_size=1, max_size=8),
+    sizes=st.lists(st.integers(0, 40), min_size=4, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_apportioned_is_near_the_exact_share(counts: list[list[int]], sizes: list[int], seed: int) -> None:
+    have, total = np.array(counts), np.array(sizes)
+    got = _apportioned(have, total, np.random.default_rng(seed))
+    assert (got >= 0).all() and (got[have == 0] == 0).all()
+    present = have.sum(0) > 0
+    assert (got.sum(0) == np.where(present, total, 0)).all()
+    exact = have * np.where(present, total, 0) / np.maximum(have.sum(0), 1)
+    assert np.abs(got - exact).max() < 3
+    assert np.abs((got - exact).sum(1)).max() < 3
+
+
+@given(wish=st.lists(st.floats(-3, 20), min_size=1, max_size=10), total=st.integers(0, 60))
+def test_whole_numbers_add_up(wish: list[float], total: int) -> None:
+    given_out = _whole(np.array(wish), total)
+    assert given_out.sum() == total and (given_out >= 0).all()
+
+
+def grouped() -> Data:
+    """Groups 0, 2, 4 with 30, 20, 10 samples, and group 6 with test samples only."""
+    groups = torch.tensor([0] * 30 + [2] * 20 + [4] * 10 + [6] * 5)
+    splits = {"train": torch.arange(0, 60, 2), "validation": torch.arange(1, 60, 4), "test": torch.arange(3, 65, 4)}
+    splits["test"] = torch.cat([splits["test"][splits["test"] < 60], torch.arange(60, 65)])
+    return Data("grouped", torch.zeros(65, 1), torch.arange(65) % 5, splits, 5, groups=groups)
+
+
+def test_natural_gives_each_group_to_one_client() -> None:
+    data = grouped()
+    parts = partition(data, "natural", None, 0)
+    assert_valid(data, parts)
+    assert data.groups is not None
+    for part, group in zip(parts, (0, 2, 4), strict=True):
+        for split in SPLITS:
+            mine = data.split(split)
+            assert part[split].tolist() == mine[data.groups[mine] == group].tolist()
+
+
+def test_natural_with_fewer_clients() -> None:
+    data = grouped()
+    chosen = {tuple(p["train"].tolist()) for seed in range(20) for p in partition(data, "natural", 1, seed)}
+    assert len(chosen) == 3
+    for seed in range(20):
+        parts = partition(data, "natural", 2, seed, fewer="merge")
+        assert_valid(data, parts)
+        assert sum(len(p["train"]) for p in parts) == 30
+        assert data.groups is not None
+        owners = [set(data.groups[p["train"]].tolist()) for p in parts]
+        assert not owners[0] & owners[1]
+        assert sorted(len(groups) for groups in owners) == [1, 2]
+
+
+def test_natural_leaves_small_groups_out() -> None:
+    parts = partition(grouped(), "natural", None, 0, minimum=6)
+    assert [len(p["train"]) for p in parts] == [15, 10]
+
+
+def test_tasks_without_classes_are_iid_or_natural() -> None:
+    data = made([0] * 40, (20, 10, 10), torch.arange(40) % 4, task="regression")
+    parts = partition(data, "iid", 4, 0)
+    assert_valid(data, parts)
+    assert [[len(p[s]) for s in SPLITS] for p in parts] == [[5, 3, 3], [5, 3, 3], [5, 2, 2], [5, 2, 2]]
+    assert len(partition(data, "natural", None, 0)) == 4
+    with pytest.raises(DataError, match="goes by class labels, but made is regression; use iid or natural"):
+        partition(data, "dirichlet", 4, 0)
+
+
+def test_shares_can_be_divided_again() -> None:
+    data = balanced()
+    half = data.share(partition(data, "iid", 2, 0)[0])
+    parts = partition(half, "dirichlet", 5, 0)
+    assert_valid(half, parts)
+    all_used(half, parts)
+
+
+def test_class_counts_by_loop() -> None:
+    data = balanced(60)
+    parts = partition(data, "iid", 3, 0)
+    counts = class_counts(data, parts, "test")
+    assert counts.dtype == torch.int64
+    assert counts.tolist() == [[sum(int(data.y[i]) == c for i in p["test"]) for c in range(5)] for p in parts]
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "parameters", "message"),
+    [
+        ("dirichlett", 4, {}, r'"dirichlett" is no kind.*Did you mean "dirichlet"'),
+        ("dirichlet", 4, {"alfa": 1}, r'has no "alfa"; it takes alpha, minimum, .*Did you mean "alpha"'),
+        ("iid", 4, {"alpha": 1}, r'"iid" has no "alpha"; it takes nothing'),
+        ("iid", 0, {}, "clients must be a whole number of at least 1, got 0"),
+        ("iid", 2.5, {}, r"got 2\.5"),
+        ("iid", None, {}, "got None"),
+        ("shards", True, {}, "got True"),
+        ("dirichlet", 601, {}, "601 clients are more than the 600 training samples"),
+        ("dirichlet", 4, {"alpha": 0}, "alpha must be a number above 0, got 0"),
+        ("dirichlet", 4, {"alpha": float("nan")}, "alpha must be a number above 0, got nan"),
+        ("dirichlet", 4, {"alpha": float("inf")}, "alpha must be a number above 0, got inf"),
+        ("dirichlet", 4, {"minimum": 151}, r"between 0 and the mean number of samples, 150\.0"),
+        ("dirichlet", 4, {"minimum": -1}, "got -1"),
+        (
+            "dirichlet",
+            50,
+            {"alpha": 0.01, "minimum": 10, "max_redraws": 3},
+            r"4 draws gave no division.* 10 .*raise alpha \(now 0\.01\), lower minimum or have fewer clients",
+        ),
+        ("shards", 301, {}, "301 clients x 2 shards of 600 samples"),
+        ("shards", 3, {"per_client": 0}, "per_client must be at least 1"),
+        ("natural", None, {}, "has no natural groups"),
+    ],
+)
+def test_says_what_is_wrong(kind: str, clients: Any, parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        partition(balanced(), kind, clients, 0, **parameters)
+
+
+def test_natural_says_what_is_wrong() -> None:
+    with pytest.raises(DataError, match=r"clients must lie in 1\.\.3; got 4"):
+        partition(grouped(), "natural", 4, 0)
+    with pytest.raises(DataError, match='fewer must be "choose" or "merge"'):
+        partition(grouped(), "natural", 2, 0, fewer="drop")
+    with pytest.raises(DataError, match="a seed must be"):
+        partition(grouped(), "natural", 2, -1)

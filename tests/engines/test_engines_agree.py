@@ -1,0 +1,114 @@
+"""Same run file and seed: same bits, whatever the engine and the number of workers, also when a worker dies on the way."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_federation
+
+from fleetfit import names
+from fleetfit.engines.local import local
+from fleetfit.engines.processes import processes
+from fleetfit.errors import ConfigError
+from fleetfit.evaluate import Wanted
+from fleetfit.rounds import Engine, Round, Settings, run, start
+from fleetfit.values import Evaluation, Federation, Local, Simulation
+
+SETTINGS = Settings(
+    3,
+    Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=8),
+    evaluate_every=2,
+    wanted=Wanted(Evaluation(batch_size=16), statistics_samples=60),
+)
+SPECS: list[Mapping[str, Any]] = [
+    *({"name": name} for name in names.available("methods")),
+    *({"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")),
+    {"name": "scalefl", "split": "width", "beta": 0.0},
+    {"name": "heterofl", "scaler": True, "masked": True},
+    {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
+    {"name": "plugin_method:counting", "pull": 0.1},
+]
+
+
+def finished(federation: Federation, engine: Engine) -> Round:
+    engine.load({})  # as a new run: nobody remembers anything
+    *_, last = run(federation, engine, SETTINGS, start(federation))
+    return last
+
+
+def same(a: Round, b: Round) -> None:
+    assert a.server.state.keys() == b.server.state.keys()
+    for name in a.server.state:
+        assert torch.equal(a.server.state[name], b.server.state[name]), name
+    assert a.server.memory == b.server.memory
+    without = {"seconds"}
+    assert {k: v for k, v in a.report.items() if k not in without} == {
+        k: v for k, v in b.report.items() if k not in without
+    }
+
+
+def fleets(spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
+    return tiny_federation(spec, clients=7, cohort=5, dropout=0.2)
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Engine]:
+    """One engine for all methods: a job brings its method with it."""
+    engine = processes(fleets({"name": "fedavg"})[1], workers=2)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_local_and_processes_give_the_same_bits(spec: Mapping[str, Any], two_workers: Engine) -> None:
+    federation, simulation = fleets(spec)
+    expected = finished(federation, local(simulation))
+    assert not expected.report["failures"]
+    same(expected, finished(federation, two_workers))
+
+
+def test_one_worker_gives_the_same_bits() -> None:
+    federation, simulation = fleets({"name": "scalefl"})
+    engine = processes(simulation, workers=1)
+    try:
+        same(finished(federation, local(simulation)), finished(federation, engine))
+    finally:
+        engine.close()
+
+
+def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) -> None:
+    federation, simulation = fleets({"name": "plugin_method:killing", "folder": str(tmp_path)})
+    (tmp_path / "died").touch()
+    expected = finished(federation, local(simulation))
+    (tmp_path / "died").unlink()
+    found = finished(federation, two_workers)
+    assert (tmp_path / "died").exists()
+    same(expected, found)
+
+
+def test_a_job_that_kills_every_worker_is_a_failure_with_a_reason(two_workers: Engine) -> None:
+    federation, _ = fleets({"name": "plugin_method:always_killing"})
+    two_workers.load({})
+    reports = [r.report for r in run(federation, two_workers, Settings(2, SETTINGS.local), start(federation))]
+    reasons = [f["reason"] for report in reports for f in report["failures"] if f["client"] == 1]
+    assert reasons and all("workers died" in reason for reason in reasons)
+
+
+def test_objects_without_an_import_path_are_refused() -> None:
+    from dataclasses import replace
+
+    _, simulation = fleets({"name": "fedavg"})
+    pathless = replace(simulation, problem=replace(simulation.problem, spec=None))
+    with pytest.raises(ConfigError, match='engine.name = "local"'):
+        processes(pathless)
+
+
+def test_global_randomness_is_left_alone() -> None:
+    federation, simulation = fleets({"name": "fedavg"})
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    finished(federation, local(simulation))
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,75 @@
+"""A method from outside the package, with client memory and a server memory; named by tests as `plugin_method:counting`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.layout import State, outputs
+from fleetfit.method import Loss, Method, take_mean
+from fleetfit.values import Device, Failure, Federation, Job, Server, Update
+
+
+def counting(pull: float = 0.01) -> Method:
+    """Pull towards the mean logit remembered from the client's last accepted round; count updates on the server."""
+
+    def loss(job: Job, device: Device) -> Loss:
+        target = device.memory["mean"] if device.memory else torch.zeros(4)
+        assert (device.memory["rounds"] if device.memory else 0) <= job.round
+        assert (job.memory_version == -1) == (device.memory is None)
+
+        class Remembering:
+            seen = torch.zeros(4)
+
+            def __call__(self, module: nn.Module, x: Any, y: Tensor) -> Tensor:
+                logits = outputs(module, x)[-1]
+                self.seen = self.seen + logits.detach().mean(0)
+                return device.problem.task.loss(logits, y) + pull * ((logits - target) ** 2).mean()
+
+            def metrics(self) -> dict[str, float]:
+                return {"seen": float(self.seen.sum())}
+
+        return Remembering()
+
+    def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
+        rounds = device.memory["rounds"] + 1 if device.memory else 1
+        return {"rounds": rounds, "mean": loss.seen, "last": (job.round, None)}
+
+    def step(
+        federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
+    ) -> Server:
+        after = take_mean(federation, server, aggregate, reports)
+        seen = (server.memory or {"updates": 0})["updates"] + sum(isinstance(r, Update) for r in reports)
+        return replace(after, memory={"updates": seen})
+
+    return Method(loss=loss, remember=remember, step=step)
+
+
+def killing(folder: str = "") -> Method:
+    """FedAvg whose worker ends itself once, the first time that client 1 trains."""
+    import os
+    from pathlib import Path
+
+    def adapt(job: Job, device: Device) -> Job:
+        flag = Path(folder) / "died"
+        if job.kind == "train" and job.client == 1 and not flag.exists():
+            flag.touch()
+            os._exit(9)
+        return job
+
+    return Method(adapt=adapt)
+
+
+def always_killing() -> Method:
+    """FedAvg whose worker ends itself whenever client 1 trains."""
+    import os
+
+    def adapt(job: Job, device: Device) -> Job:
+        if job.kind == "train" and job.client == 1:
+            os._exit(9)
+        return job
+
+    return Method(adapt=adapt)

@@ -1,0 +1,110 @@
+"""The coverage-weighted mean against plain loops; its bounds; what nobody trained stays bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import Tiny
+
+from fleetfit.aggregate import Mean, applied
+from fleetfit.errors import RunError
+from fleetfit.layout import State, infer_layout
+from fleetfit.submodel import Submodel, extract, put_back, random, whole
+
+ARCHITECTURE = Tiny()
+LAYOUT = infer_layout(ARCHITECTURE)
+AXES = ARCHITECTURE.axes
+
+
+def full_state(seed: int) -> State:
+    rng = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(s, generator=rng) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
+
+
+def piece_of(seed: int) -> Submodel:
+    rng = np.random.default_rng(seed)
+    a, b = int(rng.integers(1, 9)), 2 * int(rng.integers(1, 7))
+    depth = int(rng.integers(1, 4))
+    channels = {"a": random(AXES["a"], a, 0, 1, rng), "b": random(AXES["b"], b, 0, 1, rng)}
+    if rng.integers(2):
+        channels["classes"] = tuple(sorted(rng.choice(4, 2, replace=False).tolist()))
+    return Submodel(channels, tuple(range(1, depth + 1)))
+
+
+def by_loops(old: State, updates: list[tuple[Submodel, State, float]]) -> tuple[State, State]:
+    """Put each update into a full-size tensor of NaN, and average element by element what is not NaN, in float64."""
+    holes = {n: torch.full_like(t, float("nan")) for n, t in old.items()}
+    placed = [(put_back(LAYOUT, holes, piece, state), w) for piece, state, w in updates]
+    new, coverage = {}, {}
+    for name, before in old.items():
+        flat, cover = before.flatten().double().clone(), torch.zeros(before.numel())
+        for j in range(before.numel()):
+            found = [(float(p[name].flatten()[j]), w) for p, w in placed]
+            seen = [(x, w) for x, w in found if x == x]
+            if seen:
+                flat[j] = sum(w * x for x, w in seen) / sum(w for _, w in seen)
+                cover[j] = sum(w for _, w in seen)
+        new[name], coverage[name] = flat.view(before.shape), cover.view(before.shape)
+    return new, coverage
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0.5, 50)), min_size=1, max_size=4))
+@settings(max_examples=12, deadline=None)
+def test_mean_is_the_formula(drawn: list[tuple[int, float]]) -> None:
+    old = full_state(0)
+    updates = [
+        (piece_of(s), extract(LAYOUT, full_state(s + 100 + i), piece_of(s)), w) for i, (s, w) in enumerate(drawn)
+    ]
+    mean = Mean(LAYOUT)
+    for update in updates:
+        mean.add(*update)
+    aggregate = mean.result()
+    found = applied(old, aggregate)
+    expected, coverage = by_loops(old, updates)
+    for name in old:
+        assert torch.allclose(found[name].double(), expected[name], rtol=1e-5, atol=1e-6), name
+        assert torch.allclose(aggregate.coverage[name], coverage[name], rtol=1e-5)
+        untouched = coverage[name] == 0
+        assert torch.equal(found[name][untouched], old[name][untouched])
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=6), st.floats(0.1, 100))
+@settings(max_examples=30, deadline=None)
+def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
+    mean = Mean(LAYOUT)
+    states = [full_state(s) for s in seeds]
+    for state in states:
+        mean.add(whole(LAYOUT), state, weight)
+    found = applied(full_state(1), mean.result())
+    for name, tensor in found.items():
+        stacked = torch.stack([s[name] for s in states])
+        slack = stacked.abs().amax(0) * len(seeds) * 6e-7 + 1e-12
+        assert (tensor >= stacked.amin(0) - slack).all() and (tensor <= stacked.amax(0) + slack).all()
+
+
+def test_nobody_leaves_every_bit() -> None:
+    old = full_state(3)
+    old["stem.bias"][0] = -0.0
+    found = applied(old, Mean(LAYOUT).result())
+    assert all(torch.equal(found[n].view(torch.int32), old[n].view(torch.int32)) for n in old)
+
+
+def test_equation_2_by_hand() -> None:
+    """ScaleFL Eq. 2 with two levels: the small client covers the upper left; count weights.
+
+    stem.bias has 8 channels; a level-1 client (4 channels) sends ones, a level-3 client (8) sends threes:
+    the first four become (1 + 3) / 2 = 2, the others 3.
+    """
+    small = Submodel({"a": range(4), "b": range(12)}, (1, 2, 3))
+    mean = Mean(LAYOUT)
+    full = {n: torch.full(s, 3.0) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
+    mean.add(whole(LAYOUT), full, 1.0)
+    mean.add(small, {n: torch.ones(s) for n, s in LAYOUT.shapes(small.sizes, small.exits).items()}, 1.0)
+    assert applied(full_state(0), mean.result())["stem.bias"].tolist() == [2.0] * 4 + [3.0] * 4
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_bad_weight_is_refused(weight: float) -> None:
+    with pytest.raises(RunError, match="aggregation weight"):
+        Mean(LAYOUT).add(whole(LAYOUT), full_state(0), weight)

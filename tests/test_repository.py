@@ -1,0 +1,317 @@
+"""Habits of the repository that no other tool checks; each check is also tried on a sample that it must refuse."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "fleetfit"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+ADRS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+
+# Lines at most, by folder; the longest prefix counts. The aim is about 300 for a module and 150 for a method.
+LINES = {"fleetfit": 300, "fleetfit/methods": 150, "fleetfit/options": 150, "examples": 300, "benchmarks": 300}
+# Modules that may be longer: path -> (lines at most, the reason). Prefer splitting the module.
+LONGER: dict[str, tuple[int, str]] = {}
+BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
+
+PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+# Functions that pickle, or read pickles.
+PICKLING_CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
+
+# The one module that seeds torch's global generator: dropout and the like know no other.
+SEEDS_GLOBALLY = {"fleetfit/train.py"}
+TORCH_GLOBAL = re.compile(
+    r"torch\.(random\.)?(manual_seed|seed|set_rng_state|fork_rng)"
+    r"|torch\.cuda\.(random\.)?(manual_seed|manual_seed_all|seed|seed_all|set_rng_state|set_rng_state_all)"
+)
+NUMPY_OWN_STATE = {"default_rng", "Generator", "BitGenerator", "SeedSequence", "PCG64", "PCG64DXSM", "Philox", "SFC64"}
+PYTHON_OWN_STATE = {"Random"}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Yield the full name of each module that is imported anywhere in the tree, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def dotted_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, full dotted name) of each use of an imported name, aliases undone: `np.random.seed` -> numpy..."""
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                known[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        part: ast.AST = node
+        while isinstance(part, ast.Attribute):
+            parts.append(part.attr)
+            part = part.value
+        if isinstance(part, ast.Name) and part.id in known and isinstance(node, ast.Attribute | ast.Name):
+            yield node.lineno, ".".join([known[part.id], *reversed(parts)])
+
+
+def pickling(source: str) -> list[str]:
+    """List each import of a pickling module and each use of a function that pickles."""
+    tree = ast.parse(source)
+    found = [name for name in imported_modules(tree) if name.split(".")[0] in PICKLERS]
+    found += [f"line {line}: {name}" for line, name in dotted_uses(tree) if name in PICKLING_CALLS]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and getattr(node.value, "value", True):
+            found.append(f"line {node.value.lineno}: allow_pickle")
+    return found
+
+
+def global_randomness(source: str) -> list[str]:
+    """List each use of a random generator that the whole process shares."""
+    found = []
+    for line, name in dotted_uses(ast.parse(source)):
+        head, _, last = name.rpartition(".")
+        if (
+            TORCH_GLOBAL.fullmatch(name)
+            or (head == "numpy.random" and last not in NUMPY_OWN_STATE)
+            or (head == "random" and last not in PYTHON_OWN_STATE)
+        ):
+            found.append(f"line {line}: {name}")
+    return found
+
+
+def size_limit(path: str) -> int:
+    """Return how many lines the module at a path may have."""
+    if path in LONGER:
+        return LONGER[path][0]
+    folders = [folder for folder in LINES if path.startswith(folder + "/")]
+    return LINES[max(folders, key=len)]
+
+
+def named_in_tree(markdown: str) -> list[str]:
+    """Return the paths that a fenced tree with a line `fleetfit/` names, relative to the repository.
+
+    A line is an indented name (or several, side by side) and what it is for; `; name.py  text` on the same line adds a
+    name. A folder, whose name ends in a slash, is the parent of the deeper lines under it.
+    """
+    paths = []
+    for block in re.findall(r"^```\w*\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE):
+        lines = [re.sub(r"[│├└─]", " ", line) for line in block.splitlines()]
+        if not any(line.startswith("fleetfit/") for line in lines):
+            continue
+        parents: list[tuple[int, str]] = []
+        for line in filter(str.strip, lines):
+            depth = len(line) - len(line.lstrip())
+            parents = [parent for parent in parents if parent[0] < depth]
+            folder = "".join(name for _, name in parents)
+            leading = re.match(r"(?:[\w.*/-]+(?:\.\w+|/)(?:\s+|$))*", line.lstrip())
+            names = (leading[0].split() if leading else []) + re.findall(r"; ([\w/]+\.py)\b", line)
+            paths += [folder + name for name in names]
+            if len(names) == 1 and names[0].endswith("/"):
+                parents.append((depth, names[0]))
+    return paths
+
+
+def top_level(package: Path) -> set[str]:
+    """Return the modules and packages right under a package, as a tree names them."""
+    modules = {f"{package.name}/{path.name}" for path in package.glob("*.py") if not path.name.startswith("__")}
+    return modules | {f"{package.name}/{path.parent.name}/" for path in package.glob("*/*.py")}
+
+
+def pins(text: str) -> dict[str, str]:
+    """Read `name==version` lines; names as package indexes normalise them."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+", line) for line in lines), "not name==version"
+    return {normal(line.split("==")[0]): line.split("==")[1] for line in lines}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_there_are_modules_to_check():
+    assert len(MODULES) > 1
+
+
+@pytest.mark.parametrize(
+    "path", [*MODULES, *ROOT.glob("examples/**/*.py"), *ROOT.glob("benchmarks/**/*.py")], ids=relative
+)
+def test_a_module_is_short(path):
+    lines, limit = len(path.read_text().splitlines()), size_limit(relative(path))
+    assert lines <= limit, (
+        f"{relative(path)} has {lines} lines, at most {limit}: split it, or add it to LONGER with a reason"
+    )
+
+
+def test_exceptions_in_length_are_still_needed():
+    for path, (_, reason) in LONGER.items():
+        assert reason, f"{path}: why may it be longer?"
+        lines = len((ROOT / path).read_text().splitlines())
+        assert lines > LINES["fleetfit"], f"{path} is short now: remove it from LONGER"
+
+
+def test_limits_are_per_folder():
+    assert (
+        size_limit("fleetfit/methods/fedavg.py") < size_limit("fleetfit/models/cnn.py") == size_limit("fleetfit/cli.py")
+    )
+
+
+def test_no_module_is_a_drawer():
+    banned = [relative(path) for path in MODULES if {*path.relative_to(PACKAGE).with_suffix("").parts} & BANNED_NAMES]
+    assert not banned, f"name these after what they do: {banned}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_nothing_pickles(path):
+    assert not pickling(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from pickle import loads",
+        "import multiprocessing, cloudpickle as c",
+        "import torch\ntorch.load('x')",
+        "from torch import save as s\ns({}, 'x')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+    ],
+)
+def test_pickling_is_seen(source):
+    assert pickling(source)
+
+
+def test_other_reading_and_writing_is_not_pickling():
+    assert not pickling("import numpy as np, json\nnp.load('x', allow_pickle=False)\njson.dumps({})\nmodule.save('x')")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if relative(path) not in SEEDS_GLOBALLY], ids=relative)
+def test_no_global_randomness(path):
+    assert not global_randomness(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.manual_seed(0)",
+        "import torch as t\nt.cuda.manual_seed_all(0)",
+        "from torch import manual_seed\nmanual_seed(0)",
+        "import numpy as np\nnp.random.seed(0)",
+        "import numpy as np\nnp.random.shuffle([])",
+        "from numpy.random import permutation\npermutation(3)",
+        "import random\nrandom.choice([1])",
+        "def f():\n    from random import shuffle\n    shuffle([])",
+    ],
+)
+def test_global_randomness_is_seen(source):
+    assert global_randomness(source)
+
+
+def test_generators_of_their_own_are_not_global_randomness():
+    source = """
+import random, torch, numpy as np
+def f(rng: np.random.Generator, random_state):
+    torch.Generator().manual_seed(0)
+    np.random.default_rng(0).shuffle([])
+    random.Random(0).choice([1])
+    rng.random()
+    random_state.choice([1])
+"""
+    assert not global_randomness(source)
+
+
+TREE = """
+```
+fleetfit/
+  cli.py            the verbs; nothing else
+  engines/          where jobs run
+    local.py          this process
+  losses.py         pure functions;  tasks.py: a task's loss
+  names.py  errors.py
+  method.py         what differs; see api.py for more
+tests/              mirrors the package
+experiments/*.toml  one file = one table
+```
+"""
+
+
+def test_a_tree_is_read():
+    names = ["cli.py", "engines/", "engines/local.py", "losses.py", "names.py", "errors.py", "method.py"]
+    named = named_in_tree(TREE.replace(";  tasks.py", "; tasks.py"))
+    assert set(named) == {
+        "fleetfit/",
+        *(f"fleetfit/{name}" for name in [*names, "tasks.py"]),
+        "tests/",
+        "experiments/*.toml",
+    }
+    drawn = "```text\nfleetfit/\n├── cli.py\n└── engines/\n    └── local.py   here\n```"
+    assert named_in_tree(drawn) == ["fleetfit/", "fleetfit/cli.py", "fleetfit/engines/", "fleetfit/engines/local.py"]
+    assert not named_in_tree("```\npip install fleetfit/\n```")
+
+
+def test_the_readme_names_what_exists_and_all_of_it():
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("there is no README.md yet")
+    named = named_in_tree(readme.read_text())
+    assert named, "README.md has no fenced tree with a line fleetfit/"
+    assert not [path for path in named if not list(ROOT.glob(path.rstrip("/")))], "named, but not on disk"
+    assert not top_level(PACKAGE) - set(named), "on disk, but not named"
+
+
+def test_every_decision_is_in_the_index():
+    index = (ROOT / "docs" / "adr" / "README.md").read_text()
+    linked = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index)
+    assert sorted(linked) == [path.name for path in ADRS]
+    assert [int(path.name[:4]) for path in ADRS] == list(range(1, len(ADRS) + 1)), "numbers follow one another"
+
+
+@pytest.mark.parametrize("path", ADRS, ids=relative)
+def test_a_decision_has_all_its_parts(path):
+    headings = re.findall(r"^## (.+)$", path.read_text(), re.MULTILINE)
+    assert headings == ["Context", "Decision", "What was tried and failed", "Consequences"]
+
+
+def test_every_requirement_is_pinned_and_within_its_range():
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = pins((ROOT / "constraints.txt").read_text())
+    wanted = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    for requirement in map(Requirement, wanted):
+        assert pinned.get(normal(requirement.name), "missing") in requirement.specifier, (
+            f"{requirement} in constraints.txt"
+        )
+    assert pinned["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize(
+    "line", ["torch>=2", "torch @ file:///tmp/torch.whl", "-e .", "--index-url x", "torch==2.13.0+cpu"]
+)
+def test_a_constraint_is_an_exact_version_from_anywhere(line):
+    with pytest.raises(AssertionError, match="name==version"):
+        pins(line)
+
+
+def test_hooks_run_what_make_test_runs():
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = "".join(re.findall(r"^(?:lint|test):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
+    commands = [line.strip().replace("$(PYTEST_ARGS)", "").strip() for line in recipes.splitlines()]
+    hooks = re.findall(r"^ +entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    assert sorted(command.replace("$(BIN)", ".venv/bin") for command in commands) == sorted(hooks)
