@@ -416,7 +416,11 @@ def _dimension(
     where = f'"{name}", dimension {d} of size {size}'
     ours = [x for x in declared if x.kind != "alias" and x.dim in (None, d)]
     concatenations = [x for x in ours if x.kind == "segments"]
-    if not growth and not any(x.dim == d for x in ours):
+    if not growth:
+        wrong = next((x for x in ours if x.dim == d), None)
+        if wrong is not None:
+            raise ModelError(f"{where} is declared {wrong.kind}, but no axis moves it. Remove the declaration or mend "
+                             "its dim.")  # fmt: skip
         return (Segment(None, size),)
     axes = architecture.axes
     if len(growth) > 1 or (len(growth) == 1 and _offset(axes, growth, size)):

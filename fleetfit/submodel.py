@@ -333,9 +333,10 @@ def flat_of(state: State) -> Tensor:
     """Return a state as one flat fp32 tensor in its own order: no copy when its tensors lie side by side in one buffer."""
     tensors = list(state.values())
     first = tensors[0]
-    place, width = first.data_ptr(), first.element_size()
+    place, width, buffer = first.data_ptr(), first.element_size(), first.untyped_storage().data_ptr()
     for tensor in tensors:
-        if tensor.dtype != torch.float32 or tensor.data_ptr() != place or not tensor.is_contiguous():
+        ours = tensor.data_ptr() == place and tensor.untyped_storage().data_ptr() == buffer  # neighbours may be strangers
+        if tensor.dtype != torch.float32 or not ours or not tensor.is_contiguous():
             return torch.cat([t.detach().reshape(-1).float() for t in tensors])
         place += tensor.numel() * width
     total = (place - first.data_ptr()) // width

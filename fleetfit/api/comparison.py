@@ -5,6 +5,7 @@ validation data with the first seed (ReeFL, appendix A); the table says what eac
 again, one that was cut off goes on.
 """
 
+import contextlib
 import itertools
 import json
 import re
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.api.runs import RUNS, OnRound, Run, load, prepare, proceed
-from fleetfit.config import Experiment, to_toml
+from fleetfit.config import to_toml
 from fleetfit.config.assembly import check_keys, spec_of_method
 from fleetfit.config.checking import checked
 from fleetfit.config.reading import anchored, merged, override, read_table
-from fleetfit.errors import ConfigError, FleetFitError, RunError
+from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.method import build
 from fleetfit.records import RunFolder, write_atomically
 from fleetfit.report import plots
@@ -65,8 +66,8 @@ class Comparison:
     tuned: Mapping[tuple[str, str], str]
 
 
-OnRun = Callable[[str, int, int, Experiment], OnRound | None]
-"""Called before each run with its title, its number, how many there are, and its description."""
+OnRun = Callable[[str, int, int, Run], OnRound | None]
+"""Called before each run with its title, its number, how many there are, and the run, which may be finished already."""
 
 
 def compare(
@@ -133,7 +134,9 @@ class _Planned:
     @property
     def fingerprint(self) -> str:
         """A short hash of all that is run."""
-        text = json.dumps([[str(e.place), e.table] for e in self.entries()] + [self.tuning], default=str, sort_keys=True)
+        text = json.dumps(
+            [[str(e.place), e.table] for e in self.entries()] + [self.tuning], default=str, sort_keys=True
+        )
         return sha256(text.encode()).hexdigest()[:6]
 
     def _places_differ(self) -> None:
@@ -151,7 +154,9 @@ def _rows(given: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[s
         table = merged(base, change)
         name = str(row.get("label") or table.get("method", {}).get("name", "scalefl"))
         if name in rows:
-            raise ConfigError(f'[compare] row #{number}: there is a row "{name}" already; give each row a label of its own.')
+            raise ConfigError(
+                f'[compare] row #{number}: there is a row "{name}" already; give each row a label of its own.'
+            )
         rows[name] = table
     return rows
 
@@ -210,9 +215,7 @@ def _check(table: Mapping[str, Any], row: str) -> None:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def _one(
-    table: Mapping[str, Any], place: Path, title: str, number: int, count: int, on_run: OnRun | None
-) -> Run:
+def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: int, on_run: OnRun | None) -> Run:
     """Run one, go on with it, or open it if it is finished."""
     experiment = checked(table)
     if not (place / "config.toml").is_file():
@@ -221,7 +224,7 @@ def _one(
         found = load(place)
         if RunFolder(place).text("config.toml") != to_toml(experiment):
             raise RunError(f"{place} holds a run of something else; choose another folder with --out, or delete it.")
-    on_round = on_run(title, number, count, experiment) if on_run is not None and not found.finished else None
+    on_round = None if on_run is None else on_run(title, number, count, found)
     if not found.finished:
         proceed(found, on_round)
     return found
@@ -265,10 +268,17 @@ def _reported(
     write_atomically(folder / "table.md", table.to_markdown())
     write_atomically(folder / "table.csv", table.to_csv())
     numbers = [
-        {"row": row, "setting": setting, "tuned": tuned.get((row, setting)), **found.summary, "folder": str(found.folder)}
+        {
+            "row": row,
+            "setting": setting,
+            "tuned": tuned.get((row, setting)),
+            **found.summary,
+            "folder": str(found.folder),
+        }
         for (row, setting), group in runs.items()
         for found in group
     ]
     write_atomically(folder / "compare.json", json.dumps(numbers, indent=2) + "\n")
-    plots.plots_of_comparison(folder, results, {key: group[0].metrics for key, group in runs.items()})
+    with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
+        plots.plots_of_comparison(folder, results, {key: group[0].metrics for key, group in runs.items()})
     return Comparison(folder, table, runs, tuned)

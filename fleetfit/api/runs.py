@@ -16,7 +16,7 @@ from torch import nn
 
 from fleetfit import evaluate, rounds
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
-from fleetfit.config.writing import objects_in
+from fleetfit.config.writing import dumped, objects_in, to_table
 from fleetfit.data import class_counts
 from fleetfit.errors import ConfigError, MissingExtra, ModelError, RunError, did_you_mean
 from fleetfit.planner import Plan
@@ -69,6 +69,11 @@ class Run:
     def plan(self) -> Plan:
         """The levels with their sizes and costs."""
         return Plan.from_toml(self._files.text("plan.toml"))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user must see, such as who cannot take part."""
+        return self._assembly.notes
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -162,8 +167,7 @@ class Run:
         """
         assembly = self._assembly
         if sections:
-            table = tomllib.loads(to_toml(self._experiment)) | _objects(self._experiment)
-            assembly = assemble(experiment_of(table, **sections))
+            assembly = assemble(experiment_of(_visible(self._experiment), **sections))
         _check_same_model(self._assembly, assembly)
         with contextlib.closing(assembly.engine()) as engine:
             engine.load(self._taken_up["clients"])
@@ -184,10 +188,10 @@ class Run:
         return {**found, "server": Server(server["state"], server["round"], server["memory"])}
 
 
-def _objects(experiment: Experiment) -> dict[str, Any]:
-    """Return the sections that hold Python objects, which no file can hold."""
-    held = objects_in(tomllib.loads(to_toml(experiment)))
-    return {key: getattr(experiment, key) for key in held}
+def _visible(experiment: Experiment) -> dict[str, Any]:
+    """Return the experiment's tables with every default visible, and the objects that stand in for names."""
+    table = to_table(experiment)
+    return table | {section: dumped(getattr(experiment, section)) for section in objects_in(table)}
 
 
 def _check_same_model(ours: Assembly, other: Assembly) -> None:
@@ -237,14 +241,13 @@ def described(
         found = read_experiment(source, overrides, **sections)
         return found if found.name else found.model_copy(update={"name": Path(source).stem})
     if isinstance(source, Experiment):
-        from fleetfit.config.writing import dumped
-
         return experiment_of(dumped(source, only_set=True), overrides, **sections)
     return experiment_of(source, overrides, **sections)
 
 
 def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
     """Check everything and make the run folder, without running a round."""
+    experiment = experiment_of(_visible(experiment))  # as a resumed run will read it: its messages have the same size
     assembly = assemble(experiment)
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{_label(experiment.method.name)}"

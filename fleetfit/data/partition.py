@@ -310,5 +310,5 @@ def _collected(data: Data, owners: dict[str, Ints], clients: int) -> list[Part]:
         order = order[owner[order] >= 0]
         ends = np.cumsum(np.bincount(owner[order], minlength=clients))
         for part, mine in zip(parts, np.split(indices[order], ends[:-1]), strict=True):
-            part[split] = torch.from_numpy(mine.copy())  # a view would take the whole array along when it is sent
+            part[split] = torch.from_numpy(mine)
     return parts

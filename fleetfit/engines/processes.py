@@ -6,6 +6,7 @@ its job runs again on another one. Workers end when this process does.
 """
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -178,7 +180,7 @@ class Processes:
                     reason = f"{_TRIES} workers died while running it"
                     done[place] = Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
             elif "error" in reply:
-                raise RunError(f"a worker could not start: {reply['error']}")
+                raise RunError(f"a worker could not go on: {reply['error']}")
             else:
                 if job.kind == "train":
                     self._memories.offer(job.round, job.index, reply["memory"])
@@ -225,8 +227,8 @@ def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
     data = simulation.data
     np.save(folder / "x.npy", data.x.cpu().numpy())
     np.save(folder / "y.npy", data.y.cpu().numpy())
-    tensors = {"x", "y", "splits"}
-    fields = {k: v for k, v in vars(data).items() if k in Data.__dataclass_fields__ and k not in tensors}
+    apart = {"x", "y", "splits"}
+    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in apart}
     nest = {
         "problem": simulation.problem.spec, "base": simulation.problem.base, "data": fields, "splits": dict(data.splits),
         "parts": [dict(part) for part in simulation.parts], "threads": threads, "path": [p for p in sys.path if p],
@@ -251,10 +253,11 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
         simulation, threads = _read_setup(setup, device)
-    except FleetFitError as error:
+    except Exception as error:
         with contextlib.suppress(EOFError, OSError):
             connection.recv_bytes()
-            connection.send_bytes(pack({"error": str(error)}))
+            said = str(error) if isinstance(error, FleetFitError) else traceback.format_exc()
+            connection.send_bytes(pack({"error": said}))
         return
     torch.set_num_threads(threads)
     while True:
@@ -269,6 +272,8 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
             message = {"reply": reply_nest(reply), "memory": memory}
         except FleetFitError as error:
             message = {"error": str(error)}
+        except Exception:  # a bug, the method's or ours: the engine shows it, instead of a worker that dies again and again
+            message = {"error": f"a job failed unexpectedly.\n{traceback.format_exc()}"}
         try:
             connection.send_bytes(pack(message))
         except OSError:  # the engine is gone

@@ -1,0 +1,1 @@
+"""Models: one file and one function each; `blocks.py` holds what they share."""

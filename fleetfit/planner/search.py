@@ -117,8 +117,8 @@ def _settled(grid: Grid, targets: Targets) -> tuple[Split, ...]:
     """Return the splits of a saved plan, with their cost in this model."""
     strange = sorted({e for s in targets.splits for e in s.exits} - set(grid.positions))
     if strange or targets.splits[-1].depth != grid.blocks:
-        raise PlanError(f"the plan was made for another model: it has exits {list(targets.splits[-1].exits)}; this model "
-                        f"has {grid.blocks} blocks and allows exits after {list(grid.positions)}.")  # fmt: skip
+        raise PlanError(f"the plan was made for another model: it has exits {list(targets.splits[-1].exits)}; this "
+                        f"model has {grid.blocks} blocks and allows exits after {list(grid.positions)}.")  # fmt: skip
     smaller = [replace(s, share=grid.of(s.width, s.exits) / grid.full) for s in targets.splits[:-1]]
     return (*smaller, replace(targets.splits[-1], share=1.0))
 

@@ -182,7 +182,17 @@ def total_table(summary: Mapping[str, Any]) -> Table:
 
 def plan_table(plan: Plan, title: str = "") -> Table:
     """Return the levels of a plan with their costs."""
-    columns = ("level", "width", "depth", "exits", "parameters", "multiply-adds", "target", f"{plan.cost} / full", "clients")
+    columns = (
+        "level",
+        "width",
+        "depth",
+        "exits",
+        "parameters",
+        "multiply-adds",
+        "target",
+        f"{plan.cost} / full",
+        "clients",
+    )
     rows = tuple(
         (
             level.name,
@@ -236,6 +246,25 @@ def compare_table(
         body.append(tuple(cells))
     groups = (("", 1), *((setting, 2) for setting in settings))
     return Table(columns, tuple(body), title, tuple(notes), groups)
+
+
+def levels_of_rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Table:
+    """Return the levels of every row and setting, accuracies over the seeds, and what the row sent."""
+    columns = ("run", "level", "width", "depth", "parameters", "multiply-adds", "clients", "local accuracy %",
+               "global accuracy %", "bytes down / up")  # fmt: skip
+    rows = []
+    for key, summaries in results.items():
+        first = summaries[0]
+        for index, level in enumerate(first["levels"]):
+            local = spread([s["levels"][index]["local"] for s in summaries if index < len(s["levels"])])
+            overall = ("", "", "")
+            if index == 0:
+                sent = f"{size(first['bytes_down'])} / {size(first['bytes_up'])}"
+                overall = (", ".join(filter(None, key)), spread([s["global"] for s in summaries]), sent)
+            shape = (level["level"], f"{level['width']:.2f}", f"{level['depth']}/{level['blocks']}",
+                     short(level["parameters"]), short(level["multiply_adds"]), str(level["clients"]), local)  # fmt: skip
+            rows.append((overall[0], *shape, *overall[1:]))
+    return Table(columns, tuple(rows))
 
 
 def spread(values: Sequence[float | None]) -> str:

@@ -92,10 +92,17 @@ def test_groups_are_numbered_over_all_files(tmp_path: Path, write: Write, pictur
     content = [picture(noise(1, 3, 3)[0])] * 4
     write(tmp_path / "train.parquet", content, [0, 1, 0, 1], writer=["z", "b", "b", "z"])
     write(tmp_path / "test.parquet", content, [0, 1, 0, 1], writer=["a", "b", "b", "z"])
-    data = images(str(tmp_path), groups="writer", validation=0.5)
+    data = images(str(tmp_path), groups="writer")
     assert data.groups is not None
     assert data.groups.tolist() == [2, 1, 1, 2, 0, 1, 1, 2]
-    assert sorted(data.groups[data.split("validation")].tolist()) == [1, 2]  # held out from each writer
+
+
+def test_each_group_gives_up_its_share(tmp_path: Path, write: Write, picture: Picture) -> None:
+    content = [picture(noise(1, 3, 3)[0])] * 40
+    write(tmp_path / "train.parquet", content, [0] * 40, writer=[i % 4 for i in range(40)])
+    data = images(str(tmp_path), groups="writer", validation=0.2, test=0.0)
+    assert data.groups is not None
+    assert torch.bincount(data.groups[data.split("validation")]).tolist() == [2, 2, 2, 2]
 
 
 def test_grey_and_colour(tmp_path: Path, write: Write, picture: Picture) -> None:
@@ -139,6 +146,7 @@ def test_undecodable_image_names_its_row(
     tmp_path: Path, write: Write, picture: Picture, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
     monkeypatch.setattr(_decode, "_LARGE_BYTES", 0 if threads else 10**9)
+    monkeypatch.setattr(parquet, "_ROWS", 4)
     good = picture(noise(1, 32, 32, 3)[0])
     for bad in (b"no image", good[: len(good) // 2]):
         write(tmp_path / "train.parquet", [good] * 6 + [bad, good], [0] * 8)
@@ -184,6 +192,13 @@ def test_says_what_is_wrong(colour: tuple[Path, np.ndarray], changes: dict[str, 
 def test_bad_rows(tmp_path: Path, write: Write, contents: Any, labels: Any, message: str) -> None:
     write(tmp_path / "train.parquet", contents, labels)
     with pytest.raises(DataError, match=message):
+        images(str(tmp_path))
+
+
+def test_bad_label_names_its_file(tmp_path: Path, write: Write) -> None:
+    write(tmp_path / "train.parquet", [b"x"] * 3, [0, 1, 0])
+    write(tmp_path / "test.parquet", [b"x"] * 3, [0, 1, -1])
+    with pytest.raises(DataError, match=r"row 2 of .*test\.parquet has label -1"):
         images(str(tmp_path))
 
 

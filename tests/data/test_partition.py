@@ -170,6 +170,15 @@ def test_balance_mask_evens_sizes_out() -> None:
     assert spread[True] < 0.9 * spread[False]
 
 
+def test_balance_mask_treats_classes_alike() -> None:
+    """Clients fill up, so the classes drawn last lie with few of them: no class may always be among those."""
+    data = balanced(2000, classes=10)
+    options = {"alpha": 1.0, "minimum": 0}
+    counts = torch.stack([class_counts(data, partition(data, "dirichlet", 20, s, **options)) for s in range(60)])
+    holders = (counts > 0).sum(1).double().mean(0)
+    assert holders.max() - holders.min() < 2.0
+
+
 def test_small_alpha_means_few_classes() -> None:
     data = balanced(5000, classes=10)
 
@@ -191,6 +200,7 @@ def test_shards_give_few_labels() -> None:
     assert ((class_counts(aligned, partition(aligned, "shards", 20, 0)) > 0).sum(1) <= 2).all()
     assert torch.equal(counts.sum(0), torch.bincount(y))
     assert ((counts > 0).sum(1) <= 4).all()
+    assert not torch.equal(class_counts(data, partition(data, "shards", 20, 1)), counts)
 
 
 def test_test_data_have_the_clients_own_proportions() -> None:
@@ -218,6 +228,16 @@ def test_apportioned_is_near_the_exact_share(counts: list[list[int]], sizes: lis
     exact = have * np.where(present, total, 0) / np.maximum(have.sum(0), 1)
     assert np.abs(got - exact).max() < 3
     assert np.abs((got - exact).sum(1)).max() < 3
+
+
+def test_rounding_leaves_no_small_client_without_data() -> None:
+    """50 classes with 2 samples each over 20 clients, the largest 20 times the smallest.
+
+    Client k's exact total is 100 (k + 1) / 210: 0.5 to 9.5. Rounded class by class, the two largest would get all.
+    """
+    have = np.repeat(np.arange(1, 21)[:, None], 50, axis=1)
+    got = _apportioned(have, np.full(50, 2), np.random.default_rng(0))
+    assert np.abs(got.sum(1) - 100 * np.arange(1, 21) / 210).max() < 1.5
 
 
 @given(wish=st.lists(st.floats(-3, 20), min_size=1, max_size=10), total=st.integers(0, 60))
@@ -257,6 +277,13 @@ def test_natural_with_fewer_clients() -> None:
         owners = [set(data.groups[p["train"]].tolist()) for p in parts]
         assert not owners[0] & owners[1]
         assert sorted(len(groups) for groups in owners) == [1, 2]
+
+
+def test_natural_merges_nothing_when_there_are_enough_clients() -> None:
+    for few, many in zip(
+        partition(grouped(), "natural", 3, 0, fewer="merge"), partition(grouped(), "natural", None, 0), strict=True
+    ):
+        assert few["train"].tolist() == many["train"].tolist()
 
 
 def test_natural_leaves_small_groups_out() -> None:

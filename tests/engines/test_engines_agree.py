@@ -92,7 +92,7 @@ def test_a_job_that_kills_every_worker_is_a_failure_with_a_reason(two_workers: E
     federation, _ = fleets({"name": "plugin_method:always_killing"})
     two_workers.load({})
     reports = [r.report for r in run(federation, two_workers, Settings(2, SETTINGS.local), start(federation))]
-    reasons = [f["reason"] for report in reports for f in report["failures"] if f["client"] == 1]
+    reasons = [f["reason"] for report in reports for f in report["failures"] if f["client"] == 5]
     assert reasons and all("workers died" in reason for reason in reasons)
 
 

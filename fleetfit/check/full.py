@@ -1,0 +1,88 @@
+"""The full model in float64 with redrawn parameters, which the parts of the proof compare with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, Layout, State, build_module, named_tensors, outputs
+from fleetfit.submodel import Submodel
+
+TOLERANCE = 1e-5
+"""Largest difference of outputs, relative to the largest output, that passes for equal."""
+
+
+class Full:
+    """A full model, its state, an input, and what it makes of it.
+
+    Attributes:
+        state: The layout's tensors, in fp32 so that cutting keeps them exactly.
+        base: Tensors that are not in the layout (never trained).
+        expected: Logits of every exit.
+    """
+
+    def __init__(self, architecture: Architecture, layout: Layout, x: Tensor, rng: torch.Generator) -> None:
+        self.architecture, self.layout = architecture, layout
+        self.x = x.double() if x.is_floating_point() else x
+        self.module = build_module(architecture, layout.full_sizes, layout.exits).eval()
+        everything: State = {}
+        for name, tensor, is_parameter in named_tensors(self.module):
+            everything[name] = _redrawn(tensor, rng) if is_parameter else tensor.detach().clone().float()
+        self.state: State = {name: everything[name] for name in layout.tensors}
+        self.base = {n: t for n, t in everything.items() if n not in layout.tensors and n not in layout.aliases}
+        self.module.double()
+        self.expected = self.outputs(self.state)
+        if not all(bool(torch.isfinite(out).all()) for out in self.expected):
+            raise ModelError(
+                f"{architecture}: random parameters give outputs that are not finite, so the layout cannot be checked."
+            )
+
+    def outputs(self, state: State) -> list[Tensor]:
+        """Return the logits of every exit under a full state."""
+        load(self.module, {**self.base, **state})
+        try:
+            with torch.no_grad():
+                return outputs(self.module, self.x)
+        except Exception as error:
+            shape = tuple(self.x.shape)
+            raise ModelError(f"{self.architecture} does not accept a batch of shape {shape}: {error}") from error
+
+
+def _redrawn(parameter: Tensor, rng: torch.Generator) -> Tensor:
+    """Return a parameter drawn anew: vectors in 0.5..1.5, matrices normal by fan-in."""
+    if parameter.dim() < 2:
+        return 0.5 + torch.rand(parameter.shape, generator=rng)
+    return torch.randn(parameter.shape, generator=rng) / (parameter.numel() / parameter.shape[0]) ** 0.5
+
+
+def load(module: nn.Module, state: State) -> None:
+    """Copy a state into a module whose tensors have exactly these names; second names of tensors may be absent.
+
+    Raises:
+        ModelError: A tensor is missing, unexpected, or of another shape.
+    """
+    own = {name: tensor for name, tensor, _ in named_tensors(module)}
+    filled = {id(own[name]) for name in state if name in own}
+    missing = [name for name, tensor in own.items() if id(tensor) not in filled]
+    unexpected = sorted(state.keys() - own.keys())
+    if missing or unexpected:
+        raise ModelError(f"a state does not load: missing {missing[:3]}, unexpected {unexpected[:3]}.")
+    try:
+        module.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise ModelError(f"a state does not load: {error}") from error
+
+
+def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """Return the largest difference over all exits, each relative to its largest output."""
+    pairs = list(zip(ours, theirs, strict=True))
+    if any(a.shape != b.shape for a, b in pairs):
+        return float("inf")
+    return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs)
+
+
+def describe(level: Submodel) -> str:
+    """Return a level as text: its exits and sizes."""
+    sizes = ", ".join(f"{axis} {n}" for axis, n in level.sizes.items())
+    return f"exits {', '.join(map(str, level.exits))}" + (f" and {sizes}" if sizes else "")

@@ -1,0 +1,177 @@
+"""What a person sees: live progress, tables, where the run folder is."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from fleetfit.api import Comparison, Run
+from fleetfit.api.runs import proceed
+from fleetfit.config import Experiment
+from fleetfit.planner import Plan
+from fleetfit.report.plots import available as plots_available
+from fleetfit.report.tables import Table, duration, level_table, levels_of_rows, percent, plan_table, total_table
+
+_PLAIN_WIDTH = 160  # where nobody says how wide the output is
+_ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
+               "avg", "full")  # fmt: skip
+
+
+def say(text: str) -> None:
+    """Print text as it is."""
+    print(text, flush=True)
+
+
+def show(table: Table) -> None:
+    """Print a table; headings above columns go above their own."""
+    rich = RichTable()
+    above = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.columns)
+    for group, column in zip(above, table.columns, strict=True):
+        rich.add_column(escape(f"{group}\n{column}" if any(above) else column), overflow="fold")
+    for row in table.rows:
+        rich.add_row(*map(escape, row))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    if table.title:
+        console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
+    console.print(rich)
+    for note in table.notes:
+        console.print(escape(note), soft_wrap=True)
+
+
+def plan(found: Plan, title: str) -> None:
+    """Print a plan."""
+    show(plan_table(found, title))
+
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Shows the rounds of one run: a live bar in a terminal, else a line per round."""
+
+    def __init__(self, title: str, experiment: Experiment) -> None:
+        """Begin to count the time."""
+        self._title, self._rounds = title, experiment.rounds
+        self._norm, self._accuracy = experiment.evaluate.norms[0], ""
+        self._began, self._first = time.monotonic(), 0
+        self._bar: Progress | None = None
+        if sys.stdout.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(),
+                TextColumn("{task.fields[what]}"), TimeRemainingColumn(),
+            )  # fmt: skip
+            self._task = self._bar.add_task(escape(title), total=self._rounds, what="")
+            self._bar.start()
+
+    def __call__(self, report: Mapping[str, Any]) -> None:
+        """Show a round's report."""
+        done, loss = report["round"], report["train"]["loss"]
+        self._first = self._first or done
+        columns = report.get("evaluate", {}).get(self._norm)
+        if columns:
+            self._accuracy = f"local {percent(columns['local'])}%  global {percent(columns['global'])}%"
+        what = f"loss {'-' if loss is None else f'{loss:.3f}'}  {self._accuracy}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, what=escape(what))
+            if done == self._rounds:
+                self.close()
+            return
+        each = (time.monotonic() - self._began) / (done - self._first + 1)
+        lost = f"  {len(report['failures'])} jobs failed" if report["failures"] else ""
+        left = duration(each * (self._rounds - done))
+        say(f"{self._title}{'  ' if self._title else ''}round {done}/{self._rounds}  {what}{lost}  {left} left")
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+@contextlib.contextmanager
+def interruptible(command: str) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nfleetfit: stopped. Nothing half was written; go on with: {command}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def trained(target: Run, quiet: bool) -> None:
+    """Run the rounds that are left with live progress, then print the result."""
+    for note in target.notes:
+        say(f"Note: {note}")
+    if not quiet:
+        say(f"Run folder: {target.folder}")
+    progress = None if quiet else Rounds("", target.experiment)
+    with interruptible(f"fleetfit resume {target.folder}"):
+        try:
+            proceed(target, progress)
+        finally:
+            if progress is not None:
+                progress.close()
+    result(target)
+
+
+def result(found: Run) -> None:
+    """Print the tables of a finished run and where it is."""
+    summary = found.summary
+    show(level_table(summary))
+    show(total_table(summary))
+    _where(found.folder)
+
+
+def _where(folder: Any) -> None:
+    if plots_available():
+        say(f"Plots: {folder}/plots")
+    else:
+        say('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')
+    say(f"Run folder: {folder}")
+
+
+# ---- comparisons ---------------------------------------------------------------------------------------------------
+
+
+def compared_run(title: str, number: int, count: int, run: Run) -> Rounds | None:
+    """Announce a run of a comparison; return what shows its rounds."""
+    heading = f"[{number}/{count}] {title}"
+    for note in run.notes:
+        say(f"{heading}: {note}")
+    if run.finished:
+        say(f"{heading}: finished before.")
+        return None
+    return Rounds(heading, run.experiment)
+
+
+def quietly(title: str, number: int, count: int, run: Run) -> None:
+    """Say only who cannot take part in a run."""
+    for note in run.notes:
+        say(f"{title}: {note}")
+
+
+def compared(found: Comparison) -> None:
+    """Print the tables of a comparison."""
+    show(levels_of_rows({key: [run.summary for run in runs] for key, runs in found.runs.items()}))
+    show(found.table)
+    _where(found.folder)
+
+
+def columns(found: Mapping[str, Any]) -> None:
+    """Print the columns of an evaluation."""
+    for norm in ("static", "batch"):
+        if norm not in found:
+            continue
+        values = found[norm]
+        rows = [
+            (f"{k.replace('_', ' ')} accuracy %", percent(values[k])) for k in _ACCURACIES if values.get(k) is not None
+        ]
+        rows += [(f"level {name}, {entry['clients']} clients, local accuracy %", percent(entry["local"]))
+                 for name, entry in values["levels"].items()]  # fmt: skip
+        show(Table((f"{found['split']} data", f"{norm} batch-norm statistics"), tuple(rows)))

@@ -1,0 +1,139 @@
+"""What `plan`, `list` and `check-model` show: from the options of the command line to plans, tables and reports."""
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from fleetfit import names
+from fleetfit.check import check_layout
+from fleetfit.config import assemble
+from fleetfit.config.assembly import architecture_of
+from fleetfit.config.reading import override
+from fleetfit.errors import ConfigError
+from fleetfit.layout import Architecture
+from fleetfit.planner import Mode, Plan, make_plan
+from fleetfit.report.papers import PaperTable, paper_table
+from fleetfit.report.tables import Table, data_table
+
+_IMAGE = (3, 32, 32)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `plan --model`, as typed."""
+
+    model: str
+    budgets: str
+    cost: str
+    tolerance: float
+    mode: str
+    levels: str
+    exits: str | None
+    widths: str | None
+    classes: int
+    input_shape: str | None
+    strict: bool
+
+
+def of_run_file(file: Path | None, overrides: Sequence[str]) -> tuple[Plan, str]:
+    """Return the plan of a run file's method, and a title."""
+    from fleetfit.api.runs import described
+
+    assembly = assemble(described(file, overrides))
+    name = assembly.experiment.method.name
+    return assembly.plan, f"{name} on {assembly.data.name}, {len(assembly.fleet.group)} clients"
+
+
+def of_model(asked: Asked, overrides: Sequence[str]) -> tuple[Plan, str]:
+    """Return the plan for a model and budgets, and a title."""
+    shape = shape_of(asked.input_shape)
+    architecture = model_of(asked.model, asked.classes, shape, overrides)
+    if asked.mode not in ("both", "width", "depth"):
+        raise ConfigError(f'--mode must be both, width or depth, got "{asked.mode}".')
+    named = asked.levels in ("cluster", "halving")
+    found = make_plan(
+        architecture,
+        shape,
+        numbers(asked.budgets, "--budgets"),
+        asked.tolerance,
+        asked.levels if named else numbers(asked.levels, "--levels"),
+        asked.cost,
+        cast(Mode, asked.mode),
+        asked.strict,
+        None if asked.exits is None else [int(e) for e in numbers(asked.exits, "--exits")],
+        None if asked.widths is None else numbers(asked.widths, "--widths"),
+    )
+    return found, f"{asked.model}, samples of {' x '.join(map(str, shape))}, {asked.classes} classes"
+
+
+def of_paper(name: str) -> list[Table]:
+    """Return a table of the papers, theirs beside ours, and the tables that belong under it."""
+    return _as_tables(paper_table(name))
+
+
+def _as_tables(table: PaperTable) -> list[Table]:
+    rows = tuple(tuple(_cell(value) for value in row) for row in table.rows)
+    below = [inner for part in table.parts for inner in _as_tables(part)]
+    return [Table(table.columns, rows, table.title, table.notes), *below]
+
+
+def _cell(value: str | int | float | None) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def model_of(name: str, classes: int, shape: tuple[int, ...], overrides: Sequence[str]) -> Architecture:
+    """Return an architecture from the command line."""
+    settings: dict[str, Any] = {}
+    for text in overrides:
+        change = override(text)
+        if set(change) != {"model"} or not isinstance(change["model"], dict):
+            raise ConfigError(f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".')
+        settings |= change["model"]
+    return architecture_of(name, settings, classes=classes, channels=shape[0], input_shape=shape)
+
+
+def checked(name: str, classes: int, input_shape: str | None, overrides: Sequence[str]) -> str:
+    """Return the report of `check_layout`."""
+    shape = shape_of(input_shape)
+    architecture = model_of(name, classes, shape, overrides)
+    return str(check_layout(architecture, input_shape=shape))
+
+
+def shape_of(text: str | None) -> tuple[int, ...]:
+    """Return a shape from "3,32,32"."""
+    found = _IMAGE if text is None else tuple(int(n) for n in numbers(text, "--input-shape"))
+    if min(found) < 1:
+        raise ConfigError(f'--input-shape takes sizes of at least 1, got "{text}".')
+    return found
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """Return numbers separated by commas.
+
+    Raises:
+        ConfigError: Something else is there.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f'{option} takes numbers separated by commas, got "{text}".') from None
+
+
+# ---- list ----------------------------------------------------------------------------------------------------------
+
+
+def listed(kind: str) -> Table:
+    """Return what is built in, one line each."""
+    known = names.available(kind)
+    if kind == "data":
+        modules = {name: importlib.import_module(f"fleetfit.data.{name}") for name in known}
+        return data_table({name: getattr(module, "FACTS", None) for name, module in modules.items()})
+    skip = {"classes", "channels", "input_shape", "simulation"}
+    rows = []
+    for name in known:
+        keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in skip]
+        rows.append((name, names.summary(kind, name), ", ".join(keys)))
+    return Table(("name", "what it is", "keys"), tuple(rows))

@@ -1,0 +1,202 @@
+"""The verbs and their options. Heavy modules are imported inside, so that `--help` answers at once."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetfit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fleetfit.planner import Plan
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated learning across unequal devices: every device trains the piece of the model that fits it.",
+)
+
+RunFile = Annotated[Path | None, typer.Argument(help="Run file (TOML). Without one, ScaleFL on handwritten digits.")]
+Folder = Annotated[Path, typer.Argument(help="Run folder.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write; it must be new or empty.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+) -> None:
+    if version:
+        from fleetfit import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quiet: Quiet = False) -> None:
+    """Train as a run file says; every key has a default.
+
+    Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots.
+    A run that was cut off goes on with `fleetfit resume FOLDER`.
+    """
+    from fleetfit.api import runs
+    from fleetfit.cli import display
+
+    display.trained(runs.prepare(runs.described(file, overrides or ()), out), quiet)
+
+
+@app.command()
+def resume(folder: Folder, quiet: Quiet = False) -> None:
+    """Go on with a run that was cut off; the result equals that of an unbroken run bit for bit."""
+    from fleetfit.api import runs
+    from fleetfit.cli import display
+
+    found = runs.load(folder)
+    if found.finished:
+        display.say(f"{folder} is finished already.")
+        display.result(found)
+    else:
+        display.trained(found, quiet)
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="Run file with [[compare.row]], [compare.grid], [compare.tune].")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write, or to go on with.")] = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run every row of a file in every setting with every seed, and print one table.
+
+    The same command goes on where it was cut off: finished runs are not run again. The table is also written as
+    Markdown and CSV.
+    """
+    from fleetfit import api
+    from fleetfit.cli import display
+
+    with display.interruptible(f"fleetfit compare {file}{f' --out {out}' if out else ''}"):
+        on_run = display.quietly if quiet else display.compared_run
+        found = api.compare(file, out=out, overrides=overrides or (), on_run=on_run)
+    display.compared(found)
+
+
+@app.command()
+def plan(
+    file: RunFile = None,
+    model: Annotated[str | None, typer.Option(help="Plan for this model instead of a run file.")] = None,
+    budgets: Annotated[
+        str, typer.Option(help="Budgets of the devices: fractions of the full model's cost, or absolute above 1.")
+    ] = "0.125,0.25,0.5,1",
+    cost: Annotated[str, typer.Option(help="What budgets are meant in: parameters or multiply_adds.")] = "parameters",
+    tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
+    mode: Annotated[str, typer.Option(help="What is cut: both, width or depth.")] = "both",
+    levels: Annotated[str, typer.Option(help='"cluster", "halving" or ratios such as 0.25,0.5,1.')] = "cluster",
+    exits: Annotated[str | None, typer.Option(help="Exits of the smaller levels, such as 36,42,48.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Widths of the smaller levels, such as 0.7,0.7,0.75.")] = None,
+    classes: Annotated[int, typer.Option(help="Classes.")] = 10,
+    input_shape: Annotated[str | None, typer.Option(help="Shape of a sample; 3,32,32 by default.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
+    paper: Annotated[str | None, typer.Option(help="Reproduce a table of plans of the papers: table-1.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the plan as TOML, to be used as fleet.levels.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show which sub-model each budget gets, and what it costs.
+
+    For a run file: the levels of its method on its data. With --model: the grid search of ScaleFL Eq. 1 for any
+    budgets; the options from --budgets to --strict belong to it, and keys of the model are set with
+    --set model.KEY=VALUE.
+    """
+    from fleetfit.cli import display, planning
+
+    if paper is not None:
+        for table in planning.of_paper(paper):
+            display.show(table)
+        return
+    if model is not None:
+        if file is not None:
+            raise ConfigError("plan takes a run file or --model, not both.")
+        asked = planning.Asked(
+            model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict
+        )
+        found, title = planning.of_model(asked, overrides or ())
+    else:
+        found, title = planning.of_run_file(file, overrides or ())
+    display.plan(found, title)
+    if save is not None:
+        _save(found, save)
+
+
+def _save(found: "Plan", path: Path) -> None:
+    from fleetfit.cli import display
+
+    try:
+        path.write_text(found.to_toml(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.") from None
+    display.say(f'Saved. Use it in a run file: [fleet] levels = "{path}".')
+
+
+@app.command("eval")
+def evaluate(
+    folder: Folder,
+    data: Annotated[str | None, typer.Option(help="Another data set of the same shape and classes.")] = None,
+    split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
+    batch_size: Annotated[int | None, typer.Option(help="Samples per forward pass.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
+) -> None:
+    """Evaluate the newest checkpoint of a run again. Nothing is written."""
+    import json
+
+    from fleetfit.api import runs
+    from fleetfit.cli import display
+    from fleetfit.records import jsonable
+
+    section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
+    sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
+    columns = runs.load(folder).evaluate(**sections)
+    if as_json:
+        typer.echo(json.dumps(jsonable(columns), indent=2))
+    else:
+        display.columns(columns)
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    options = "options"
+    models = "models"
+    data = "data"
+    engines = "engines"
+
+
+@app.command("list")
+def listing(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List what is built in, one line each; data sets with sizes, classes and resolution."""
+    from fleetfit.cli import display, planning
+
+    display.show(planning.listed(kind.value))
+
+
+@app.command("check-model")
+def check_model(
+    name: Annotated[str, typer.Argument(help="Built-in name, package.module:function or file.py:function.")],
+    classes: Annotated[int, typer.Option(help="Classes.")] = 10,
+    input_shape: Annotated[str | None, typer.Option(help="Shape of a sample; 3,32,32 by default.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Prove that a model can be scaled: what belongs to which axis, and that every level's state fits."""
+    from fleetfit.cli import display, planning
+
+    display.say(planning.checked(name, classes, input_shape, overrides or ()))

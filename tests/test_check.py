@@ -1,0 +1,194 @@
+"""Right layouts pass all three parts; each deliberately wrong one is refused with a sentence that says where."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from zoo import (
+    RIGHT,
+    Deep,
+    Made,
+    Normed,
+    attention,
+    concatenation,
+    flattened,
+    grouped,
+    lstm,
+    normed,
+    residual,
+    shared,
+    squeeze,
+)  # fmt: skip
+
+from fleetfit.check import check_layout
+from fleetfit.errors import ModelError
+from fleetfit.layout import Axis, Declaration, blocked, infer_layout, interleaved, segments
+from fleetfit.models.cnn import cnn
+from fleetfit.models.resnet import resnet
+from fleetfit.submodel import Submodel, extract, put_back
+
+
+def check(made: Made, **options: object) -> str:
+    return str(check_layout(made, channels_part=True, input_shape=made.input_shape, **options))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_layouts_pass_all_parts(name: str) -> None:
+    made = RIGHT[name]()
+    report = check_layout(made, channels_part=True, input_shape=made.input_shape)
+    assert max(report.permutation.values()) < 1e-12
+    assert report.channels and max(report.channels.values()) < 1e-12
+    assert report.exempt == ""
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_built_in_models_pass_all_parts(norm: str) -> None:
+    for architecture, shape in ((cnn(norm=norm), (1, 8, 8)), (resnet(depth=14, norm=norm), (3, 8, 8))):
+        report = check_layout(architecture, channels_part=True, input_shape=shape)
+        assert report.permutation.keys() == architecture.axes.keys()
+        assert max([*report.permutation.values(), *report.channels.values()]) < 1e-12
+
+
+WRONG = {
+    "fused qkv taken as interleaved": (attention(declaration=interleaved(3)), "hidden", "qkv.weight"),
+    "gates taken as interleaved": (lstm(interleaved(4, dim=0)), "hidden", "lstm.weight_ih_l0"),
+    "concatenation in the wrong order": (concatenation(segments(5, "b", "a")), "a", "fc.weight"),
+    "fixed part at the wrong end": (concatenation(segments("a", "b", 5)), "a", "fc.weight"),
+    "flatten taken as blocked": (flattened(blocked(4)), "wide", "fc.weight"),
+    "groups whose members change": (grouped(groups=2), "wide", "conv.weight"),
+    "residual stream left untied": (residual(tied=False), "stream", "branch"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_layouts_are_refused_by_permutation(name: str) -> None:
+    made, axis, suspect = WRONG[name]
+    with pytest.raises(ModelError, match=f'axis "{axis}".*{suspect}'):
+        check(made)
+
+
+def test_untied_residual_passes_the_other_parts() -> None:
+    """A prefix of both axes loads and computes, which is why the permutation is the first part."""
+    made = residual(tied=False)
+    layout = infer_layout(made)
+    state = {name: torch.randn(shape) for name, shape in layout.shapes({}, (1,)).items()}
+    small = made.build({"stream": 4, "branch": 4, "classes": 3}, (1,))
+    small.load_state_dict(extract(layout, state, Submodel({"stream": range(4), "branch": range(4)}, (1,))))
+    full = made.build({"stream": 8, "branch": 8, "classes": 3}, (1,))
+    masked = {name: torch.zeros_like(t) for name, t in state.items()}
+    piece = Submodel({"stream": range(4), "branch": range(4)}, (1,))
+    full.load_state_dict(put_back(layout, masked, piece, extract(layout, state, piece)))
+    x = torch.randn(7, 5)
+    torch.testing.assert_close(small(x), full(x))
+
+
+def test_heads_cut_in_single_channels_are_refused() -> None:
+    """Twelve channels in three heads of four; granule 1 builds only for multiples of four."""
+    with pytest.raises(ModelError, match="axis"):
+        check(attention(granule=1))
+    with pytest.raises(ModelError, match='axis "hidden"'):
+        check(attention_of_fixed_heads())
+
+
+def attention_of_fixed_heads() -> Made:
+    """Granules of two, but what a channel does depends on its group of three."""
+
+    class Grouped(nn.Module):
+        def __init__(self, hidden: int, classes: int) -> None:
+            super().__init__()
+            self.up, self.fc = nn.Linear(5, hidden), nn.Linear(hidden, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.up(x)
+            return self.fc((h.unflatten(-1, (3, -1)).softmax(-1)).flatten(1))
+
+    return Made({"hidden": Axis(12), "classes": Axis(3, scaled=False)}, lambda s: Grouped(s["hidden"], s["classes"]))
+
+
+def test_a_size_derived_by_rounding_is_refused_by_the_shapes() -> None:
+    check(squeeze(own_axis=False, granule=4))  # a quarter of the channels, in granules of four: whole
+    with pytest.raises(ModelError, match=r'"between\.(down|up)\..*derived by rounding'):
+        check(squeeze(own_axis=False, granule=1))
+
+
+def test_one_tensor_under_two_names_is_refused_unless_declared() -> None:
+    with pytest.raises(ModelError, match='"down.weight" and "up.weight" are one tensor'):
+        check(shared(declared=False))
+
+
+def test_blocks_behind_the_last_exit_must_be_absent() -> None:
+    check_layout(Deep(), channels_part=True, input_shape=(5,))
+    with pytest.raises(ModelError, match=r'"blocks\.1\.0\.bias" is not part of it by the layout'):
+        check_layout(Deep(keeps_all=True), input_shape=(5,))
+
+
+def test_norms_over_channels_need_the_restriction() -> None:
+    """Without restricting the norm the masked full model differs, so part 3 would refuse a right layout."""
+
+    class Own(nn.Module):
+        """A layer norm that the check cannot reach."""
+
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(size))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True) * self.weight
+
+    made = normed(Own)
+    check_layout(made, input_shape=(5,))
+    with pytest.raises(ModelError, match="norm over channels of its own making"):
+        check(made)
+
+
+def test_norm_without_weights_exempts_from_part_three() -> None:
+    made = normed(lambda n: nn.LayerNorm(n, elementwise_affine=False))
+    report = check_layout(made, channels_part=True, input_shape=(5,))
+    assert not report.channels
+    assert '"norm" has no weights' in str(report)
+
+
+def test_a_wrong_layout_given_by_hand_is_refused() -> None:
+    """The layout is what is checked, not the declarations: take a right one and lie about one tensor."""
+    made = normed()
+    layout = infer_layout(made)
+    fixed = replace(layout.tensors["norm.bias"], dims=((type(layout.tensors["norm.bias"].dims[0][0])(None, 8),),))
+    lying = replace(layout, tensors={**layout.tensors, "norm.bias": fixed})
+    with pytest.raises(ModelError, match='axis "hidden"'):
+        check_layout(made, lying, input_shape=(5,))
+
+
+def test_levels_and_report() -> None:
+    levels = [Submodel({"a": range(2), "classes": range(3)}, (1, 2)), Submodel({"a": range(5)}, (1, 2, 3))]
+    report = check_layout(Deep(), levels=levels, channels_part=False, input_shape=(5,))
+    assert report.levels == ("exits 1, 2 and a 2, classes 3", "exits 1, 2, 3 and a 5")
+    text = str(report)
+    assert "axis classes: 3 channels in granules of 1, never cut" in text
+    assert "not checked, it was not asked for" in text
+
+
+def test_reports_are_cached_by_the_parameters() -> None:
+    assert check_layout(cnn(classes=7), input_shape=(1, 8, 8)) is check_layout(cnn(classes=7), input_shape=(1, 8, 8))
+    assert check_layout(cnn(classes=7), input_shape=(1, 8, 8)) is not check_layout(
+        cnn(classes=6), input_shape=(1, 8, 8)
+    )
+
+
+def test_inputs_that_do_not_fit_are_said_so() -> None:
+    with pytest.raises(ModelError, match="needs input_shape"):
+        check_layout(Deep())
+    with pytest.raises(ModelError, match="does not accept a batch of shape"):
+        check_layout(Deep(), input_shape=(4,))
+    assert isinstance(blocked(3), Declaration)
+
+
+def test_an_example_batch_serves_models_that_take_no_floats() -> None:
+    class Embedded(Normed):
+        def __init__(self, hidden: int, classes: int) -> None:
+            super().__init__(hidden, classes, nn.Identity())
+            self.up = nn.Embedding(11, hidden)
+
+    made = Made({"hidden": Axis(6), "classes": Axis(3, scaled=False)}, lambda s: Embedded(s["hidden"], s["classes"]))
+    report = check_layout(made, channels_part=True, example=torch.arange(9))
+    assert max(report.channels.values()) < 1e-12

@@ -1,0 +1,269 @@
+"""Extract, put back and recut, against NumPy indexing written out per tensor; choices of channels; what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
+
+from fleetfit import submodel as module
+from fleetfit.errors import ModelError
+from fleetfit.layout import Axis, Layout, State, infer_layout
+from fleetfit.submodel import (
+    Cut, Submodel, check_shapes, cut, extract, flat_of, prefix, put_back, random, recut, rolling, whole, window,
+)  # fmt: skip
+
+LAYOUT = infer_layout(Deep())
+RNG = np.random.default_rng(0)
+
+
+def numbered(layout: Layout) -> State:
+    """A full state in which every element is different."""
+    start, state = 0, {}
+    for name, shape in layout.shapes({}, layout.exits).items():
+        n = int(np.prod(shape))
+        state[name] = torch.arange(start, start + n, dtype=torch.float32).view(shape)
+        start += n
+    return state
+
+
+def kept_places(layout: Layout, name: str, channels: dict[str, tuple[int, ...]]) -> list[list[int]]:
+    """Indices kept in each dimension, from the meaning of a segment, one element at a time."""
+    found = []
+    for dim in layout.tensors[name].dims:
+        start, places = 0, []
+        for s in dim:
+            if s.axis is None:
+                places += range(start, start + s.per)
+                start += s.per
+                continue
+            axis = layout.axes[s.axis]
+            kept = channels.get(s.axis, tuple(range(axis.size)))
+            if s.per_granule:
+                places += [start + c // axis.granule for c in kept if c % axis.granule == 0]
+                start += axis.size // axis.granule
+            else:
+                places += [start + c * s.per + i for c in kept for i in range(s.per)]
+                start += axis.size * s.per
+        found.append(places)
+    return found
+
+
+def by_hand(layout: Layout, state: State, piece: Submodel) -> State:
+    channels = {axis: tuple(kept) for axis, kept in piece.channels.items()}
+    return {
+        name: torch.from_numpy(tensor.numpy()[np.ix_(*kept_places(layout, name, channels))])
+        for name, tensor in state.items()
+        if layout.tensors[name].present(piece.exits)
+    }
+
+
+def same(ours: State, theirs: State) -> None:
+    assert list(ours) == list(theirs)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]]:
+    """About half of each axis, chosen one way or the other."""
+    rng = np.random.default_rng(7)
+    found: dict[str, range | tuple[int, ...]] = {}
+    for name, axis in layout.axes.items():
+        n = max(1, axis.size // axis.granule // 2) * axis.granule
+        found[name] = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}[how](axis, n, 3, 5, rng)
+    return found
+
+
+@pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
+@pytest.mark.parametrize("how", ["prefix", "window", "rolling", "random"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_extract_is_numpy_indexing(name: str, how: str, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", large)
+    layout = infer_layout(RIGHT[name]())
+    piece = Submodel(some_channels(layout, how), layout.exits)
+    same(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
+
+
+@pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
+def test_put_back_changes_exactly_the_kept_elements(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", large)
+    layout = infer_layout(attention())
+    piece = Submodel({"hidden": (0, 1, 2, 3, 8, 9, 10, 11), "inner": (1, 4)}, (1,))
+    before = numbered(layout)
+    new = {n: -1 - t for n, t in extract(layout, before, piece).items()}
+    after = put_back(layout, before, piece, new)
+    for name, tensor in before.items():
+        expected = tensor.clone().numpy()
+        expected[np.ix_(*kept_places(layout, name, {a: tuple(c) for a, c in piece.channels.items()}))] = new[name].numpy()
+        assert np.array_equal(after[name].numpy(), expected)
+    same(before, numbered(layout))  # the old state is untouched
+
+
+def test_extract_is_a_copy() -> None:
+    state = numbered(LAYOUT)
+    for piece in (Submodel({"a": range(2)}, (1,)), whole(LAYOUT)):
+        for tensor in extract(LAYOUT, state, piece).values():
+            tensor.zero_()
+    same(state, numbered(LAYOUT))
+
+
+@pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
+@pytest.mark.parametrize("kept", [range(6), range(1, 4), (5, 0, 3)])
+def test_scatter_adds_or_writes(kept: range | tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", large)
+    piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
+    compiled = Cut(LAYOUT, piece)
+    total = flat_of(numbered(LAYOUT)).clone()
+    compiled.scatter(total, torch.ones(compiled.size), add=True)
+    covered = (total - flat_of(numbered(LAYOUT))).to(torch.bool)
+    assert int(covered.sum()) == compiled.size
+    same(compiled.views(compiled.gather(total)), {n: t + 1 for n, t in by_hand(LAYOUT, numbered(LAYOUT), piece).items()})
+    weights = torch.zeros_like(total)
+    compiled.scatter_scalar(weights, 2.5)
+    assert torch.equal(weights, covered * 2.5)
+
+
+def test_recut_keeps_what_both_have() -> None:
+    source, target = Submodel({"a": range(0, 4)}, (1, 2)), Submodel({"a": (1, 5)}, (2, 3))
+    state = {n: t + 1 for n, t in extract(LAYOUT, numbered(LAYOUT), source).items()}
+    moved = recut(LAYOUT, state, source, target)
+    full = numbered(LAYOUT)
+    assert moved["stem.bias"].tolist() == [full["stem.bias"][1] + 1, 0]
+    assert moved["heads.3.bias"].tolist() == [0, 0, 0]  # the source has no such exit
+    assert moved["heads.2.bias"].tolist() == (full["heads.2.bias"] + 1).tolist()
+    filled = recut(LAYOUT, state, source, target, fill=full)
+    assert filled["stem.bias"].tolist() == [full["stem.bias"][1] + 1, full["stem.bias"][5]]
+    same(recut(LAYOUT, state, source, source), state)
+
+
+def test_depth_removes_blocks_and_heads() -> None:
+    names = set(extract(LAYOUT, numbered(LAYOUT), Submodel({}, (2,))))
+    assert {"blocks.0.0.bias", "blocks.1.0.bias", "heads.2.bias"} <= names
+    assert not names & {"blocks.2.0.bias", "heads.1.bias", "heads.3.bias"}
+
+
+def test_stacked_and_concatenated_dimensions_keep_the_same_channels_in_each_part() -> None:
+    """Not the literal upper-left block: rows 0..3 of q, of k and of v, columns by branch."""
+    layout = infer_layout(attention())
+    qkv = extract(layout, numbered(layout), Submodel({"hidden": range(4)}, (1,)))["qkv.bias"]
+    first = numbered(layout)["qkv.bias"][0]
+    assert (qkv - first).tolist() == [0, 1, 2, 3, 12, 13, 14, 15, 24, 25, 26, 27]
+    layout = infer_layout(concatenation())
+    row = extract(layout, numbered(layout), Submodel({"a": range(2), "b": range(1)}, (1,)))["fc.weight"][0]
+    assert (row - numbered(layout)["fc.weight"][0, 0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 11]
+    layout = infer_layout(flattened())
+    row = extract(layout, numbered(layout), Submodel({"wide": (2,)}, (1,)))["fc.weight"][0]
+    assert (row - numbered(layout)["fc.weight"][0, 0]).tolist() == [8, 9, 10, 11]
+
+
+# ---- which channels --------------------------------------------------------------------------------------------------
+
+
+def test_choices_of_channels_by_hand() -> None:
+    axis, rng = Axis(8, granule=2), np.random.default_rng(0)
+    assert prefix(axis, 4, 9, 9, rng) == range(4)
+    assert rolling(axis, 4, 0, 1, rng) == range(4)
+    assert rolling(axis, 4, 1, 1, rng) == range(2, 6)
+    assert rolling(axis, 4, 3, 1, rng) == (0, 1, 6, 7)
+    assert rolling(axis, 4, 4, 1, rng) == range(4)
+    starts = {window(axis, 4, 0, c, rng).start for c in range(60)}
+    assert starts == {0, 2, 4}
+    drawn = {tuple(random(axis, 4, 0, c, rng)) for c in range(200)}
+    assert len(drawn) == 6  # four granules, two of them
+    assert all(t[0] % 2 == 0 and t[1] == t[0] + 1 and t[3] == t[2] + 1 for t in drawn)
+    for choose in (prefix, window, rolling, random):
+        assert choose(axis, 4, 3, None, rng) == range(4)  # evaluation
+        assert tuple(choose(axis, 8, 3, 1, rng)) == tuple(range(8))
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_equal_by_value() -> None:
+    one, other = Submodel({"a": (1, 2, 3)}, (1,)), Submodel({"a": range(1, 4)}, [1])  # type: ignore[arg-type]
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.channels["a"] == range(1, 4)
+    assert one != Submodel({"a": (1, 3, 2)}, (1,))
+    assert one != Submodel({"a": range(1, 4)}, (2,))
+    assert one.sizes == {"a": 3}
+    assert Submodel({}, (1, 5)).depth == 5
+
+
+def test_inside() -> None:
+    small, big = Submodel({"a": range(1, 3)}, (1,)), Submodel({"a": range(4)}, (1, 2))
+    assert small.inside(big)
+    assert not big.inside(small)
+    assert not Submodel({"a": (0, 5)}, (1,)).inside(big)
+    assert not Submodel({"a": range(2)}, (3,)).inside(big)
+
+
+def test_index_work_is_done_once() -> None:
+    layout = infer_layout(Deep())
+    piece = Submodel({"a": range(3)}, (1,))
+    assert cut(layout, piece) is cut(layout, Submodel({"a": (0, 1, 2)}, (1,)))
+    for n in range(100):
+        cut(layout, Submodel({"a": (n % 6, (n + 1 + n // 6 % 5) % 6)}, (1 + n % 3,)))
+    assert len(layout.cuts) <= 64
+
+
+def test_flat_of_copies_only_where_it_must() -> None:
+    buffer = torch.arange(6.0)
+    views = {"x": buffer[:4].view(2, 2), "y": buffer[4:]}
+    assert flat_of(views).data_ptr() == buffer.data_ptr()
+    assert flat_of({"y": views["y"], "x": views["x"]}).tolist() == [4, 5, 0, 1, 2, 3]
+    assert flat_of({"x": views["x"].t(), "y": views["y"]}).tolist() == [0, 2, 1, 3, 4, 5]
+    assert flat_of({"x": views["x"].double()}).dtype == torch.float32
+
+
+def test_neighbours_in_memory_of_another_buffer_are_copied() -> None:
+    """An allocator may put two buffers side by side: that does not make them one."""
+    block = np.arange(8, dtype=np.float32)
+    left, right = torch.from_numpy(block[:4]), torch.from_numpy(block[4:])
+    assert left.data_ptr() + 16 == right.data_ptr()
+    assert flat_of({"l": left, "r": right}).tolist() == list(range(8))
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("piece", "message"),
+    [
+        (Submodel({"b": range(2)}, (1,)), 'names axis "b"; the model has a, classes'),
+        (Submodel({"a": ()}, (1,)), "must be distinct and in 0..5"),
+        (Submodel({"a": (0, 0)}, (1,)), "must be distinct and in 0..5"),
+        (Submodel({"a": (0, 6)}, (1,)), "must be distinct and in 0..5"),
+        (Submodel({"a": (-1,)}, (1,)), "must be distinct and in 0..5"),
+        (Submodel({"a": range(2)}, (4,)), r"has exits \(4,\); the model has \(1, 2, 3\)"),
+        (Submodel({"a": range(2)}, (1, 4)), "the model has"),
+    ],
+)
+def test_sub_models_that_do_not_fit(piece: Submodel, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        extract(LAYOUT, numbered(LAYOUT), piece)
+
+
+@pytest.mark.parametrize("kept", [range(1, 5), (0, 1, 2), (1, 0, 2, 3), (2, 3, 0, 2)])
+def test_granules_must_be_whole(kept: range | tuple[int, ...]) -> None:
+    layout = infer_layout(Made({"a": Axis(6, 2)}, lambda s: torch.nn.Linear(2, s["a"])))
+    with pytest.raises(ModelError):
+        extract(layout, numbered(layout), Submodel({"a": kept}, (1,)))
+
+
+def test_no_exits_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"has exits \(\)"):
+        extract(LAYOUT, numbered(LAYOUT), Submodel({}, ()))
+
+
+def test_shapes_are_compared_by_equality() -> None:
+    """A size of one never stands for another: broadcasting would fill a whole row with one number."""
+    piece = Submodel({"a": range(3)}, (1,))
+    state = extract(LAYOUT, numbered(LAYOUT), piece)
+    with pytest.raises(ModelError, match=r'"stem.bias" is \(1,\), expected \(3,\)'):
+        put_back(LAYOUT, numbered(LAYOUT), piece, {**state, "stem.bias": torch.zeros(1)})
+    with pytest.raises(ModelError, match="missing.*stem.bias"):
+        check_shapes({n: t for n, t in state.items() if n != "stem.bias"}, cut(LAYOUT, piece).shapes)
+    with pytest.raises(ModelError, match="unexpected.*more"):
+        check_shapes({**state, "more": torch.zeros(1)}, cut(LAYOUT, piece).shapes)
+    with pytest.raises(ModelError, match="full state must have the layout's tensors"):
+        extract(LAYOUT, state, piece)
