@@ -2,8 +2,8 @@
 
     python experiments/central.py --data cifar10 --model resnet20 --passes 135000 --pieces 30
 
-The learning rate follows the same cosine over `pieces` equal parts as a federated run over as many rounds. Accuracy on the test
-set uses batch-norm statistics re-estimated from 5,000 training samples.
+The learning rate follows the same cosine over `pieces` equal parts as a federated run over as many rounds. Accuracy
+on the test set uses batch-norm statistics re-estimated from 5,000 training samples.
 """
 
 import argparse
@@ -37,7 +37,9 @@ def main() -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=5e-4)
     rng = torch.Generator().manual_seed(options.seed)
     train = data.split("train")
-    order = torch.cat([train[torch.randperm(len(train), generator=rng)] for _ in range(options.passes // len(train) + 1)])
+    order = torch.cat(
+        [train[torch.randperm(len(train), generator=rng)] for _ in range(options.passes // len(train) + 1)]
+    )
     size = options.passes // options.pieces
     for piece in range(options.pieces):
         done = piece / max(1, options.pieces - 1)

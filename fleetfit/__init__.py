@@ -1,7 +1,7 @@
 """FleetFit: federated learning across unequal devices.
 
-Every device trains the piece of the model that fits it. The names below are the public interface; they are imported when
-they are used, so that importing the package costs nothing.
+Every device trains the piece of the model that fits it. The names below are the public interface; they are imported
+when they are used, so that importing the package costs nothing.
 """
 
 import importlib
@@ -46,7 +46,7 @@ _HOMES = {
     "segments": "layout",
 }
 __version__ = "0.1.0"
-__all__ = [*_HOMES]  # noqa: PLE0604, text each
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,11 @@
 """The coverage-weighted mean: the only averaging code.
 
-x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; an element that nobody trained keeps its value bit
-for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
+x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; an element that nobody trained keeps its
+value bit for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
 
-Updates are folded in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first, each by one
-pass over its flat buffer, and put in place together: the order of dispatch (largest cost first) makes them neighbours, the cost
-is about that of copying the updates, and memory does not grow with their number.
+Updates are folded in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first,
+each by one pass over its flat buffer, and put in place together: the order of dispatch (largest cost first) makes
+them neighbours, the cost is about that of copying the updates, and memory does not grow with their number.
 """
 
 from dataclasses import dataclass

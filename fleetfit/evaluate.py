@@ -1,18 +1,20 @@
 """Evaluation: which jobs it takes, and what their updates say in columns.
 
-`global` is the largest model that the method trains, on each client's test data, averaged over clients (ScaleFL 4.4); `local`
-is each client's own level's model on its own test data, averaged (4.5); `avg` and `full` are the mean over the levels' models
-and the largest one on the whole test set (AdaptiveFL); `mean_over_exits` is the mean over the exits of the full model (ReeFL).
+`global` is the largest model that the method trains, on each client's test data, averaged over clients (ScaleFL 4.4);
+`local` is each client's own level's model on its own test data, averaged (4.5); `avg` and `full` are the mean over
+the levels' models and the largest one on the whole test set (AdaptiveFL); `mean_over_exits` is the mean over the
+exits of the full model (ReeFL).
 
-Differs from the paper: ScaleFL evaluates with each batch's own statistics, so that a prediction depends on its neighbours.
-The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the clients' sums over
-some of their training data, added up. They belong to a level and stay outside the server's state. Batch statistics are a
-second column, which states batch size and order. Federated training itself keeps no running statistics.
+Differs from the paper: ScaleFL evaluates with each batch's own statistics, so that a prediction depends on its
+neighbours. The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the
+clients' sums over some of their training data, added up. They belong to a level and stay outside the server's state.
+Batch statistics are a second column, which states batch size and order. Federated training itself keeps no running
+statistics.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,7 +53,7 @@ class Wanted:
         clients: At most so many clients, or None for all.
     """
 
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = field(default_factory=Evaluation)
     norms: tuple[str, ...] = ("static", "batch")
     statistics_samples: int = 5000
     whole: bool = True
@@ -66,7 +68,7 @@ def has_batch_norm(federation: Federation) -> bool:
     return bool(batch_norms(module))
 
 
-# ---- statistics -------------------------------------------------------------------------------------------------------------
+# ---- statistics --------------------------------------------------------------------------------------------------
 
 
 def statistics(federation: Federation, engine: Runs, server: Server, wanted: Wanted) -> Statistics:
@@ -127,7 +129,7 @@ def level_module(federation: Federation, server: Server, level: int, found: Stat
     return module.eval()
 
 
-# ---- evaluation ---------------------------------------------------------------------------------------------------------------
+# ---- evaluation --------------------------------------------------------------------------------------------------
 
 
 def _job(
@@ -142,9 +144,7 @@ def _job(
 Tag = tuple[str, str, int, int | None]  # norm, split, level, client
 
 
-def evaluate(
-    federation: Federation, engine: Runs, server: Server, wanted: Wanted
-) -> tuple[dict[str, Any], Statistics]:
+def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wanted) -> tuple[dict[str, Any], Statistics]:
     """Run the evaluation jobs and return the columns and the statistics they used."""
     normed = has_batch_norm(federation)
     found = statistics(federation, engine, server, wanted) if normed and "static" in wanted.norms else {}
@@ -233,8 +233,8 @@ def _whole(top: int, mine: Mapping[tuple[int, int | None], Mapping[str, Any]]) -
         return {}
     scores = {level: _last(m) for level, m in found.items()}
     exits = [c / found[top]["n"] for c in found[top]["correct"]] if top in found else []
-    return {"avg": _mean(scores.values()), "full": scores.get(top), "test_levels": {str(l + 1): s for l, s in scores.items()},
-            "test_exits": exits}  # fmt: skip
+    by_level = {str(level + 1): score for level, score in scores.items()}
+    return {"avg": _mean(scores.values()), "full": scores.get(top), "test_levels": by_level, "test_exits": exits}
 
 
 def _level(index: int, own: Mapping[int, tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:

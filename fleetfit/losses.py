@@ -1,8 +1,8 @@
-"""Losses of models with exits, as pure functions: ScaleFL Eq. 5 (CVPR 2023) and HeteroFL's masked cross-entropy (ICLR 2021).
+"""Losses of models with exits, as pure functions: ScaleFL's Eq. 5 (CVPR 2023), HeteroFL's masked CE (ICLR 2021).
 
-Differs from the paper: the printed weights i / (l(l+1)) of Eq. 5 sum to one half, so that a level-1 client would train half a
-cross-entropy while its baselines train a whole one; the default is 2i / (l(l+1)), which sums to one. `printed=True` gives the
-printed ones. The teacher is detached, and the last exit has no divergence from itself.
+Differs from the paper: the printed weights i / (l(l+1)) of Eq. 5 sum to one half, so that a level-1 client would
+train half a cross-entropy while its baselines train a whole one; the default is 2i / (l(l+1)), which sums to one.
+`printed=True` gives the printed ones. The teacher is detached, and the last exit has no divergence from itself.
 """
 
 from collections.abc import Callable, Sequence

@@ -24,7 +24,7 @@ from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Channels, Submodel, extract
 from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Server, Update
 
-# ---- the defaults of every hook: FedAvg --------------------------------------------------------------------------------------
+# ---- the defaults of every hook: FedAvg --------------------------------------------------------------------------
 
 
 def full_level(problem: Problem, targets: Targets) -> list[Level]:
@@ -39,9 +39,7 @@ def uniform(federation: Federation, server: Server, rng: np.random.Generator) ->
     return [int(c) for c in able[rng.choice(len(able), min(federation.cohort, len(able)), replace=False)]]
 
 
-def own_level(
-    federation: Federation, server: Server, rng: np.random.Generator
-) -> list[tuple[int, int, Submodel]]:
+def own_level(federation: Federation, server: Server, rng: np.random.Generator) -> list[tuple[int, int, Submodel]]:
     """Give each chosen client its level, with the channels of this round."""
     chosen = federation.method.choose(federation, server, rng)
     return [(c, int(federation.level_of[c]), round_submodel(federation, server.round, c)) for c in chosen]
@@ -150,7 +148,8 @@ class Method:
 HOOKS = tuple(f.name for f in dataclasses.fields(Method))
 FEDAVG = Method()
 
-_CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {  # built-in functions by hook, for `method.hooks.channels = "rolling"`
+# built-in functions by hook, for `method.hooks.channels = "rolling"`
+_CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "channels": {"prefix": submodel.prefix, "window": submodel.window, "rolling": submodel.rolling,
                  "random": submodel.random},
     "choose": {"uniform": uniform},
@@ -158,7 +157,7 @@ _CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {  # built-in functio
 }  # fmt: skip
 
 
-# ---- from a spec to a method -------------------------------------------------------------------------------------------------
+# ---- from a spec to a method -------------------------------------------------------------------------------------
 
 
 def build(spec: Mapping[str, Any]) -> Method:
@@ -229,7 +228,9 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
     return replace(method, **changes)
 
 
-def _chained(first: Callable[..., Job | None], second: Callable[..., Job | None], job: Job, device: Device) -> Job | None:
+def _chained(
+    first: Callable[..., Job | None], second: Callable[..., Job | None], job: Job, device: Device
+) -> Job | None:
     changed = first(job, device)
     return None if changed is None else second(changed, device)
 
@@ -245,14 +246,16 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
     if hook not in HOOKS:
         raise ConfigError(f'a method has no hook "{hook}"; it has {", ".join(HOOKS)}.{did_you_mean(hook, HOOKS)}')
     if callable(value):
-        return value  # type: ignore[no-any-return]
+        return value
     known = _CHOICES.get(hook, {})
     if value in known:
         return known[value]
     if isinstance(value, str) and ":" in value:
         return names.resolve("hooks", value)
     listed = f"one of {', '.join(known)}, or " if known else ""
-    raise ConfigError(f'method.hooks.{hook} must be {listed}"module:function", got {value!r}.{did_you_mean(str(value), known)}')
+    raise ConfigError(
+        f'method.hooks.{hook} must be {listed}"module:function", got {value!r}.{did_you_mean(str(value), known)}'
+    )
 
 
 def hyperparameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

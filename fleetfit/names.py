@@ -1,8 +1,8 @@
 """Names in a configuration become objects: the one place where a string decides what is imported.
 
 Built in: `resolve("methods", "fedrolex")` is function `fedrolex` in `fleetfit/methods/fedrolex.py`. Anybody else's:
-`package.module:function` or `file.py:function`. Nothing else is ever imported; a run file that names such a function runs
-its code (see SECURITY.md).
+`package.module:function` or `file.py:function`. Nothing else is ever imported; a run file that names such a function
+runs its code (see SECURITY.md).
 """
 
 import functools
@@ -22,7 +22,11 @@ from typing import Any
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
-_PRIVATE = {"engines": {"memories"}, "models": {"blocks"}, "data": {"dataset", "parquet", "augment", "partition"}}  # modules that are no entry
+_PRIVATE = {
+    "engines": {"memories"},
+    "models": {"blocks"},
+    "data": {"dataset", "parquet", "augment", "partition", "dealing"},
+}  # modules that are no entry
 
 
 def available(kind: str) -> list[str]:
@@ -54,7 +58,8 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         return _outside(kind, name)
     if not _IDENTIFIER.fullmatch(name):
         raise ConfigError(
-            f'"{name}" is no valid name in {kind}: write a built-in name, "package.module:function" or "file.py:function".'
+            f'"{name}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
+            '"file.py:function".'
         )
     known = available(kind)
     if name not in known:
@@ -144,13 +149,15 @@ def call(function: Callable[..., Any], name: str, where: str, values: Mapping[st
         if key not in known and not open_ended:
             options = ", ".join(known) or "nothing"
             raise ConfigError(f'{where} {name} has no "{key}"; it takes {options}.{did_you_mean(key, known)}')
-        arguments[key] = _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
-    for key, value in given.items():
-        if key in parameters or open_ended:
-            arguments[key] = value
+        arguments[key] = (
+            _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
+        )
+    arguments |= {key: value for key, value in given.items() if key in parameters or open_ended}
     for key in known:
-        if parameters[key].default is inspect.Parameter.empty and key not in arguments and (
-            parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL
+        if (
+            parameters[key].default is inspect.Parameter.empty
+            and key not in arguments
+            and (parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL)
         ):
             raise ConfigError(f'{where} {name} needs "{key}".')
     return function(**arguments)
@@ -171,7 +178,7 @@ def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any],
     except pydantic.PydanticSchemaGenerationError:
         return value
     try:
-        strict = isinstance(value, bool) or isinstance(value, str)  # "3" is no number and true is no 1
+        strict = isinstance(value, bool | str)  # "3" is no number and true is no 1
         return adapter.validate_python(value, strict=strict)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}: {error.errors()[0]['msg'].lower()}, got {value!r}.") from None

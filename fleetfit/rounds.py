@@ -1,8 +1,8 @@
-"""The only round loop: assign, run the jobs, check, merge, step, evaluate; and the protocol of the engines that run jobs.
+"""The only round loop: assign, run the jobs, check, merge, step, evaluate; and the protocol of engines.
 
-ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost, largest first,
-then client id. A round in which nobody returned a usable update leaves the state as it was; after `patience` such rounds in a
-row the run stops.
+ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost,
+largest first, then client id. A round in which nobody returned a usable update leaves the state as it was; after
+`patience` such rounds in a row the run stops.
 """
 
 import time
@@ -67,7 +67,7 @@ class Settings:
     """
 
     rounds: int
-    local: Local = Local()
+    local: Local = field(default_factory=Local)
     schedule: Callable[[int], float] = constant
     evaluate_every: int = 0
     wanted: Wanted = field(default_factory=Wanted)
@@ -114,10 +114,13 @@ def _due(done: int, settings: Settings) -> bool:
 
 def _nobody(report: Mapping[str, Any], empty: int) -> str:
     reasons = sorted({failure["reason"] for failure in report["failures"]})
-    return f"for {empty} rounds in a row no client returned a usable update. Reasons: {'; '.join(reasons[:3]) or 'none given'}."
+    why = "; ".join(reasons[:3]) or "none given"
+    return f"for {empty} rounds in a row no client returned a usable update. Reasons: {why}."
 
 
-def one_round(federation: Federation, engine: Engine, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
+def one_round(
+    federation: Federation, engine: Engine, settings: Settings, server: Server
+) -> tuple[Server, dict[str, Any]]:
     """Run one round of training."""
     method = federation.method
     local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
@@ -171,7 +174,9 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
         if not shared or piece != last:
             last, state = piece, method.dispatch(federation, server, client, piece)
         seed = seed_of(federation.seed, server.round, "train", index, client)
-        yield Job("train", server.round, rounds, index, client, piece, state, federation.method_spec, seed, level, local)
+        yield Job(
+            "train", server.round, rounds, index, client, piece, state, federation.method_spec, seed, level, local
+        )
 
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:

@@ -1,4 +1,4 @@
-"""Tasks: what a prediction is worth. A task is a loss, a divergence between a teacher and a student, and its metrics."""
+"""Tasks: what a prediction is worth. A task is a loss, a divergence of a student from a teacher, and metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

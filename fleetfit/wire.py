@@ -1,8 +1,8 @@
 """Jobs and updates as bytes, without pickle, and the one check of an update before it touches the server's state.
 
-A message is `FFIT`, a version byte, three zero bytes, the length of the header (8 bytes, little endian), a JSON header, and the
-tensors' bytes. In the header a tensor stands as {"$t": [dtype, shape]}; the tensors follow in the order of their appearance,
-each aligned to the size of its elements.
+A message is `FFIT`, a version byte, three zero bytes, the length of the header (8 bytes, little endian), a JSON
+header, and the tensors' bytes. In the header a tensor stands as {"$t": [dtype, shape]}; the tensors follow in the
+order of their appearance, each aligned to the size of its elements.
 """
 
 import json
@@ -29,7 +29,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-# ---- nests ------------------------------------------------------------------------------------------------------------------
+# ---- nests -------------------------------------------------------------------------------------------------------
 
 
 def _flatten(nest: Any, found: list[Tensor]) -> Any:
@@ -48,7 +48,8 @@ def _flatten(nest: Any, found: list[Tensor]) -> Any:
     if nest is None or isinstance(nest, bool | int | float | str):
         return nest
     raise RunError(
-        f"what a client remembers or reports must be numbers, text, tensors and nests of them, got {type(nest).__name__}."
+        "what a client remembers or reports must be numbers, text, tensors and nests of them, got "
+        f"{type(nest).__name__}."
     )
 
 
@@ -86,8 +87,9 @@ def _header(nest: Any) -> tuple[bytes, list[Tensor]]:
 def pack(nest: Any) -> bytes:
     """Return a nest of numbers, text and tensors as one message."""
     header, tensors = _header(nest)
-    places, end = _places([(t.dtype, t.numel()) for t in tensors], len(header))
-    parts, at = [header], len(header)
+    places, _ = _places([(t.dtype, t.numel()) for t in tensors], len(header))
+    parts: list[bytes | memoryview] = [header]
+    at = len(header)
     for tensor, place in zip(tensors, places, strict=True):
         parts.append(bytes(place - at))
         raw = tensor.detach().cpu().contiguous()
@@ -149,7 +151,7 @@ def _tensor(buffer: bytearray, dtype: torch.dtype, shape: tuple[int, ...], place
     return torch.frombuffer(buffer, dtype=dtype, count=count, offset=place).view(shape)
 
 
-# ---- jobs and updates -------------------------------------------------------------------------------------------------------
+# ---- jobs and updates --------------------------------------------------------------------------------------------
 
 
 def _submodel_nest(piece: Submodel) -> dict[str, Any]:
@@ -199,14 +201,14 @@ def reply_of(nest: Mapping[str, Any]) -> Update | Failure:
     return Update(**{**fields, "submodel": _submodel(nest["submodel"])})
 
 
-# ---- the check ----------------------------------------------------------------------------------------------------------------
+# ---- the check ---------------------------------------------------------------------------------------------------
 
 
 def problem_with(update: Update, job: Job, layout: Layout) -> str | None:
     """Return what is wrong with a training update, as a sentence, or None.
 
-    Shapes are compared by equality, never by broadcasting; every number must be finite; the update must answer this job and
-    contain a piece of this layout.
+    Shapes are compared by equality, never by broadcasting; every number must be finite; the update must answer this
+    job and contain a piece of this layout.
     """
     answered = (update.round, update.index, update.client, update.dispatched)
     if answered != (job.round, job.index, job.client, job.submodel):
@@ -227,4 +229,3 @@ def problem_with(update: Update, job: Job, layout: Layout) -> str | None:
         if tensor.dtype != torch.float32:
             return f'"{name}" is {tensor.dtype}, expected torch.float32.'
     return None if finite(update.state) else "it has numbers that are not finite: its training diverged."
-

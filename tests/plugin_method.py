@@ -1,4 +1,4 @@
-"""A method from outside the package, with client memory and a server memory; named by tests as `plugin_method:counting`."""
+"""A method from outside the package, with memory of clients and server; tests name it `plugin_method:counting`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ CIFAR = (3, 32, 32)
 
 
 def resnet_by_hand(n: int, exits: tuple[int, ...], stages: tuple[int, int, int], side: int = 32) -> int:
-    """Multiply-adds: k * k * channels in * channels out * places, for each convolution; features * classes for the last."""
+    """Multiply-adds: kernel * channels in * channels out * places for a convolution, features * classes at the end."""
     total = 9 * 3 * stages[0] * side**2
     for i in range(exits[-1]):
         stage = i // n
@@ -70,7 +69,10 @@ def test_a_sub_model_costs_what_its_sizes_cost() -> None:
     sizes = cnn().sizes(0.5)
     one = submodel_cost(cnn(), (sizes, (2, 4)), (1, 8, 8))
     assert submodel_cost(cnn(), Submodel({a: range(n) for a, n in sizes.items()}, (2, 4)), (1, 8, 8)) == one
-    assert submodel_cost(cnn(), Submodel({"stage1": tuple(range(0, 28, 2)), "stage2": range(7, 28)}, (2, 4)), (1, 8, 8)) == one
+    assert (
+        submodel_cost(cnn(), Submodel({"stage1": tuple(range(0, 28, 2)), "stage2": range(7, 28)}, (2, 4)), (1, 8, 8))
+        == one
+    )
     assert submodel_cost(cnn(), Submodel({}, (6,)), (1, 8, 8)) == full_cost(cnn(), (1, 8, 8))
 
 

@@ -23,8 +23,8 @@ PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "ma
 # Functions that pickle, or read pickles.
 PICKLING_CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
-# The one module that seeds torch's global generator: dropout and the like know no other.
-SEEDS_GLOBALLY = {"fleetfit/train.py"}
+# The modules that seed torch's global generator: dropout and the like know no other.
+SEEDS_GLOBALLY = {"fleetfit/train/job.py", "fleetfit/train/workpiece.py"}
 TORCH_GLOBAL = re.compile(
     r"torch\.(random\.)?(manual_seed|seed|set_rng_state|fork_rng)"
     r"|torch\.cuda\.(random\.)?(manual_seed|manual_seed_all|seed|seed_all|set_rng_state|set_rng_state_all)"

@@ -1,18 +1,32 @@
 """Extract, put back and recut, against NumPy indexing written out per tensor; choices of channels; what is refused."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
 from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
 
-from fleetfit import submodel as module
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, State, infer_layout
 from fleetfit.submodel import (
-    Cut, Submodel, check_shapes, cut, extract, flat_of, prefix, put_back, random, recut, rolling, whole, window,
+    Cut,
+    Submodel,
+    check_shapes,
+    cut,
+    extract,
+    flat_of,
+    prefix,
+    put_back,
+    random,
+    recut,
+    rolling,
+    whole,
+    window,
 )  # fmt: skip
 
 LAYOUT = infer_layout(Deep())
+CUT = import_module("fleetfit.submodel.cut")  # by name: the package has a function of that name
 RNG = np.random.default_rng(0)
 
 
@@ -69,7 +83,9 @@ def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]
     found: dict[str, range | tuple[int, ...]] = {}
     for name, axis in layout.axes.items():
         n = max(1, axis.size // axis.granule // 2) * axis.granule
-        found[name] = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}[how](axis, n, 3, 5, rng)
+        found[name] = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}[how](
+            axis, n, 3, 5, rng
+        )
     return found
 
 
@@ -77,7 +93,7 @@ def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]
 @pytest.mark.parametrize("how", ["prefix", "window", "rolling", "random"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_extract_is_numpy_indexing(name: str, how: str, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(CUT, "LARGE", large)
     layout = infer_layout(RIGHT[name]())
     piece = Submodel(some_channels(layout, how), layout.exits)
     same(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
@@ -85,7 +101,7 @@ def test_extract_is_numpy_indexing(name: str, how: str, large: int, monkeypatch:
 
 @pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
 def test_put_back_changes_exactly_the_kept_elements(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(CUT, "LARGE", large)
     layout = infer_layout(attention())
     piece = Submodel({"hidden": (0, 1, 2, 3, 8, 9, 10, 11), "inner": (1, 4)}, (1,))
     before = numbered(layout)
@@ -93,7 +109,9 @@ def test_put_back_changes_exactly_the_kept_elements(large: int, monkeypatch: pyt
     after = put_back(layout, before, piece, new)
     for name, tensor in before.items():
         expected = tensor.clone().numpy()
-        expected[np.ix_(*kept_places(layout, name, {a: tuple(c) for a, c in piece.channels.items()}))] = new[name].numpy()
+        expected[np.ix_(*kept_places(layout, name, {a: tuple(c) for a, c in piece.channels.items()}))] = new[
+            name
+        ].numpy()
         assert np.array_equal(after[name].numpy(), expected)
     same(before, numbered(layout))  # the old state is untouched
 
@@ -109,21 +127,23 @@ def test_extract_is_a_copy() -> None:
 @pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
 @pytest.mark.parametrize("kept", [range(6), range(1, 4), (5, 0, 3)])
 def test_scatter_adds_or_writes(kept: range | tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE", large)
+    monkeypatch.setattr(CUT, "LARGE", large)
     piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
     compiled = Cut(LAYOUT, piece)
     total = flat_of(numbered(LAYOUT)).clone()
     compiled.scatter(total, torch.ones(compiled.size), add=True)
     covered = (total - flat_of(numbered(LAYOUT))).to(torch.bool)
     assert int(covered.sum()) == compiled.size
-    same(compiled.views(compiled.gather(total)), {n: t + 1 for n, t in by_hand(LAYOUT, numbered(LAYOUT), piece).items()})
+    same(
+        compiled.views(compiled.gather(total)), {n: t + 1 for n, t in by_hand(LAYOUT, numbered(LAYOUT), piece).items()}
+    )
     weights = torch.zeros_like(total)
     compiled.scatter_scalar(weights, 2.5)
     assert torch.equal(weights, covered * 2.5)
 
 
 def test_recut_keeps_what_both_have() -> None:
-    source, target = Submodel({"a": range(0, 4)}, (1, 2)), Submodel({"a": (1, 5)}, (2, 3))
+    source, target = Submodel({"a": range(4)}, (1, 2)), Submodel({"a": (1, 5)}, (2, 3))
     state = {n: t + 1 for n, t in extract(LAYOUT, numbered(LAYOUT), source).items()}
     moved = recut(LAYOUT, state, source, target)
     full = numbered(LAYOUT)

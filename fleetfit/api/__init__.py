@@ -1,6 +1,7 @@
 """The verbs as functions: `run`, `resume`, `load` and `compare`; `Run`, the result of one."""
 
 from fleetfit.api.comparison import Comparison, compare
-from fleetfit.api.runs import Run, load, resume, run
+from fleetfit.api.results import Run, load
+from fleetfit.api.runs import resume, run
 
 __all__ = ["Comparison", "Run", "compare", "load", "resume", "run"]

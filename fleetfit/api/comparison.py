@@ -15,7 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fleetfit.api.runs import RUNS, OnRound, Run, load, prepare, proceed
+from fleetfit.api.results import Run, load
+from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import to_toml
 from fleetfit.config.assembly import check_keys, spec_of_method
 from fleetfit.config.checking import checked
@@ -67,7 +68,7 @@ class Comparison:
 
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
-"""Called before each run with its title, its number, how many there are, and the run, which may be finished already."""
+"""Called before each run with its title, its number, how many there are, and the run, perhaps finished already."""
 
 
 def compare(
@@ -81,7 +82,7 @@ def compare(
 
     Args:
         file: A run file with `[[compare.row]]`, `[compare.grid]` and perhaps `[compare.tune]`.
-        out: The folder; by default one below `runs/` that depends on what is compared, so that the same command goes on.
+        out: The folder; by default one below `runs/` that depends on what is compared, so the same command goes on.
         overrides: `a.b=c`, for all rows.
         on_run: Called before each run; what it returns is called with each round's report.
 
@@ -142,8 +143,10 @@ class _Planned:
     def _places_differ(self) -> None:
         places = [entry.place for entry in self.entries()]
         if len(set(places)) < len(places):
-            raise ConfigError("[compare] two runs would have the same folder: give rows different labels and the grid's lists "
-                              "different values.")  # fmt: skip
+            raise ConfigError(
+                "[compare] two runs would have the same folder: give rows different labels, and the lists of the grid "
+                "different values."
+            )
 
 
 def _rows(given: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -248,7 +251,7 @@ def _tune(plan: _Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[
             if score is None:
                 raise ConfigError("compare.tune needs validation data, and no client has any; set data.validation.")
             scores.append(score)
-        best = max(range(len(scores)), key=lambda i: scores[i])  # noqa: B023, used at once; the first of equal ones
+        best = max(range(len(scores)), key=lambda i: scores[i])  # the first of equal ones
         yield (entry.row, label(entry.setting)), plan.tuning[best]
 
 

@@ -5,6 +5,7 @@ What goes wrong is one sentence on stderr and exit code 2; an error that is no `
 
 import sys
 import warnings
+from typing import Any, cast
 
 with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -13,9 +14,8 @@ with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecat
 from fleetfit.cli.verbs import app
 from fleetfit.errors import FleetFitError
 
-# typer's own errors, without importing what it is built on: newer versions of typer carry their own copy of it
-_UsageError = typer.BadParameter.__bases__[0]
-_CommandError = _UsageError.__bases__[0]
+# the base of typer's errors, without importing what it is built on: newer versions carry their own copy of that
+_CommandError = cast(type[Any], typer.BadParameter.__mro__[2])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def _code(arguments: list[str]) -> int:
     except _CommandError as error:
         context = getattr(error, "ctx", None)
         hint = f' Try "{context.command_path} --help".' if context is not None else ""
-        return _say(f"{error.format_message()}{hint}")  # type: ignore[attr-defined]
+        return _say(f"{error.format_message()}{hint}")
     except typer.Abort:
         return _say("stopped.", 130)
     except BrokenPipeError:  # the reader of a pipe left early

@@ -59,10 +59,10 @@ def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quie
 @app.command()
 def resume(folder: Folder, quiet: Quiet = False) -> None:
     """Go on with a run that was cut off; the result equals that of an unbroken run bit for bit."""
-    from fleetfit.api import runs
+    from fleetfit.api import load
     from fleetfit.cli import display
 
-    found = runs.load(folder)
+    found = load(folder)
     if found.finished:
         display.say(f"{folder} is finished already.")
         display.result(found)
@@ -158,13 +158,13 @@ def evaluate(
     """Evaluate the newest checkpoint of a run again. Nothing is written."""
     import json
 
-    from fleetfit.api import runs
+    from fleetfit.api import load
     from fleetfit.cli import display
     from fleetfit.records import jsonable
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
-    columns = runs.load(folder).evaluate(**sections)
+    columns = load(folder).evaluate(**sections)
     if as_json:
         typer.echo(json.dumps(jsonable(columns), indent=2))
     else:

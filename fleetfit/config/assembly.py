@@ -117,7 +117,7 @@ def _called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given
 
 
 def check_keys(experiment: Experiment) -> None:
-    """Check the free keys of model, data set, engine and partition against the functions' signatures, calling nothing."""
+    """Check the free keys of model, data set, engine and partition against their signatures, calling nothing."""
     given = {"classes": None, "channels": None, "input_shape": None}
     for kind, where, section, known in (
         ("engines", "[engine]", experiment.engine, {"simulation": None}),
@@ -180,7 +180,7 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
     shape = tuple(data.x.shape[1:])
     given = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape}
     spec = None
-    if isinstance(section.name, str) or callable(section.name) and not hasattr(section.name, "build"):
+    if isinstance(section.name, str) or (callable(section.name) and not hasattr(section.name, "build")):
         architecture = _called("models", section.name, "[model]", section.settings, **given)
         model = {"name": section.name, **section.settings}
         spec = {"model": model, "given": {**given, "input_shape": list(shape)}, "task": data.task, "exits": []}
@@ -188,8 +188,10 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
         architecture = section.name
     missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(architecture, a)]
     if missing:
-        raise ConfigError(f"[model] {_function('models', section.name)[1] if spec else type(architecture).__name__} must give an "
-                          f'Architecture; a {type(architecture).__name__} lacks "{missing[0]}".')  # fmt: skip
+        kind = type(architecture).__name__
+        raise ConfigError(
+            f'[model] {section.name if spec else kind} must give an Architecture; {kind} lacks "{missing[0]}".'
+        )
     return Problem(
         architecture, shape, task_named(data.task), (architecture.blocks,), spec=spec if is_portable(spec) else None
     )

@@ -25,8 +25,9 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
     if not experiment.fleet.told:
-        raise ConfigError("[fleet] told: servers that never learn a budget (AdaptiveFL) come with a later version; leave "
-                          "told = true.")  # fmt: skip
+        raise ConfigError(
+            "[fleet] told: servers that never learn a budget come with a later version; leave told = true."
+        )
     return experiment
 
 
@@ -37,8 +38,10 @@ def _refuse_later_keys(table: Mapping[str, Any]) -> None:
             raise ConfigError(f"[{section}] {key}: {sentence}")
     for group in _groups(table):
         if isinstance(group.get("budget"), Mapping):
-            raise ConfigError("[fleet] groups: budgets that name several costs come with a later version; write one fraction, "
-                              "such as budget = 0.25.")  # fmt: skip
+            raise ConfigError(
+                "[fleet] groups.budget: budgets that name several costs come with a later version; write one fraction, "
+                "such as budget = 0.25."
+            )
 
 
 def _groups(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,8 +1,8 @@
 """Who the clients are: budget groups, the targets of the levels, the plan, and who cannot take part.
 
-Clients are dealt to budget groups by a shuffle seeded with the run's seed. Group sizes follow the shares, rounded down,
-and what is left over goes to the groups with the largest remainders, the first of equal ones, so that every client has a
-group.
+Clients are dealt to budget groups by a shuffle seeded with the run's seed. Group sizes follow the shares, rounded
+down, and what is left over goes to the groups with the largest remainders, the first of equal ones, so that every
+client has a group.
 """
 
 from collections.abc import Sequence
@@ -83,8 +83,10 @@ def targets_of(section: FleetSection, fleet: Fleet) -> Targets:
     if isinstance(levels, str) and levels not in ("cluster", "halving"):
         path = Path(levels)
         if path.suffix != ".toml":
-            raise ConfigError(f'[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, '
-                              f'got "{levels}".')  # fmt: skip
+            raise ConfigError(
+                '[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
+                f'"{levels}".'
+            )
         try:
             return _planned(path.read_text(encoding="utf-8"), str(path), section)
         except (OSError, UnicodeDecodeError):
@@ -118,8 +120,11 @@ def notes_of(federation: Federation, fleet: Fleet) -> list[str]:
     for index, name in enumerate(fleet.names):
         ids = np.flatnonzero(under & (fleet.group == index))
         if len(ids):
-            notes.append(f'{len(ids)} of group "{name}" (budget {fleet.budgets[ids[0]]:.3g} of the full model) cannot take part: '
-                         f"the smallest level costs {least:.3g}. Clients {ranges(ids)}.")  # fmt: skip
+            budget = f"budget {fleet.budgets[ids[0]]:.3g} of the full model"
+            notes.append(
+                f'{len(ids)} clients of group "{name}" ({budget}) cannot take part: the smallest level costs '
+                f"{least:.3g}. Clients {ranges(ids)}."
+            )
         if not (fleet.group == index).any():
             notes.append(f'group "{name}" has no clients: there are fewer clients than groups need.')
     empty = np.flatnonzero(~under & (federation.clients.num_examples == 0))

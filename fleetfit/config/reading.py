@@ -63,14 +63,15 @@ def experiment_of(base: Mapping[str, Any] | None = None, overrides: Sequence[str
     """Make an experiment of tables.
 
     Args:
-        base: Tables as in a run file, paths already absolute; None or empty means the defaults.
+        base: Tables as in a run file; None or empty means the defaults.
         overrides: `a.b=c`, the value in TOML's notation or else text.
-        **sections: Whole sections or single keys of the top level. Objects may stand in for names: `model=MyArchitecture()`.
+        **sections: Whole sections or single keys of the top level. Objects may stand in for names:
+            `model=MyArchitecture()`.
 
     Raises:
         ConfigError: Something is wrong.
     """
-    table = dict(base or {})
+    table = anchored({key: _as_table(key, value) for key, value in (base or {}).items()}, Path.cwd())
     for text in overrides:
         table = merged(table, anchored(override(text), Path.cwd()))
     given = {key: _as_table(key, value) for key, value in sections.items()}
@@ -99,7 +100,7 @@ def override(text: str) -> Table:
 def merged(base: Mapping[str, Any], change: Mapping[str, Any], where: str = "") -> Table:
     """Return the base with a change laid over it, table by table; see the module's rule on other names."""
     result = dict(base)
-    chooser = _CHOOSER.get(where)
+    chooser = _CHOOSER.get(where, "")
     if chooser in change and base.get(chooser, _default_name(where)) != change[chooser]:
         result = {key: value for key, value in result.items() if key in _STAYS.get(where, ())}
     for key, value in change.items():
@@ -121,7 +122,7 @@ def _default_name(where: str) -> Any:
 
 def anchored(table: Mapping[str, Any], folder: Path) -> Table:
     """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder."""
-    result = _copied(table)
+    result: Table = _copied(table)
     for place in _PLUGINS:
         section, key = place.split(".")
         inside = result.get(section)

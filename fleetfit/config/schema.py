@@ -1,7 +1,7 @@
 """The typed description of a run: every key of a run file with its type, range and default.
 
-A section of this kind is a value; reading, merging and messages are in `fleetfit.config.reading`, and what becomes of it in
-`fleetfit.config.assembly`.
+A section is a value; reading and merging are in `fleetfit.config.reading`, messages in `fleetfit.config.checking`, and
+what becomes of it in `fleetfit.config.assembly`.
 """
 
 import math
@@ -14,6 +14,7 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Norm = Literal["static", "batch"]
 
 CLIENTS = 40
 """Clients, where the partition does not say."""
@@ -107,7 +108,7 @@ class PartitionSection(Open):
 
 
 class DataSection(Open):
-    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are the data set's own."""
+    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own."""
 
     name: Any = "digits"
     partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))
@@ -178,7 +179,7 @@ class CohortSection(Section):
     """`[cohort]`: who takes part in a round.
 
     Attributes:
-        choose: "uniform" leaves it to the method, which chooses uniformly unless it says otherwise; or a function's name.
+        choose: "uniform" leaves it to the method, most of which choose uniformly; or a function's name.
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
         count: How many, instead of a fraction.
     """
@@ -209,9 +210,7 @@ class EvaluateSection(Section):
     every: Annotated[int, Field(ge=0)] = 10
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
-    norms: Annotated[list[Literal["static", "batch"]], Field(min_length=1)] = Field(
-        default_factory=lambda: ["static", "batch"]
-    )
+    norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
     statistics_samples: Count = 5000
     clients: Count | None = None
 

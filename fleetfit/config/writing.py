@@ -8,7 +8,7 @@ import pydantic
 import tomli_w
 
 from fleetfit import names
-from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Open
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data.partition import KINDS
 
 Table = dict[str, Any]
@@ -18,15 +18,15 @@ _GIVEN = {"data": (), "model": ("classes", "channels", "input_shape"), "method":
 def to_table(experiment: Experiment) -> Table:
     """Return the experiment as tables for TOML: every default visible, keys without a value left out.
 
-    The defaults of the functions that it names are filled in from their signatures; `[compare]` is no part of a run. An object that stands in for a name is
-    written as "<type>", which no name can be.
+    The defaults of the functions that it names are filled in from their signatures; `[compare]` is no part of a run.
+    An object that stands in for a name is written as "<type>", which no name can be.
     """
     table: Table = _plain(dumped(experiment))
     for section, kind in (("data", "data"), ("model", "models"), ("method", "methods"), ("engine", "engines")):
-        opened: Open = getattr(experiment, section)
-        if isinstance(opened.name, str):
-            defaults = _defaults(names.resolve(kind, opened.name), skip=(*_GIVEN[section], *table[section]))
-            table[section] = {"name": opened.name, **defaults, **table[section]}
+        name = getattr(experiment, section).name
+        if isinstance(name, str):
+            defaults = _defaults(names.resolve(kind, name), skip=(*_GIVEN[section], *table[section]))
+            table[section] = {"name": name, **defaults, **table[section]}
     division = table["data"]["partition"]
     if division["kind"] in KINDS:
         table["data"]["partition"] = {

@@ -20,15 +20,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.data.dataset import SPLITS, Data, generator
+from fleetfit.data.dealing import Part, collected, dealt, dirichlet_counts, labels_of, with_followers
 from fleetfit.errors import DataError, did_you_mean
 
 _PARTITION = 0x9A27  # keeps this use of a seed apart from every other
-Ints = NDArray[np.int64]
-Part = dict[str, Tensor]
 
 
 def partition(data: Data, kind: str, clients: int | None, seed: int, **parameters: object) -> list[Part]:
@@ -72,11 +70,11 @@ def iid(data: Data, clients: int, rng: np.random.Generator) -> list[Part]:
     _check_clients(data, clients)
     owner = rng.permutation(len(train)) % clients
     if data.task == "classification":
-        return _with_followers(data, owner, clients, rng)
+        return with_followers(data, owner, clients, rng)
     owners = {"train": owner}
     for split in SPLITS[1:]:
         owners[split] = rng.permutation(len(data.split(split))) % clients
-    return _collected(data, owners, clients)
+    return collected(data, owners, clients)
 
 
 def dirichlet(
@@ -107,7 +105,7 @@ def dirichlet(
     Raises:
         DataError: A parameter is out of range, or no draw gave every client enough.
     """
-    labels = _labels(data, "train", "dirichlet")
+    labels = labels_of(data, "train", "dirichlet")
     _check_clients(data, clients)
     mean = len(labels) / clients
     least = min(10, max(1, int(mean / 2))) if minimum is None else minimum
@@ -120,9 +118,9 @@ def dirichlet(
         )
     sizes = np.bincount(labels, minlength=data.classes)
     for _ in range(1 + max_redraws):
-        counts = _dirichlet_counts(sizes, clients, alpha, balance, rng)
+        counts = dirichlet_counts(sizes, clients, alpha, balance, rng)
         if counts.sum(1).min() >= least:
-            return _with_followers(data, _dealt(labels, counts, rng), clients, rng)
+            return with_followers(data, dealt(labels, counts, rng), clients, rng)
     raise DataError(
         f"{1 + max_redraws} draws gave no division in which each of {clients} clients has {least} training samples "
         f"(the smallest of the last draw has {counts.sum(1).min()}): raise alpha (now {alpha}), lower minimum or have "
@@ -142,7 +140,7 @@ def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int =
     Raises:
         DataError: There are fewer samples than shards.
     """
-    labels = _labels(data, "train", "shards")
+    labels = labels_of(data, "train", "shards")
     _check_clients(data, clients)
     total = clients * per_client
     if per_client < 1 or total > len(labels):
@@ -155,7 +153,7 @@ def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int =
     client_of_shard = rng.permutation(total) % clients
     owner = np.empty(len(labels), dtype=np.int64)
     owner[order] = client_of_shard[np.arange(len(labels)) * total // len(labels)]
-    return _with_followers(data, owner, clients, rng)
+    return with_followers(data, owner, clients, rng)
 
 
 def natural(
@@ -198,7 +196,7 @@ def natural(
         client_of[np.sort(rng.choice(found, count, replace=False))] = np.arange(count)
     else:
         client_of[found] = np.arange(count) if count == len(found) else rng.permutation(len(found)) % count
-    return _collected(data, {split: client_of[groups[data.split(split).numpy()]] for split in SPLITS}, count)
+    return collected(data, {split: client_of[groups[data.split(split).numpy()]] for split in SPLITS}, count)
 
 
 def class_counts(data: Data, parts: list[Part], split: str = "train") -> Tensor:
@@ -221,94 +219,3 @@ def _check_clients(data: Data, clients: object) -> None:
         raise DataError(f"clients must be a whole number of at least 1, got {clients!r}.")
     if clients > samples:
         raise DataError(f"{clients} clients are more than the {samples} training samples of {data.name}.")
-
-
-def _labels(data: Data, split: str, kind: str) -> Ints:
-    if data.task != "classification":
-        raise DataError(f'partition "{kind}" goes by class labels, but {data.name} is {data.task}; use iid or natural.')
-    labels: Ints = data.y.cpu().numpy()[data.split(split).numpy()]
-    return labels
-
-
-def _dirichlet_counts(sizes: Ints, clients: int, alpha: float, balance: bool, rng: np.random.Generator) -> Ints:
-    """Draw once how many samples of each class each client gets, [K, C]."""
-    counts = np.zeros((clients, len(sizes)), dtype=np.int64)
-    mean = sizes.sum() / clients
-    have = np.zeros(clients, dtype=np.int64)
-    for c in rng.permutation(np.flatnonzero(sizes)):
-        p = rng.dirichlet(np.full(clients, alpha))
-        if balance:
-            p = np.where(have < mean, p, 0.0)
-            if p.sum() == 0:  # with a tiny alpha all of it may have fallen to full clients
-                p = (have < mean).astype(np.float64)
-        ends = np.cumsum(p)
-        cuts = np.floor(ends / ends[-1] * sizes[c] + rng.random()).astype(np.int64)
-        counts[:, c] = np.diff(cuts, prepend=0)
-        have += counts[:, c]
-    return counts
-
-
-def _dealt(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
-    """Return a client for each sample, at random but with `counts` [K, C]; -1 where a class has more samples."""
-    clients, classes = counts.shape
-    over = np.bincount(labels, minlength=classes) - counts.sum(0)
-    table = np.vstack([counts, over])
-    owners = np.append(np.arange(clients), -1)
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    owner = np.empty(len(labels), dtype=np.int64)
-    owner[order] = np.repeat(np.tile(owners, classes), table.T.ravel())
-    return owner
-
-
-def _apportioned(counts: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
-    """Divide sizes[c] samples of each class in proportion to counts[:, c], in whole samples, [K, C].
-
-    Rounding each class on its own would leave small clients with nothing in every class. So what a client has lost or
-    gained by rounding is carried over to the next class, and its total stays right too.
-    """
-    result = np.zeros_like(counts)
-    carry = rng.random(len(counts)) - 0.5
-    for c in rng.permutation(np.flatnonzero((counts.sum(0) > 0) & (sizes > 0))):
-        able = np.flatnonzero(counts[:, c])
-        wish = counts[able, c] * (sizes[c] / counts[:, c].sum()) + carry[able]
-        result[able, c] = _whole(wish, int(sizes[c]))
-        carry[able] = wish - result[able, c]
-    return result
-
-
-def _whole(wish: NDArray[np.float64], total: int) -> Ints:
-    """Return whole numbers, not negative, that sum to a total and are near what is wished for."""
-    given = np.maximum(np.floor(wish), 0).astype(np.int64)
-    while (left := total - int(given.sum())) != 0:
-        if left > 0:
-            given[np.argsort(given - wish, kind="stable")[:left]] += 1
-        else:
-            some = np.flatnonzero(given)
-            given[some[np.argsort((wish - given)[some], kind="stable")[:-left]]] -= 1
-    return given
-
-
-def _with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generator) -> list[Part]:
-    """Divide validation and test data so that they follow the labels of each client's training data."""
-    train = _labels(data, "train", "")
-    counts = np.bincount(owner * data.classes + train, minlength=clients * data.classes).reshape(clients, data.classes)
-    owners = {"train": owner}
-    for split in SPLITS[1:]:
-        labels = _labels(data, split, "")
-        sizes = np.bincount(labels, minlength=data.classes)
-        owners[split] = _dealt(labels, _apportioned(counts, sizes, rng), rng)
-    return _collected(data, owners, clients)
-
-
-def _collected(data: Data, owners: dict[str, Ints], clients: int) -> list[Part]:
-    """Return each client's indices of each split from the client of each sample (-1: nobody's)."""
-    parts: list[Part] = [{} for _ in range(clients)]
-    for split, owner in owners.items():
-        indices = data.split(split).numpy()
-        order = np.lexsort((indices, owner))
-        order = order[owner[order] >= 0]
-        ends = np.cumsum(np.bincount(owner[order], minlength=clients))
-        for part, mine in zip(parts, np.split(indices[order], ends[:-1]), strict=True):
-            part[split] = torch.from_numpy(mine)
-    return parts

@@ -1,8 +1,8 @@
 """Worker processes, each with its modules cached and the data memory-mapped; same bits as `local`.
 
-A worker is a fresh Python that rebuilds problem and method from their specs: nothing is pickled and the caller's main module is
-not imported again. Jobs and updates travel as `fleetfit.wire` messages over a socket pair. A worker that dies loses no round:
-its job runs again on another one. Workers end when this process does.
+A worker is a fresh Python that rebuilds problem and method from their specs: nothing is pickled and the caller's main
+module is not imported again. Jobs and updates travel as `fleetfit.wire` messages over a socket pair. A worker that
+dies loses no round: its job runs again on another one. Workers end when this process does.
 """
 
 import contextlib
@@ -38,9 +38,7 @@ _TRIES = 3  # workers that a job may cost before it counts as failed
 _AHEAD = 2  # jobs waiting or in flight, per worker: the bound on early finishers
 
 
-def processes(
-    simulation: Simulation, workers: int | None = None, device: str = "cpu", threads: int = 1
-) -> "Processes":
+def processes(simulation: Simulation, workers: int | None = None, device: str = "cpu", threads: int = 1) -> "Processes":
     """Make the engine.
 
     Args:
@@ -71,7 +69,7 @@ class _Worker:
     def __init__(self, setup: Path, device: str) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-                       "PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [os.getcwd()])}  # fmt: skip
+                       "PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])}  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fleetfit.engines.processes", str(theirs.fileno()), str(setup), device],
             pass_fds=[theirs.fileno()],
@@ -155,14 +153,13 @@ class Processes:
         if not is_portable(job.method):
             raise ConfigError(
                 "engine processes rebuilds the method in each worker, so its functions need import paths "
-                '("package.module:function" or "file.py:function"); functions made in Python run with engine.name = "local".'
+                '("package.module:function" or "file.py:function"); functions made in Python run '
+                'with engine.name = "local".'
             )
         version, memory = self._memories.of(job.client)
         worker.give(place, replace(job, memory_version=version), memory)
 
-    def _collect(
-        self, done: dict[int, Update | Failure], again: deque[tuple[int, Job]], tries: dict[int, int]
-    ) -> None:
+    def _collect(self, done: dict[int, Update | Failure], again: deque[tuple[int, Job]], tries: dict[int, int]) -> None:
         """Wait for some worker; note its reply, or replace it and note its job for another one."""
         busy = {w.connection: w for w in self._workers if w.job is not None}
         for ready in wait(list(busy)):
@@ -220,7 +217,7 @@ class Processes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-# ---- set-up, written by the engine and read by the workers ----------------------------------------------------------------------
+# ---- set-up, written by the engine and read by the workers -------------------------------------------------------
 
 
 def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
@@ -230,7 +227,8 @@ def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
     apart = {"x", "y", "splits"}
     fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in apart}
     nest = {
-        "problem": simulation.problem.spec, "base": simulation.problem.base, "data": fields, "splits": dict(data.splits),
+        "problem": simulation.problem.spec, "base": simulation.problem.base, "data": fields,
+        "splits": dict(data.splits),
         "parts": [dict(part) for part in simulation.parts], "threads": threads, "path": [p for p in sys.path if p],
         "budgets": None if simulation.budgets is None else torch.from_numpy(np.asarray(simulation.budgets)),
     }  # fmt: skip
@@ -272,7 +270,9 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
             message = {"reply": reply_nest(reply), "memory": memory}
         except FleetFitError as error:
             message = {"error": str(error)}
-        except Exception:  # a bug, the method's or ours: the engine shows it, instead of a worker that dies again and again
+        except (
+            Exception
+        ):  # a bug, the method's or ours: the engine shows it, instead of a worker that dies again and again
             message = {"error": f"a job failed unexpectedly.\n{traceback.format_exc()}"}
         try:
             connection.send_bytes(pack(message))

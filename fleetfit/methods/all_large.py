@@ -1,4 +1,7 @@
-"""All-Large: the full model for everybody, resources ignored (AdaptiveFL 4.2, DAC 2024). An upper bound, not a method to deploy."""
+"""All-Large: the full model for everybody, resources ignored (AdaptiveFL 4.2, DAC 2024).
+
+An upper bound to compare with, not a method to deploy.
+"""
 
 from fleetfit.method import Method
 from fleetfit.planner import Targets

@@ -1,7 +1,8 @@
 """Decoupled: one separate model per level, each averaged among its own level only (baseline of ScaleFL and AdaptiveFL).
 
 The levels are the width-only ones by default, as in ScaleFL's comparison. The server keeps the state of level l under
-`level{l}/`, from the round on in which a client of that level first trained it; until then it is a piece of the initial model.
+`level{l}/`, from the round on in which a client of that level first trained it; until then it is a piece of the
+initial model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,8 @@ def _prefix(level: int) -> str:
 
 def _cut_layout(layout: Layout, piece: Submodel) -> Layout:
     """Return the layout in which a sub-model is the full model."""
-    axes = {name: replace(axis, size=len(piece.channels.get(name, range(axis.size)))) for name, axis in layout.axes.items()}
+    axes = {
+        name: replace(axis, size=len(piece.channels.get(name, range(axis.size)))) for name, axis in layout.axes.items()
+    }
     tensors = {name: t for name, t in layout.tensors.items() if t.present(piece.exits)}
     return Layout(axes, piece.exits, tensors)

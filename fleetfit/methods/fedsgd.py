@@ -1,4 +1,4 @@
-"""FedSGD: one gradient step per round on all of a client's data; FedAvg with E = 1 and B = infinity (McMahan et al., 2017).
+"""FedSGD: one gradient step a round on all of a client's data; FedAvg with E = 1, B = infinity (McMahan et al., 2017).
 
 As FedAvg here, it trains the full model narrowed to level 1.
 """

@@ -1,12 +1,13 @@
 """HeteroFL: width only, nested prefixes, full depth (Diao et al., ICLR 2021).
 
-`scaler` divides the inputs of each norm layer by the kept fraction of its channels, in training only; `masked` sets the logits
-of classes that the client does not have to zero in its cross-entropy. Static batch norm is `evaluate.norms`, the default
-headline of every method here. ScaleFL's comparison uses HeteroFL with both off, which is the default; the original has both.
+`scaler` divides the inputs of each norm layer by the kept fraction of its channels, in training only; `masked` sets
+the logits of classes that the client does not have to zero in its cross-entropy. Static batch norm is
+`evaluate.norms`, the default headline of every method here. ScaleFL's comparison uses HeteroFL with both off, which
+is the default; the original has both.
 
-Differs from the paper: a width keeps floor(width * size) channels, not the ceiling; the scaler uses the fraction that a layer
-really keeps, not the level's nominal one; levels are fixed per client and not redrawn each round; label-masked averaging of
-the output rows goes with `masked`, as in the authors' text.
+Differs from the paper: a width keeps floor(width * size) channels, not the ceiling; the scaler uses the fraction that
+a layer really keeps, not the level's nominal one; levels are fixed per client and not redrawn each round;
+label-masked averaging of the output rows goes with `masked`, as in the authors' text.
 """
 
 from collections.abc import Callable

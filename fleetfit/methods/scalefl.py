@@ -1,10 +1,10 @@
-"""ScaleFL: 2-D sub-models by Eq. 1, early exits with self-distillation (Eq. 5), count-weighted averages (Eq. 2) (CVPR 2023).
+"""ScaleFL: 2-D sub-models (Eq. 1), exits with self-distillation (Eq. 5), count-weighted averages (Eq. 2) (CVPR 2023).
 
-Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept channels with
-`method.hooks.channels` ("prefix", "window", "rolling", "random").
+Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept
+channels with `method.hooks.channels` ("prefix", "window", "rolling", "random").
 
-Differs from the paper: see `fleetfit.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are solved together
-and no client gets more than it affords) and `fleetfit.evaluate` (static batch-norm statistics).
+Differs from the paper: see `fleetfit.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are solved
+together and no client gets more than it affords) and `fleetfit.evaluate` (static batch-norm statistics).
 """
 
 from functools import partial

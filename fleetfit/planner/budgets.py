@@ -86,6 +86,8 @@ def levels_of_budgets(
     """
     given = _checked(budgets)
     slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), given.shape)
+    if not (np.isfinite(slack) & (slack >= 0)).all():
+        raise PlanError(f"a tolerance must be a number of at least 0, got {tolerances!r}.")
     if how == "cluster":
         ratios, member = _clustered(np.minimum(given, 1.0), slack)
     elif isinstance(how, str) and how != "halving":

@@ -177,8 +177,8 @@ class _Search:
             if not key[0] + total[i] <= self.key[0] + _TINY or (self.any_will_do and np.isfinite(self.key[0])):
                 break
             r, c = int(p[i]), int(w[i])
-            gap = round(key[0] + float(self.gap[r, c]), 9)
-            so_far = (gap, key[1] + float(off[i]), key[2] - self.grid.positions[r])
+            gap, far = round(key[0] + float(self.gap[r, c]), 9), round(key[1] + float(off[i]), 9)  # ties are ties
+            so_far = (gap, far, key[2] - self.grid.positions[r])
             self._descend([*rows, r], r, c, so_far, (*pairs, (r, c)))
 
     @cached_property

@@ -48,9 +48,10 @@ def plots_of_run(folder: Path, summary: Summary, metrics: Metrics) -> list[Path]
         "bytes": accuracy_by_bytes({summary["method"]: (summary, metrics)}),
         "levels": shapes({summary["method"]: summary}),
     }
-    fleet = json.loads((folder / "fleet.json").read_text(encoding="utf-8"))["first"]
-    if fleet["class_counts"]:
-        figures["partition"] = partition_dots(fleet["class_counts"], summary["data"])
+    if (folder / "fleet.json").is_file():
+        first = json.loads((folder / "fleet.json").read_text(encoding="utf-8"))["first"]
+        if first["class_counts"]:
+            figures["partition"] = partition_dots(first["class_counts"], summary["data"])
     return _saved(figures, folder / "plots")
 
 

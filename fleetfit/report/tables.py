@@ -1,4 +1,4 @@
-"""Tables as they will stand in a paper: plain rows of text, and their Markdown and CSV; numbers come from run folders."""
+"""Tables as they will stand in a paper: plain rows of text, their Markdown and CSV; numbers come from run folders."""
 
 import csv
 import io
@@ -103,7 +103,7 @@ def summary_of(
         metrics: The reports of all rounds.
         notes: What the user must know, such as who did not take part.
     """
-    columns = next((m["evaluate"] for m in reversed(metrics) if "evaluate" in m), {})
+    columns: Mapping[str, Any] = next((m["evaluate"] for m in reversed(metrics) if "evaluate" in m), {})
     headline: Mapping[str, Any] = columns.get(description["norm"], {})
     found = headline.get("levels", {})
     levels = [
@@ -261,10 +261,19 @@ def levels_of_rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]
             if index == 0:
                 sent = f"{size(first['bytes_down'])} / {size(first['bytes_up'])}"
                 overall = (", ".join(filter(None, key)), spread([s["global"] for s in summaries]), sent)
-            shape = (level["level"], f"{level['width']:.2f}", f"{level['depth']}/{level['blocks']}",
-                     short(level["parameters"]), short(level["multiply_adds"]), str(level["clients"]), local)  # fmt: skip
-            rows.append((overall[0], *shape, *overall[1:]))
+            rows.append((overall[0], *_shape_of(level), local, *overall[1:]))
     return Table(columns, tuple(rows))
+
+
+def _shape_of(level: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        level["level"],
+        f"{level['width']:.2f}",
+        f"{level['depth']}/{level['blocks']}",
+        short(level["parameters"]),
+        short(level["multiply_adds"]),
+        str(level["clients"]),
+    )
 
 
 def spread(values: Sequence[float | None]) -> str:

@@ -1,4 +1,4 @@
-"""Same run file and seed: same bits, whatever the engine and the number of workers, also when a worker dies on the way."""
+"""Same run file and seed: same bits, whatever the engine and the number of workers, also when a worker dies."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -6,6 +6,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
+from fleetfit.cost import full_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module
 from fleetfit.models.cnn import cnn
@@ -16,6 +17,14 @@ def test_parameters_by_hand() -> None:
     expected = convolutions + 2 * 3 * (28 + 42) + (42 * 10 + 10)
     module = build_module(cnn(), cnn().sizes(1.0), (6,))
     assert sum(p.numel() for p in module.parameters()) == expected == 57_550
+
+
+def test_multiply_adds_by_hand() -> None:
+    """The image is halved before blocks 1 and 3: 28, then 14, then 7 places a side."""
+    places = [28**2, 14**2, 14**2, 7**2, 7**2, 7**2]
+    channels = [1, 28, 28, 28, 42, 42, 42]
+    expected = sum(9 * channels[i] * channels[i + 1] * places[i] for i in range(6)) + 42 * 10
+    assert full_cost(cnn(), (1, 28, 28)).multiply_adds == expected == 5_038_404
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 32), (1, 11)])

@@ -90,7 +90,9 @@ def test_early_exits_are_three_convolutions_and_the_last_is_none() -> None:
 def test_group_norm_cuts_whole_groups() -> None:
     architecture = resnet(depth=8, norm="group", group=4)
     assert architecture.sizes(0.7) == {"stage1": 8, "stage2": 20, "stage3": 44, "classes": 10}
-    norms = [m for m in build_module(architecture, architecture.sizes(0.7), (3,)).modules() if isinstance(m, nn.GroupNorm)]
+    norms = [
+        m for m in build_module(architecture, architecture.sizes(0.7), (3,)).modules() if isinstance(m, nn.GroupNorm)
+    ]
     assert norms
     assert {m.num_channels // m.num_groups for m in norms} == {4}
 
@@ -111,7 +113,7 @@ def test_initial_weights_have_the_scale_of_he() -> None:
     assert not module.heads["9"].fc.bias.any()
 
 
-@pytest.mark.parametrize("depth", [2, 9, 21, 111])
+@pytest.mark.parametrize("depth", [2, 9, 11, 21, 111])
 def test_other_depths_are_refused(depth: int) -> None:
     with pytest.raises(ModelError, match=f"6n\\+2 .*got {depth}"):
         resnet(depth=depth)

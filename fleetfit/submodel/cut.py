@@ -1,18 +1,6 @@
-"""Sub-models: which channels of each axis and which exits are kept; extract them, put them back, move between them.
-
-ScaleFL 3.1.2 and Algorithm 2 (CVPR 2023): the layers behind the exit are removed and each hidden dimension keeps
-floor(s_w * D) channels, the first ones by default. FedRolex (NeurIPS 2022): the kept channels roll over the axis.
-
-Differs from the paper: channels are chosen per axis and not per matrix, so that a concatenated or stacked dimension keeps
-the same channels in each of its stretches (the literal upper-left block is wrong there); rolling starts at round 0 with the
-prefix and moves forward.
-
-Speed: a state lives in one flat buffer. All index work of a (layout, sub-model) is done once, in a `Cut`: small tensors are
-gathered by one flat index, tensors above `LARGE` elements by slices, so that the index never weighs more than the model.
-"""
+"""The index work of a sub-model, done once: from the full model's flat buffer to the sub-model's and back."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -22,101 +10,10 @@ from torch import Tensor
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
+from fleetfit.submodel.piece import Channels, Submodel
 
 LARGE = 1 << 20  # elements above which a tensor is cut by slices
 _KEPT_CUTS = 64
-
-Channels = range | tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Submodel:
-    """A piece of a model: kept channels by axis (axes not named are whole) and exits; blocks after the last exit are absent."""
-
-    channels: Mapping[str, Channels]
-    exits: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", {a: _tidy(c) for a, c in self.channels.items()})
-        object.__setattr__(self, "exits", tuple(int(e) for e in self.exits))
-        object.__setattr__(self, "_key", (frozenset(self.channels.items()), self.exits))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Submodel) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    _key = (frozenset[tuple[str, Channels]](), ())  # replaced per object; equality and hash by value
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Kept channels per axis, as a count."""
-        return {axis: len(channels) for axis, channels in self.channels.items()}
-
-    @property
-    def depth(self) -> int:
-        """Blocks kept."""
-        return self.exits[-1]
-
-    def inside(self, other: "Submodel") -> bool:
-        """Tell whether every element of this sub-model is in the other one, which names all axes of this one."""
-        if not set(self.exits) <= set(other.exits):
-            return False
-        return all(
-            axis not in other.channels or (axis in self.channels and set(self.channels[axis]) <= set(kept))
-            for axis, kept in other.channels.items()
-        )
-
-
-def _tidy(channels: Iterable[int]) -> Channels:
-    """Return a range where the channels are one, else a tuple."""
-    if isinstance(channels, range) and channels.step == 1:
-        return channels
-    found = tuple(int(c) for c in channels)
-    if found and found == tuple(range(found[0], found[0] + len(found))):
-        return range(found[0], found[0] + len(found))
-    return found
-
-
-# ---- which channels to keep: the `channels` hook of a method ---------------------------------------------------------------
-
-
-def prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep the first n channels (upper left; ScaleFL's default)."""
-    return range(n)
-
-
-def window(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep n neighbouring channels that start at a random granule, drawn for each client and round; evaluation: the first n."""
-    if client is None:
-        return range(n)
-    first = int(rng.integers((axis.size - n) // axis.granule + 1)) * axis.granule
-    return range(first, first + n)
-
-
-def rolling(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep n channels from granule `round` on, wrapping around (FedRolex); evaluation: the first n."""
-    if client is None or n == axis.size:
-        return range(n)
-    granules = axis.size // axis.granule
-    chosen = sorted((round + i) % granules for i in range(n // axis.granule))
-    return _of_granules(chosen, axis.granule)
-
-
-def random(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep n channels of random granules, drawn for each client and round; evaluation: the first n."""
-    if client is None or n == axis.size:
-        return range(n)
-    chosen = np.sort(rng.choice(axis.size // axis.granule, n // axis.granule, replace=False))
-    return _of_granules(chosen.tolist(), axis.granule)
-
-
-def _of_granules(granules: Sequence[int], granule: int) -> Channels:
-    return _tidy(g * granule + i for g in granules for i in range(granule))
-
-
-# ---- index work, done once per (layout, sub-model) -------------------------------------------------------------------------
 
 Span = tuple[int, int]  # start, length
 
@@ -188,14 +85,12 @@ class Cut:
         self.size = sum(_numel(shape) for shape in self.shapes.values())
         full_shapes = layout.shapes(layout.full_sizes, layout.exits)
         self._full_size = sum(_numel(shape) for shape in full_shapes.values())
-        self.whole = self.size == self._full_size and all(
-            isinstance(c, range) for c in submodel.channels.values()
-        )
+        self.whole = self.size == self._full_size and all(isinstance(c, range) for c in submodel.channels.values())
         self._source = (layout.axes, layout.full_sizes, layout.tensors, submodel.channels, full_shapes)
 
     @cached_property
     def _pieces(self) -> list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]]:
-        """Group neighbouring small tensors under one flat index; give each large one its slices. Done at the first use."""
+        """Small neighbouring tensors under one flat index, each large one with its slices. Made at the first use."""
         axes, full_sizes, tensors, channels, full_shapes = self._source
         offsets = dict(zip(full_shapes, accumulate(map(_numel, full_shapes.values()), initial=0), strict=False))
         pieces: list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]] = []
@@ -265,8 +160,7 @@ class Cut:
         """Return a flat buffer as named tensors that share its memory."""
         sizes = [_numel(shape) for shape in self.shapes.values()]
         return {
-            name: piece.view(shape)
-            for (name, shape), piece in zip(self.shapes.items(), flat.split(sizes), strict=True)
+            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), flat.split(sizes), strict=True)
         }
 
     def _on(self, index: object, full: Tensor) -> Tensor:
@@ -324,84 +218,3 @@ def cut(layout: Layout, submodel: Submodel) -> Cut:
             cuts.pop(next(iter(cuts)))
     cuts[submodel] = found  # last used, last dropped
     return found
-
-
-# ---- states ----------------------------------------------------------------------------------------------------------------
-
-
-def flat_of(state: State) -> Tensor:
-    """Return a state as one flat fp32 tensor in its own order: no copy when its tensors lie side by side in one buffer."""
-    tensors = list(state.values())
-    first = tensors[0]
-    place, width, buffer = first.data_ptr(), first.element_size(), first.untyped_storage().data_ptr()
-    for tensor in tensors:
-        ours = tensor.data_ptr() == place and tensor.untyped_storage().data_ptr() == buffer  # neighbours may be strangers
-        if tensor.dtype != torch.float32 or not ours or not tensor.is_contiguous():
-            return torch.cat([t.detach().reshape(-1).float() for t in tensors])
-        place += tensor.numel() * width
-    total = (place - first.data_ptr()) // width
-    return first.detach().as_strided((total,), (1,), first.storage_offset())
-
-
-def finite(state: Mapping[str, Tensor]) -> bool:
-    """Tell whether all numbers of a state are finite."""
-    return bool(torch.isfinite(flat_of(dict(state))).all()) if state else True
-
-
-def whole(layout: Layout) -> Submodel:
-    """Return the sub-model that is the full model."""
-    return Submodel({name: range(axis.size) for name, axis in layout.axes.items()}, layout.exits)
-
-
-def extract(layout: Layout, state: State, submodel: Submodel) -> State:
-    """Return a sub-model's state, a copy, from the full model's.
-
-    Raises:
-        ModelError: The sub-model or the state does not fit the layout.
-    """
-    _check_names(layout, state)
-    compiled = cut(layout, submodel)
-    return compiled.views(compiled.gather(flat_of(_ordered(layout, state))))
-
-
-def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:
-    """Return a new full state in which the sub-model's elements come from `piece`, and all others from `state`."""
-    _check_names(layout, state)
-    compiled = cut(layout, submodel)
-    check_shapes(piece, compiled.shapes)
-    full = flat_of(_ordered(layout, state)).clone()
-    compiled.scatter(full, flat_of({name: piece[name] for name in compiled.names}))
-    return cut(layout, whole(layout)).views(full)
-
-
-def recut(layout: Layout, state: State, source: Submodel, target: Submodel, fill: State | None = None) -> State:
-    """Move a state from one sub-model to another: what both have is kept, the rest comes from `fill` (full; default zeros)."""
-    if source == target:
-        return {name: tensor.clone() for name, tensor in state.items()}
-    compiled = cut(layout, whole(layout))
-    base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
-    return extract(layout, put_back(layout, base, source, state), target)
-
-
-def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a state with the expected names and shapes, by equality: a size of one never stands for another.
-
-    Raises:
-        ModelError: A tensor is missing, unexpected, or of another shape.
-    """
-    if state.keys() != shapes.keys():
-        missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
-        raise ModelError(f"a state does not fit its sub-model: missing {missing[:3]}, unexpected {extra[:3]}.")
-    for name, shape in shapes.items():
-        if tuple(state[name].shape) != shape:
-            raise ModelError(f'a state does not fit its sub-model: "{name}" is {tuple(state[name].shape)}, expected {shape}.')
-
-
-def _check_names(layout: Layout, state: State) -> None:
-    if state.keys() != layout.tensors.keys():
-        odd = sorted(state.keys() ^ layout.tensors.keys())
-        raise ModelError(f"a full state must have the layout's tensors; these differ: {odd[:4]}.")
-
-
-def _ordered(layout: Layout, state: State) -> State:
-    return state if list(state) == list(layout.tensors) else {name: state[name] for name in layout.tensors}

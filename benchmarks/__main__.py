@@ -1,7 +1,8 @@
-"""What FleetFit adds to the work itself, measured in one run as ratios: `make bench`, or `python benchmarks/run.py [part ...]`.
+"""What FleetFit adds to the work itself, as ratios: `make bench`, or `python -m benchmarks [part ...]`.
 
-Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes), `clients` (cost
-per round against the number of registered clients), `engines` (processes with two workers against local).
+Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes),
+`clients` (cost per round against the number of registered clients), `engines` (processes with two workers against
+local).
 
 Both sides of a ratio alternate in one process; the figure is the median of the ratios in CPU seconds, with its range.
 """
@@ -17,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit import names
 from fleetfit.aggregate import Mean, applied
 from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
-from fleetfit.layout import named_tensors
+from fleetfit.layout import build_module
 from fleetfit.levels import split_levels
 from fleetfit.losses import self_distillation
 from fleetfit.method import build
@@ -30,8 +30,8 @@ from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import cut, flat_of
 from fleetfit.tasks import classification
-from fleetfit.train import build_module, initial_state
-from fleetfit.values import Clients, Federation, Job, Local, Problem, Simulation
+from fleetfit.train import initial_state
+from fleetfit.values import Clients, Federation, Local, Problem, Simulation
 
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)
 RATIOS = Targets((0.125, 0.25, 0.5, 1.0), (0.1, 0.1, 0.1, 0.1))
@@ -72,7 +72,7 @@ def fleet(model: str, shape: tuple[int, ...], clients: int, samples: int, cohort
     return federation, Simulation(problem, data, Parts(clients, samples, total), budgets)
 
 
-# ---- (a) our round against a bare loop ------------------------------------------------------------------------------------------
+# ---- (a) our round against a bare loop ---------------------------------------------------------------------------
 
 
 class Bare:
@@ -117,7 +117,7 @@ def round_overhead(model: str, shape: tuple[int, ...], samples: int, repetitions
     report(f"round, {model}, batch 16, four levels, {samples} samples per client", pairs, "bare loop")
 
 
-# ---- (b) aggregation against a copy ----------------------------------------------------------------------------------------------
+# ---- (b) aggregation against a copy ------------------------------------------------------------------------------
 
 
 def aggregation(model: str, shape: tuple[int, ...], repetitions: int) -> None:
@@ -154,7 +154,7 @@ def held(problem: Problem, pieces: list[Any], states: list[Any], cohort: int) ->
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-# ---- (c) registered clients ------------------------------------------------------------------------------------------------------
+# ---- (c) registered clients --------------------------------------------------------------------------------------
 
 
 def registered(repetitions: int) -> None:
@@ -177,7 +177,10 @@ def registered(repetitions: int) -> None:
     first = statistics.median(seconds[100])
     for clients, found in seconds.items():
         middle = statistics.median(found)
-        print(f"round, {clients:>9,} registered clients, cohort 10: {middle:.3f} CPU s, {middle / first:.3f} x that of 100")
+        print(
+            f"round, {clients:>9,} registered clients, cohort 10: "
+            f"{middle:.3f} CPU s, {middle / first:.3f} x that of 100"
+        )
 
 
 def fixed_slots(federation: Federation) -> Callable[..., Any]:
@@ -186,7 +189,7 @@ def fixed_slots(federation: Federation) -> Callable[..., Any]:
     return lambda *_: slots
 
 
-# ---- engines ----------------------------------------------------------------------------------------------------------------------
+# ---- engines -----------------------------------------------------------------------------------------------------
 
 
 def engines(repetitions: int) -> None:
@@ -209,7 +212,7 @@ def engines(repetitions: int) -> None:
         both[1].close()
 
 
-# ---- measuring ----------------------------------------------------------------------------------------------------------------------
+# ---- measuring ---------------------------------------------------------------------------------------------------
 
 
 def alternate(

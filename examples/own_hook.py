@@ -1,0 +1,15 @@
+"""One hook outside the package, to change one thing of a method that exists: ScaleFL without early exits.
+
+    fleetfit run --set method.hooks.levels=examples/own_hook.py:own_exit_only
+
+A hook is named by function in a run file, so it reaches worker processes too: `method.hooks.levels = "own_hook.py:own_exit_only"`.
+"""
+
+from fleetfit.levels import split_levels
+from fleetfit.planner import Targets
+from fleetfit.values import Level, Problem
+
+
+def own_exit_only(problem: Problem, targets: Targets) -> list[Level]:
+    """Cut width and depth as ScaleFL does, but give each level its own last classifier only: nothing to distil."""
+    return split_levels(problem, targets, mode="both", exits="last")

@@ -1,0 +1,216 @@
+"""A run as a value that knows its folder; cheap to open, the rest is read when it is asked for."""
+
+import contextlib
+import json
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fleetfit import evaluate, rounds
+from fleetfit.config import Assembly, Experiment, assemble, experiment_of
+from fleetfit.config.writing import dumped, objects_in, to_table
+from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
+from fleetfit.planner import Plan
+from fleetfit.records import RunFolder
+from fleetfit.values import Server
+
+
+class Run:
+    """A run and its folder.
+
+    Attributes:
+        files: The run folder.
+        experiment: The resolved description.
+    """
+
+    def __init__(self, folder: RunFolder, experiment: Experiment, assembly: Assembly | None = None) -> None:
+        """Take what is known; `run`, `resume` and `load` make runs."""
+        self.files, self.experiment = folder, experiment
+        if assembly is not None:
+            self.__dict__["assembly"] = assembly
+
+    def __repr__(self) -> str:
+        """Return the folder and how far the run has come."""
+        done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
+        return f"Run({str(self.folder)!r}, {done}{', finished' if self.finished else ''})"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.files.path
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and the summary is written."""
+        return (self.folder / "summary.json").is_file()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The reports of all rounds so far."""
+        return self.files.metrics()
+
+    @property
+    def plan(self) -> Plan:
+        """The levels with their sizes and costs."""
+        return Plan.from_toml(self.files.text("plan.toml"))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user must see, such as who cannot take part."""
+        return self.assembly.notes
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The final numbers, as in `summary.json`.
+
+        Raises:
+            RunError: The run is not finished.
+        """
+        if not self.finished:
+            raise RunError(f'{self.folder} is not finished; go on with it: "fleetfit resume {self.folder}".')
+        found: dict[str, Any] = json.loads(self.files.text("summary.json"))
+        return found
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of the last evaluation: split, then per batch-norm policy all accuracies.
+
+        Raises:
+            RunError: Nothing has been evaluated yet.
+        """
+        for report in reversed(self.metrics):
+            if "evaluate" in report:
+                columns: dict[str, Any] = report["evaluate"]
+                return columns
+        raise RunError(f"nothing has been evaluated yet in {self.folder}.")
+
+    def accuracy(self, kind: str = "local", level: int | None = None, norm: str | None = None) -> float:
+        """Return one accuracy of the last evaluation, between 0 and 1.
+
+        Args:
+            kind: "local" or "global", or any other number among the columns ("avg", "full", "ensemble", ...).
+            level: For "local" only: that level's clients alone; levels are 1..L.
+            norm: Batch-norm policy, "static" or "batch"; the first of `evaluate.norms` by default.
+
+        Raises:
+            ConfigError: There is no such number.
+        """
+        columns = self.columns
+        norm = norm or self.experiment.evaluate.norms[0]
+        if norm not in columns:
+            raise ConfigError(
+                f'this run has no "{norm}" columns; its evaluate.norms are {self.experiment.evaluate.norms}.'
+            )
+        found = columns[norm]
+        if level is not None:
+            if kind != "local" or str(level) not in found["levels"]:
+                raise ConfigError(
+                    f'accuracy by level is that of kind "local" and levels {", ".join(found["levels"])}; got kind '
+                    f'"{kind}" and level {level}.'
+                )
+            found = found["levels"][str(level)]
+        if not isinstance(found.get(kind), int | float):
+            known = [key for key, value in found.items() if isinstance(value, int | float)]
+            raise ConfigError(
+                f'there is no accuracy "{kind}"; there are {", ".join(known)}.{did_you_mean(kind, known)}'
+            )
+        return float(found[kind])
+
+    @property
+    def server(self) -> Server:
+        """The server after the last round that has a checkpoint."""
+        server: Server = self.checkpoint["server"]
+        return server
+
+    def model(self, level: int | None = None) -> nn.Module:
+        """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
+
+        Args:
+            level: 1..L; the largest by default.
+
+        Raises:
+            ConfigError: There is no such level.
+        """
+        assembly = self.assembly
+        known = [entry.name for entry in assembly.federation.levels]
+        wanted = known[-1] if level is None else str(level)
+        if wanted not in known:
+            raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
+        found = self.checkpoint["statistics"]
+        if found is None and evaluate.has_batch_norm(assembly.federation):
+            with contextlib.closing(assembly.engine()) as engine:
+                found = evaluate.statistics(assembly.federation, engine, self.server, assembly.settings.wanted)
+        return evaluate.level_module(assembly.federation, self.server, known.index(wanted), found)
+
+    def evaluate(self, **sections: Any) -> dict[str, Any]:
+        """Evaluate the newest checkpoint again and return the columns; nothing is written.
+
+        Args:
+            **sections: What differs, as sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`.
+
+        Raises:
+            ModelError: The state does not fit the model that these data need.
+        """
+        assembly = self.assembly
+        if sections:
+            assembly = assemble(experiment_of(visible(self.experiment), **sections))
+        _check_same_model(self.assembly, assembly)
+        with contextlib.closing(assembly.engine()) as engine:
+            engine.load(self.checkpoint["clients"])
+            columns, _ = evaluate.evaluate(assembly.federation, engine, self.server, assembly.settings.wanted)
+        return columns
+
+    @cached_property
+    def assembly(self) -> Assembly:
+        """What the run is made of: data, problem, federation, devices, settings."""
+        return assemble(self.experiment)
+
+    @cached_property
+    def checkpoint(self) -> dict[str, Any]:
+        """The newest checkpoint, or the start."""
+        found = self.files.load_checkpoint()
+        if found is None:
+            return {"server": rounds.start(self.assembly.federation), "clients": {}, "statistics": None}
+        server = found["server"]
+        return {**found, "server": Server(server["state"], server["round"], server["memory"])}
+
+
+def visible(experiment: Experiment) -> dict[str, Any]:
+    """Return the experiment's tables with every default visible, and the objects that stand in for names."""
+    table = to_table(experiment)
+    return table | {section: dumped(getattr(experiment, section)) for section in objects_in(table)}
+
+
+def _check_same_model(ours: Assembly, other: Assembly) -> None:
+    a, b = ours.federation.problem.layout, other.federation.problem.layout
+    if a.shapes({}, a.exits) != b.shapes({}, b.exits):
+        raise ModelError(
+            f"the model was trained on {ours.data!r} and does not fit {other.data!r}: shapes of its tensors differ."
+        )
+
+
+def load(folder: str | Path, **sections: Any) -> Run:
+    """Open a run folder.
+
+    Args:
+        folder: The run folder.
+        **sections: The objects that stood in for names, if the run was started from Python with some.
+
+    Raises:
+        RunError: It is no run folder, or its configuration cannot be read.
+    """
+    files = RunFolder.open(folder)
+    try:
+        table = tomllib.loads(files.text("config.toml"))
+    except tomllib.TOMLDecodeError as error:
+        raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
+    missing = [section for section in objects_in(table) if section not in sections]
+    if missing:
+        again = ", ".join(f"{section}=..." for section in missing)
+        raise RunError(
+            f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
+        )
+    return Run(files, experiment_of(table, **sections))

@@ -1,0 +1,44 @@
+"""What can scale in a model: axes, declarations, and the layout inferred from an architecture's own builder.
+
+A layout says for each tensor which stretch of which dimension belongs to which axis, and with which block or exit the
+tensor comes and goes. It is read off the builder: `infer_layout` builds the model on the meta device with one axis
+enlarged by one granule and by two, and looks at which dimensions moved. What growth alone cannot tell is declared by
+the architecture.
+"""
+
+from fleetfit.layout.axes import (
+    Architecture,
+    Axis,
+    Carry,
+    ExitModel,
+    HasSegments,
+    State,
+    default_sizes,
+    outputs,
+)
+from fleetfit.layout.declare import Declaration, alias, blocked, interleaved, segments
+from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
+from fleetfit.layout.layout import Layout, Segment, TensorLayout
+
+__all__ = [
+    "Architecture",
+    "Axis",
+    "Carry",
+    "Declaration",
+    "ExitModel",
+    "HasSegments",
+    "Layout",
+    "Segment",
+    "State",
+    "TensorLayout",
+    "alias",
+    "batch_norms",
+    "blocked",
+    "build_module",
+    "default_sizes",
+    "infer_layout",
+    "interleaved",
+    "named_tensors",
+    "outputs",
+    "segments",
+]

@@ -1,0 +1,141 @@
+"""What a model family says of itself: its axes, how it is built, and the segments and heads of what it builds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from fleetfit.errors import ModelError
+
+State = dict[str, Tensor]
+"""Tensors by name."""
+Carry = Any
+"""Any nest of tensors, batch first in each."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One scalable size of an architecture.
+
+    Attributes:
+        size: Channels of the full model.
+        granule: Channels come and go in whole granules (a head, a norm group).
+        scaled: False for an axis that width never cuts, such as the classes.
+        block: The first block that the axis belongs to.
+    """
+
+    size: int
+    granule: int = 1
+    scaled: bool = True
+    block: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.granule < 1 or self.size % self.granule:
+            raise ModelError(
+                f"an axis of size {self.size} cannot be cut in granules of {self.granule}: both must be at least 1 and "
+                "the size a multiple of the granule."
+            )
+
+
+class Architecture(Protocol):
+    """A model family: how to build the model for any sizes of its axes and any choice of exits.
+
+    Inherit from it to get the defaults of `positions`, `declared` and `sizes`.
+    """
+
+    axes: Mapping[str, Axis]
+    blocks: int
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Block counts after which a classifier may sit; the planner (ScaleFL Eq. 1) chooses among them."""
+        return tuple(range(1, self.blocks + 1))
+
+    @property
+    def declared(self) -> Mapping[str, Any]:
+        """Declarations by parameter name pattern: what growth alone cannot tell."""
+        return {}
+
+    def sizes(self, width: float) -> dict[str, int]:
+        """Return the size of each axis at a width in (0, 1]: floor(width * size) in whole granules, at least one."""
+        return default_sizes(self.axes, width)
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        """Return the module with these sizes and a classifier after each block count in `exits`."""
+        ...
+
+
+def default_sizes(axes: Mapping[str, Axis], width: float) -> dict[str, int]:
+    """Return floor(width * size) per axis, in whole granules, at least one granule; unscaled axes stay whole.
+
+    Raises:
+        ModelError: The width is outside (0, 1].
+    """
+    if not 0 < width <= 1:
+        raise ModelError(f"a width must be above 0 and at most 1, got {width}.")
+    kept = {}
+    for name, axis in axes.items():
+        granules = int(width * axis.size / axis.granule + 1e-9)  # 0.7 * 10 is 6.999..., and means 7
+        kept[name] = max(1, granules) * axis.granule if axis.scaled else axis.size
+    return kept
+
+
+@runtime_checkable
+class HasSegments(Protocol):
+    """What early exits need of a module (ScaleFL Eqs. 3 and 4)."""
+
+    exits: tuple[int, ...]
+
+    def start(self, x: Tensor) -> Carry:
+        """Return the state before the first block (the paper's H_0 after the stem)."""
+        ...
+
+    def segment(self, i: int, carry: Carry) -> Carry:
+        """Run the blocks between exit i-1 and exit i (Eq. 3)."""
+        ...
+
+    def head(self, i: int, carry: Carry) -> Tensor:
+        """Return the logits of exit i (Eq. 4)."""
+        ...
+
+
+class ExitModel(nn.Module):
+    """Mixin that derives `forward` from `start`, `segment` and `head`.
+
+    A model names its blocks `blocks.{i}` and its classifiers `heads.{block count}`; `exits` are the block counts
+    after which its classifiers sit, shallow to deep.
+    """
+
+    exits: tuple[int, ...]
+
+    def start(self, x: Tensor) -> Carry:
+        """Return the state before the first block."""
+        raise NotImplementedError
+
+    def segment(self, i: int, carry: Carry) -> Carry:
+        """Run the blocks after exit i-1 up to exit i (Eq. 3)."""
+        blocks = self.get_submodule("blocks")
+        for b in range(self.exits[i - 1] if i else 0, self.exits[i]):
+            carry = blocks[b](carry)  # type: ignore[index]
+        return carry
+
+    def head(self, i: int, carry: Carry) -> Tensor:
+        """Return the logits [B, classes] of exit i (Eq. 4)."""
+        logits: Tensor = self.get_submodule(f"heads.{self.exits[i]}")(carry)
+        return logits
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the logits of every exit, shallow to deep."""
+        carry = self.start(x)
+        logits = []
+        for i in range(len(self.exits)):
+            carry = self.segment(i, carry)
+            logits.append(self.head(i, carry))
+        return logits
+
+
+def outputs(module: nn.Module, x: Any) -> list[Tensor]:
+    """Return the logits of every exit; a module that returns one tensor has one exit."""
+    found = module(x)
+    return [found] if isinstance(found, Tensor) else list(found)

@@ -1,0 +1,92 @@
+"""The layout of a model: which stretch of which dimension belongs to which axis, and when a tensor is there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fleetfit.layout.axes import Axis
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One stretch of a dimension.
+
+    Attributes:
+        axis: Its axis, or None for a stretch of fixed size.
+        per: Elements per channel; of a fixed stretch, its size.
+        per_granule: One element per granule of the axis instead (a bias per head).
+    """
+
+    axis: str | None
+    per: int = 1
+    per_granule: bool = False
+
+    def length(self, axes: Mapping[str, Axis], sizes: Mapping[str, int]) -> int:
+        """Return its length when the axes have these sizes."""
+        if self.axis is None:
+            return self.per
+        return sizes[self.axis] // axes[self.axis].granule if self.per_granule else sizes[self.axis] * self.per
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """What is known of one tensor.
+
+    Attributes:
+        dims: Per dimension its stretches; lengths add up to the shape.
+        block: The block that it belongs to, or None.
+        exit: The exit (block count) whose head it belongs to, or None.
+        trainable: Whether it is a parameter that is trained; else a buffer that is averaged.
+    """
+
+    dims: tuple[tuple[Segment, ...], ...]
+    block: int | None
+    exit: int | None
+    trainable: bool
+
+    def present(self, exits: tuple[int, ...]) -> bool:
+        """Tell whether a sub-model with these exits has the tensor."""
+        if self.exit is not None:
+            return self.exit in exits
+        return self.block is None or self.block < exits[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The layout of a model with all its exits.
+
+    Attributes:
+        axes: The architecture's axes.
+        exits: Exits of the full model, shallow to deep; the last is the full depth.
+        tensors: By name, in canonical order: parameters first, then buffers that are averaged.
+        aliases: Second names of tensors, by name.
+    """
+
+    axes: Mapping[str, Axis]
+    exits: tuple[int, ...]
+    tensors: Mapping[str, TensorLayout]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def full_sizes(self) -> dict[str, int]:
+        """The size of each axis in the full model."""
+        return {name: axis.size for name, axis in self.axes.items()}
+
+    def shapes(self, sizes: Mapping[str, int], exits: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor that a sub-model of these sizes and exits has."""
+        sizes = {**self.full_sizes, **sizes}
+        return {
+            name: tuple(sum(s.length(self.axes, sizes) for s in dim) for dim in tensor.dims)
+            for name, tensor in self.tensors.items()
+            if tensor.present(exits)
+        }
+
+    @cached_property
+    def cuts(self) -> dict[Any, Any]:
+        """Index work done once per sub-model, kept by `fleetfit.submodel`."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the cached index work behind when the layout goes to another process."""
+        return {key: value for key, value in self.__dict__.items() if key != "cuts"}

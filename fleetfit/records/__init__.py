@@ -1,0 +1,22 @@
+"""The run folder: configuration, environment, metrics, checkpoints, plan, summary; plain values and tensors.
+
+    config.toml        the resolved configuration
+    environment.json   versions, platform, git commit
+    plan.toml          the levels with their sizes and costs
+    fleet.json         clients per budget group; class counts, group and level of the first clients
+    metrics.jsonl      one JSON object per round
+    checkpoints/       round-000012.safetensors: server, client memories and the last statistics; the newest two
+    summary.json       the final numbers; written last, so its presence says that the run is finished
+    plots/
+
+A folder appears at once, with its configuration, or not at all. Every file but `metrics.jsonl` is written beside its
+place, flushed to disk and renamed, so a process killed at any moment leaves each of them old or new, never half. A
+round's line goes to `metrics.jsonl` before its checkpoint is written; a resumed run cuts off the lines after the
+checkpoint that it starts from, a half-written one too.
+"""
+
+from fleetfit.records.checkpoints import FORMAT, flatten, restore
+from fleetfit.records.folder import RunFolder, new_path
+from fleetfit.records.writing import environment, jsonable, write_atomically
+
+__all__ = ["FORMAT", "RunFolder", "environment", "flatten", "jsonable", "new_path", "restore", "write_atomically"]

@@ -1,0 +1,93 @@
+"""States of sub-models: extract them, put them back, move them from one sub-model to another, check them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Layout, State
+from fleetfit.submodel.cut import cut
+from fleetfit.submodel.piece import Submodel
+
+
+def flat_of(state: State) -> Tensor:
+    """Return a state as one flat fp32 tensor, in its own order: no copy when its tensors lie side by side already."""
+    tensors = list(state.values())
+    first = tensors[0]
+    place, width, buffer = first.data_ptr(), first.element_size(), first.untyped_storage().data_ptr()
+    for tensor in tensors:
+        ours = (
+            tensor.data_ptr() == place and tensor.untyped_storage().data_ptr() == buffer
+        )  # neighbours may be strangers
+        if tensor.dtype != torch.float32 or not ours or not tensor.is_contiguous():
+            return torch.cat([t.detach().reshape(-1).float() for t in tensors])
+        place += tensor.numel() * width
+    total = (place - first.data_ptr()) // width
+    return first.detach().as_strided((total,), (1,), first.storage_offset())
+
+
+def finite(state: Mapping[str, Tensor]) -> bool:
+    """Tell whether all numbers of a state are finite."""
+    return bool(torch.isfinite(flat_of(dict(state))).all()) if state else True
+
+
+def whole(layout: Layout) -> Submodel:
+    """Return the sub-model that is the full model."""
+    return Submodel({name: range(axis.size) for name, axis in layout.axes.items()}, layout.exits)
+
+
+def extract(layout: Layout, state: State, submodel: Submodel) -> State:
+    """Return a sub-model's state, a copy, from the full model's.
+
+    Raises:
+        ModelError: The sub-model or the state does not fit the layout.
+    """
+    _check_names(layout, state)
+    compiled = cut(layout, submodel)
+    return compiled.views(compiled.gather(flat_of(_ordered(layout, state))))
+
+
+def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:
+    """Return a new full state in which the sub-model's elements come from `piece`, and all others from `state`."""
+    _check_names(layout, state)
+    compiled = cut(layout, submodel)
+    check_shapes(piece, compiled.shapes)
+    full = flat_of(_ordered(layout, state)).clone()
+    compiled.scatter(full, flat_of({name: piece[name] for name in compiled.names}))
+    return cut(layout, whole(layout)).views(full)
+
+
+def recut(layout: Layout, state: State, source: Submodel, target: Submodel, fill: State | None = None) -> State:
+    """Move a state from one sub-model to another: what both have is kept, the rest is from `fill` (full; or zeros)."""
+    if source == target:
+        return {name: tensor.clone() for name, tensor in state.items()}
+    compiled = cut(layout, whole(layout))
+    base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
+    return extract(layout, put_back(layout, base, source, state), target)
+
+
+def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare a state with the expected names and shapes, by equality: a size of one never stands for another.
+
+    Raises:
+        ModelError: A tensor is missing, unexpected, or of another shape.
+    """
+    if state.keys() != shapes.keys():
+        missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
+        raise ModelError(f"a state does not fit its sub-model: missing {missing[:3]}, unexpected {extra[:3]}.")
+    for name, shape in shapes.items():
+        if tuple(state[name].shape) != shape:
+            raise ModelError(
+                f'a state does not fit its sub-model: "{name}" is {tuple(state[name].shape)}, expected {shape}.'
+            )
+
+
+def _check_names(layout: Layout, state: State) -> None:
+    if state.keys() != layout.tensors.keys():
+        odd = sorted(state.keys() ^ layout.tensors.keys())
+        raise ModelError(f"a full state must have the layout's tensors; these differ: {odd[:4]}.")
+
+
+def _ordered(layout: Layout, state: State) -> State:
+    return state if list(state) == list(layout.tensors) else {name: state[name] for name in layout.tensors}

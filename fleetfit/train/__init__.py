@@ -1,0 +1,15 @@
+"""Run one job: the only place that runs local SGD, evaluation and batch-norm statistics.
+
+Modules are built once per shape and kept; a job copies tensors in and reads an update out. All parameters of a module
+lie in one flat buffer, and so do their gradients, so that clearing, clipping and the fused optimiser are one kernel
+each.
+
+Every tensor of a sub-model counts as trained: weight decay also reaches parameters that the loss never used.
+"""
+
+from fleetfit.train.batches import joined
+from fleetfit.train.job import run_job
+from fleetfit.train.measure import with_statistics
+from fleetfit.train.workpiece import Workpiece, initial_state, workpiece
+
+__all__ = ["Workpiece", "initial_state", "joined", "run_job", "with_statistics", "workpiece"]

@@ -1,0 +1,24 @@
+"""Batches in a seeded order."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fleetfit.values import Local
+
+
+def batches(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield the batches of all local epochs, each epoch in a new order."""
+    size = local.batch_size or len(indices)
+    for _ in range(local.epochs):
+        yield from joined(indices[torch.randperm(len(indices), generator=rng)], size)
+
+
+def joined(order: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield batches of `size`; a single last sample joins the batch before it, since batch norm cannot use it alone."""
+    at, n = 0, len(order)
+    while at < n:
+        end = n if n - at - size == 1 else min(at + size, n)
+        yield order[at:end]
+        at = end

@@ -1,0 +1,91 @@
+"""Run one job of any kind, and local SGD."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.errors import FleetFitError
+from fleetfit.method import Method, build
+from fleetfit.seeds import seed_of, torch_rng
+from fleetfit.submodel import Submodel, finite
+from fleetfit.train.batches import batches
+from fleetfit.train.measure import evaluate, statistics
+from fleetfit.train.workpiece import Workpiece, own_randomness, workpiece
+from fleetfit.values import Device, Failure, Job, Update
+
+
+def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
+    """Run one job on a device.
+
+    Returns:
+        The update, or a failure that says why; and what the client remembers if the update is accepted.
+    """
+    try:
+        method = build(job.method)
+        adapted = method.adapt(job, device)
+        if adapted is None:
+            return _failure(job, "declined: the client cannot afford any part of what it was sent"), device.memory
+        work = {"train": _train, "evaluate": evaluate, "statistics": statistics}[adapted.kind]
+        with own_randomness(device.accelerator):
+            return work(adapted, device, method, job.submodel)
+    except FleetFitError as error:
+        return _failure(job, str(error)), device.memory
+    except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
+        return _failure(job, f"{type(error).__name__}: {error}"), device.memory
+
+
+def _failure(job: Job, reason: str) -> Failure:
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+
+
+def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
+    indices = device.data.split("train")
+    if not len(indices):
+        return _failure(job, "the client has no training data"), device.memory
+    piece = workpiece(device.problem, job.submodel, device.accelerator)
+    piece.load(job.state)
+    loss, penalty = method.loss(job, device), method.penalty(job, device)
+    torch.manual_seed(seed_of(job.seed, "torch"))  # after module and loss are built: building draws from it
+    piece.module.train()
+    mean_loss, steps = _local_sgd(job, device, piece, loss, penalty, indices)
+    state = piece.read()
+    if not finite(state) or not math.isfinite(mean_loss):
+        return _failure(job, "its training diverged: the loss or the weights are not finite"), device.memory
+    memory = method.remember(job, device, state, loss)
+    sent, state = method.reply(job, device, state)
+    extra = loss.metrics() if hasattr(loss, "metrics") else {}
+    metrics = {"loss": mean_loss, "steps": steps, **extra}
+    update = Update(job.round, job.index, job.client, job.level, dispatched, sent, state, len(indices), metrics)
+    return update, memory
+
+
+def _local_sgd(
+    job: Job, device: Device, piece: Workpiece, loss: Any, penalty: Any, indices: Tensor
+) -> tuple[float, int]:
+    """Run the local epochs; return the mean loss per sample and the number of steps."""
+    local, rng = job.local, torch_rng(job.seed, "batches")
+    parameter = nn.Parameter(piece.trained)
+    parameter.grad = piece.grad
+    optimiser = torch.optim.SGD(
+        [parameter], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
+    )
+    total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
+    for batch in batches(indices, local, rng):
+        x, y = device.data.batch(batch, rng)
+        x, y = device.put(x), device.put(y)
+        piece.grad.zero_()
+        value = loss(piece.module, x, y)
+        (value if penalty is None else value + penalty(piece.module)).backward()
+        if local.clip_norm is not None:
+            _clip(piece.grad, local.clip_norm)
+        optimiser.step()
+        total += value.detach() * len(batch)
+        seen, steps = seen + len(batch), steps + 1
+    return total.item() / max(seen, 1), steps
+
+
+def _clip(grad: Tensor, largest: float) -> None:
+    norm = torch.linalg.vector_norm(grad)
+    grad.mul_(torch.clamp(largest / (norm + 1e-6), max=1.0))

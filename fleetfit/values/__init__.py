@@ -1,0 +1,25 @@
+"""The values of a round: problem, clients, levels, devices, federation, job, update, server.
+
+Values, not services: a `Job` goes in, an `Update` comes out; state is passed and returned. What the server knows of a
+client (`Client`) and what a device has (`Device`) are two types, and no function gets both.
+"""
+
+from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
+from fleetfit.values.problem import Level, Problem
+from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
+
+__all__ = [
+    "Client",
+    "Clients",
+    "Device",
+    "Evaluation",
+    "Failure",
+    "Federation",
+    "Job",
+    "Level",
+    "Local",
+    "Problem",
+    "Server",
+    "Simulation",
+    "Update",
+]

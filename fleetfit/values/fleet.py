@@ -1,0 +1,138 @@
+"""Who takes part: what the server knows of its clients, and the devices, which exist only where jobs run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetfit.data import Data
+from fleetfit.errors import ModelError
+from fleetfit.planner import assign
+from fleetfit.submodel import Submodel
+from fleetfit.values.problem import Level, Problem
+
+if TYPE_CHECKING:
+    from fleetfit.method import Method
+
+
+@dataclass(frozen=True)
+class Client:
+    """All that the server knows of a client; a budget is here only if the client told it."""
+
+    id: int
+    num_examples: int
+    reported: float | None = None
+    tolerance: float = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Clients(Sequence[Client]):
+    """All registered clients, held as arrays so that a million of them cost nothing per round.
+
+    Attributes:
+        num_examples: Training samples of each, int [K].
+        reported: Budget that each told, as a fraction of the full model's cost, float [K], or None when nobody told.
+        tolerance: Tolerance of each, float [K].
+    """
+
+    num_examples: np.ndarray
+    reported: np.ndarray | None = None
+    tolerance: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.num_examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        reported = None if self.reported is None else float(self.reported[index])
+        tolerance = 0.1 if self.tolerance is None else float(self.tolerance[index])
+        return Client(int(index), int(self.num_examples[index]), reported, tolerance)
+
+
+@dataclass(eq=False)
+class Device:
+    """A device, which exists only where jobs run: its own data, what it affords now, what it remembers.
+
+    Attributes:
+        problem: What is trained.
+        data: Its own data.
+        id: The client's id, or None for the server's own device.
+        budget: What it affords now, as a fraction of the full model's cost; None where nobody measures.
+        memory: What it kept from its last accepted job.
+        accelerator: Where tensors are computed on.
+    """
+
+    problem: Problem
+    data: Data
+    id: int | None = None
+    budget: float | None = None
+    memory: Any = None
+    accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Return a tensor where this device computes."""
+        return tensor if tensor.device == self.accelerator else tensor.to(self.accelerator, non_blocking=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """A simulated fleet: makes the device of a client when a job needs it.
+
+    Attributes:
+        problem: What is trained.
+        data: The whole data set.
+        parts: Splits of each client (indices into the data set).
+        budgets: What each client affords, or None.
+    """
+
+    problem: Problem
+    data: Data
+    parts: Sequence[Mapping[str, Tensor]]
+    budgets: np.ndarray | None = None
+    accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def device(self, client: int | None, memory: Any = None) -> Device:
+        """Return the device of a client, or the server's own one."""
+        if client is None:
+            return Device(self.problem, self.data, None, None, None, self.accelerator)
+        budget = None if self.budgets is None else float(self.budgets[client])
+        return Device(self.problem, self.data.share(self.parts[client]), client, budget, memory, self.accelerator)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The server's view: problem, clients, levels, and how many clients take part in a round."""
+
+    problem: Problem
+    clients: Clients
+    levels: tuple[Level, ...]
+    cohort: int
+    method: "Method"
+    method_spec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
+    seed: int = 0
+    device: Device | None = None
+
+    @cached_property
+    def level_of(self) -> np.ndarray:
+        """Level of each client, int [K]: the largest that it affords within its tolerance; -1 under the smallest."""
+        if self.clients.reported is None:
+            return np.full(len(self.clients), len(self.levels) - 1)
+        tolerance = 0.1 if self.clients.tolerance is None else self.clients.tolerance
+        return assign(self.clients.reported, tolerance, [level.needs for level in self.levels])
+
+    @cached_property
+    def able(self) -> np.ndarray:
+        """Ids of the clients that afford some level and have data to train on."""
+        return np.flatnonzero((self.level_of >= 0) & (self.clients.num_examples > 0))
+
+    def level_index(self, submodel: Submodel) -> int:
+        """Return the level whose exits and sizes a sub-model has."""
+        for index, level in enumerate(self.levels):
+            if level.submodel.exits == submodel.exits and level.submodel.sizes == submodel.sizes:
+                return index
+        raise ModelError(f"no level has exits {submodel.exits} and sizes {submodel.sizes}.")

@@ -1,0 +1,75 @@
+"""What is trained: the problem and its levels."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from fleetfit import names
+from fleetfit.layout import Architecture, Layout, State, infer_layout
+from fleetfit.submodel import Submodel
+from fleetfit.tasks import Task, task_named
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is trained: an architecture, the exits chosen for it, their layout, and the task.
+
+    Attributes:
+        architecture: The model family.
+        input_shape: Shape of one sample, without the batch.
+        task: Loss, divergence and metrics.
+        exits: Exits of the full model.
+        base: Tensors that are never trained and do not travel.
+        spec: How another process rebuilds the problem; None for objects that have no import path.
+    """
+
+    architecture: Architecture
+    input_shape: tuple[int, ...]
+    task: Task
+    exits: tuple[int, ...]
+    base: State = field(default_factory=dict)
+    spec: Mapping[str, Any] | None = None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout of the model with all its exits."""
+        return infer_layout(self.architecture, self.exits, self.base)
+
+    @staticmethod
+    def rebuilt(spec: Mapping[str, Any]) -> "Problem":
+        """Build the problem that a spec describes: {"model": {...}, "given": {...}, "task": ..., "exits": [...]}."""
+        model = dict(spec["model"])
+        name = model.pop("name")
+        given = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
+        architecture = names.call(names.resolve("models", name), name, "[model]", model, **given)
+        exits = tuple(spec["exits"]) or (architecture.blocks,)
+        return Problem(architecture, tuple(given["input_shape"]), task_named(spec["task"]), exits, spec=spec)
+
+    def with_exits(self, exits: Iterable[int]) -> "Problem":
+        """Return the same problem with other exits."""
+        chosen = tuple(sorted(set(exits)))
+        spec = None if self.spec is None else {**self.spec, "exits": list(chosen)}
+        return replace(self, exits=chosen, spec=spec)
+
+    def submodel(self, width: float, exits: tuple[int, ...]) -> Submodel:
+        """Return the prefix sub-model of a width and some exits."""
+        sizes = self.architecture.sizes(width)
+        return Submodel({axis: range(sizes[axis]) for axis in self.architecture.axes}, exits)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One complexity level.
+
+    Attributes:
+        name: What people call it, "1" for the smallest.
+        submodel: Its sub-model, with prefix channels; the one that is evaluated and deployed.
+        width: Fraction of the channels kept (s_w).
+        needs: Cost as a fraction of the full model's, which a client must afford; 0 for everybody.
+    """
+
+    name: str
+    submodel: Submodel
+    width: float
+    needs: float

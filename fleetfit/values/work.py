@@ -1,0 +1,106 @@
+"""The values that engines carry, and the server between two rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetfit.layout import State
+from fleetfit.submodel import Submodel
+
+
+@dataclass(frozen=True)
+class Local:
+    """Settings of one round's local training.
+
+    Attributes:
+        lr: Learning rate of this round.
+        epochs: Passes over the client's data.
+        batch_size: Samples per step; None for all at once.
+        clip_norm: Largest norm of the gradient, or None.
+    """
+
+    lr: float = 0.1
+    epochs: int = 1
+    batch_size: int | None = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Settings of an evaluation or statistics job.
+
+    Attributes:
+        split: "test", "validation" or "train".
+        norm: "static" (re-estimated statistics) or "batch" (those of each batch), for batch norm.
+        batch_size: Samples per forward pass.
+        samples: At most so many samples (statistics jobs), or None for all.
+        shuffle: Seeded order instead of the stored one; matters for batch statistics only.
+    """
+
+    split: str = "test"
+    norm: str = "static"
+    batch_size: int = 128
+    samples: int | None = None
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One piece of work for one client; a value that any engine can carry."""
+
+    kind: str
+    round: int
+    rounds: int
+    index: int
+    client: int | None
+    submodel: Submodel
+    state: State
+    method: Mapping[str, Any]
+    seed: int
+    level: int = 0
+    local: Local = field(default_factory=Local)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    statistics: State = field(default_factory=dict)
+    memory_version: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What came back: it says what it contains; the server never assumes that a client trained what it was sent."""
+
+    round: int
+    index: int
+    client: int | None
+    level: int
+    dispatched: Submodel
+    submodel: Submodel
+    state: State
+    num_examples: int
+    metrics: Mapping[str, Any]
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """A job that brought nothing back, and why."""
+
+    round: int
+    index: int
+    client: int | None
+    level: int
+    dispatched: Submodel
+    reason: str
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """The server between two rounds: the state, how many rounds are done, and what a method keeps."""
+
+    state: State
+    round: int = 0
+    memory: Any = None

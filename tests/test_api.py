@@ -1,0 +1,421 @@
+"""Runs from Python: end to end, cut off and taken up again, compared; the numbers in the folder are those returned."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.api.comparison import label
+from fleetfit.config import to_toml
+from fleetfit.errors import ConfigError, ModelError, RunError
+from fleetfit.models.cnn import cnn
+from fleetfit.records import RunFolder
+
+SMALL: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"partition": {"clients": 8}},
+    "local": {"epochs": 1},
+    "cohort": {"count": 4},
+    "evaluate": {"every": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    """One finished run, for the tests that only look at it."""
+    return ff.run(SMALL, out=tmp_path_factory.mktemp("runs") / "run")
+
+
+def states_equal(a: ff.Run, b: ff.Run) -> bool:
+    x, y = (RunFolder.open(r.folder).load_checkpoint() for r in (a, b))
+    assert x is not None and y is not None
+    first, second = x["server"]["state"], y["server"]["state"]
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def timeless(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in metrics]
+
+
+# ---- one run -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_whole_folder(done: ff.Run) -> None:
+    names = {p.name for p in done.folder.iterdir() if not p.name.startswith(".")}
+    assert {"config.toml", "environment.json", "plan.toml", "fleet.json", "metrics.jsonl", "summary.json"} <= names
+    assert [line["round"] for line in done.metrics] == [1, 2, 3]
+    assert [("evaluate" in line) for line in done.metrics] == [False, True, True]
+    assert done.finished
+    assert [p.name for p in (done.folder / "checkpoints").iterdir()] == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+    ]
+
+
+def test_numbers_printed_are_numbers_in_the_folder(done: ff.Run) -> None:
+    summary = json.loads((done.folder / "summary.json").read_text())
+    columns = done.metrics[-1]["evaluate"]["static"]
+    assert summary["global"] == columns["global"] == done.accuracy("global")
+    assert summary["local"] == columns["local"] == done.accuracy()
+    assert summary["bytes_up"] == sum(line["bytes_up"] for line in done.metrics)
+    for level in summary["levels"]:
+        if level["local"] is not None:
+            assert level["local"] == done.accuracy(level=int(level["level"]))
+
+
+def test_batch_statistics_are_a_column_of_their_own(done: ff.Run) -> None:
+    assert done.accuracy("global", norm="batch") == done.columns["batch"]["global"]
+    assert done.columns["batch"]["batch_size"] == 128
+    with pytest.raises(ConfigError, match='no "layer" columns'):
+        done.accuracy(norm="layer")
+
+
+def test_accuracies_that_do_not_exist(done: ff.Run) -> None:
+    with pytest.raises(ConfigError, match='no accuracy "globle".*Did you mean "global"'):
+        done.accuracy("globle")
+    with pytest.raises(ConfigError, match="levels 1, 2, 3, 4; got kind"):
+        done.accuracy(level=9)
+    with pytest.raises(ConfigError, match="got kind .global. and level 2"):
+        done.accuracy("global", level=2)
+
+
+def test_a_levels_model_is_a_plain_module_that_scores_what_the_run_says(done: ff.Run) -> None:
+    run = ff.load(done.folder)
+    data, parts = run.assembly.data, run.assembly.simulation.parts
+    mine = [c for c in range(8) if run.assembly.federation.level_of[c] == 1]
+    model = run.model(level=2)
+    assert not model.training
+    scores = []
+    for client in mine:
+        x, y = data.batch(parts[client]["test"])
+        with torch.no_grad():
+            scores.append(float((model(x)[-1].argmax(1) == y).float().mean()))
+    assert sum(scores) / len(scores) == pytest.approx(run.accuracy(level=2))
+    with pytest.raises(ConfigError, match="there is no level 5"):
+        run.model(level=5)
+
+
+def test_one_image_at_a_time_gives_the_same_answer(done: ff.Run) -> None:
+    run = ff.load(done.folder)
+    x, _ = run.assembly.data.batch(torch.arange(6))
+    model = run.model()
+    with torch.no_grad():
+        together = model(x)[-1]
+        alone = torch.cat([model(x[i : i + 1])[-1] for i in range(6)])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_evaluating_again_gives_the_same_columns(done: ff.Run) -> None:
+    again = ff.load(done.folder).evaluate()
+    assert again["static"]["global"] == done.accuracy("global")
+    other = ff.load(done.folder).evaluate(evaluate={"split": "validation"})
+    assert other["split"] == "validation"
+
+
+def test_a_model_is_not_evaluated_on_data_it_does_not_fit(done: ff.Run) -> None:
+    x = torch.randint(0, 255, (90, 1, 8, 8), dtype=torch.uint8)
+    data = ff.Data("three", x, torch.arange(90) % 3, {"train": torch.arange(60), "test": torch.arange(60, 90)}, 3)
+    with pytest.raises(ModelError, match="does not fit"):
+        ff.load(done.folder).evaluate(data={"name": data, "partition": {"kind": "iid"}})
+
+
+def test_the_report_of_each_round_is_handed_over(tmp_path: Path) -> None:
+    seen: list[Mapping[str, Any]] = []
+    run = ff.run(SMALL, out=tmp_path / "run", rounds=2, on_round=seen.append)
+    assert seen == run.metrics
+
+
+def test_objects_run_in_this_process_and_are_asked_for_again(tmp_path: Path) -> None:
+    x = torch.randint(0, 255, (90, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ff.Data("three", x, torch.arange(90) % 3, {"train": torch.arange(60), "test": torch.arange(60, 90)}, 3)
+    parts = {"data": {"name": data, "partition": {"kind": "iid", "clients": 4}}, "model": cnn(classes=3)}
+    run = ff.run(out=tmp_path / "run", rounds=1, local={"epochs": 1}, **parts)
+    with pytest.raises(RunError, match=r"hand them over again: data=\.\.\., model=\.\.\."):
+        ff.load(run.folder)
+    assert ff.load(run.folder, **parts).accuracy() == run.accuracy()
+
+
+def test_nothing_is_written_when_something_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        ff.run(SMALL, out=tmp_path / "run", cohort={"count": 99})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_a_run_in_it_is_refused(done: ff.Run) -> None:
+    with pytest.raises(RunError, match="is not empty"):
+        ff.run(SMALL, out=done.folder)
+
+
+def test_batch_norm_free_models_have_one_column(tmp_path: Path) -> None:
+    run = ff.run(SMALL, out=tmp_path / "run", rounds=1, model={"name": "cnn", "norm": "group"})
+    assert run.model(1)(torch.zeros(1, 1, 8, 8))[0].shape == (1, 10)
+    assert 0 <= run.accuracy() <= 1
+
+
+# ---- cut off and taken up again ------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    """Raised by a test in the middle of a run."""
+
+
+def cut_after(rounds: int) -> Any:
+    def on_round(report: Mapping[str, Any]) -> None:
+        if report["round"] == rounds:
+            raise Stop
+
+    return on_round
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_that_was_cut_off_ends_as_an_unbroken_one(tmp_path: Path, done: ff.Run, every: int) -> None:
+    with pytest.raises(Stop):
+        ff.run(SMALL, out=tmp_path / "run", checkpoint={"every": every}, on_round=cut_after(1))
+    assert not ff.load(tmp_path / "run").finished
+    run = ff.resume(tmp_path / "run")
+    assert states_equal(run, done)
+    assert timeless(run.metrics) == timeless(done.metrics)
+    resumed = json.loads((run.folder / "environment.json").read_text())["resumed"]
+    assert [entry["round"] for entry in resumed] == [1 if every == 1 else 0]
+
+
+def test_a_finished_run_is_not_run_again(done: ff.Run) -> None:
+    before = (done.folder / "metrics.jsonl").read_text()
+    assert ff.resume(done.folder, on_round=cut_after(1)).finished
+    assert (done.folder / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_killed_before_its_summary_is_finished_without_another_round(tmp_path: Path, done: ff.Run) -> None:
+    with pytest.raises(Stop):
+        ff.run(SMALL, out=tmp_path / "run", on_round=cut_after(3))
+    run = ff.resume(tmp_path / "run", on_round=cut_after(3))
+    assert run.finished
+    assert run.accuracy() == done.accuracy()
+
+
+def test_client_memory_and_server_memory_are_in_the_checkpoint(tmp_path: Path) -> None:
+    method = tmp_path / "counting.py"
+    method.write_text(
+        "from dataclasses import replace\n"
+        "from fleetfit.method import Method, take_mean\n\n"
+        "def remember(job, device, state, loss):\n"
+        "    return {'rounds': (device.memory or {'rounds': 0})['rounds'] + 1}\n\n"
+        "def adapt(job, device):\n"
+        "    rounds = device.memory['rounds'] if device.memory else 0\n"
+        "    return replace(job, local=replace(job.local, lr=job.local.lr / (1 + rounds)))\n\n"
+        "def step(federation, server, aggregate, reports):\n"
+        "    return replace(take_mean(federation, server, aggregate, reports), memory=(server.memory or 0) + len(reports))\n\n"
+        "def counting():\n"
+        "    return Method(remember=remember, adapt=adapt, step=step)\n"
+    )
+    section = {**SMALL, "method": {"name": f"{method}:counting"}, "cohort": {"count": 8}}
+    whole = ff.run(section, out=tmp_path / "whole")
+    with pytest.raises(Stop):
+        ff.run(section, out=tmp_path / "cut", on_round=cut_after(2))
+    run = ff.resume(tmp_path / "cut")
+    assert states_equal(run, whole)
+    a, b = (RunFolder.open(r.folder).load_checkpoint() for r in (run, whole))
+    assert a is not None and b is not None
+    assert a["server"]["memory"] == b["server"]["memory"] > 0
+    assert a["clients"] == b["clients"]
+    assert len(a["clients"]) > 0
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Kill a real process at times spread evenly over its wall time, the writing of checkpoints included."""
+    (tmp_path / "run.toml").write_text(
+        "rounds = 12\n[data.partition]\nclients = 8\n[local]\nepochs = 1\n[cohort]\ncount = 4\n[evaluate]\nevery = 4\n"
+    )
+    program = "import sys; from fleetfit.api import run; run(sys.argv[1], out=sys.argv[2])"
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", program, tmp_path / "run.toml", out])
+
+    began = time.monotonic()
+    assert start(tmp_path / "whole").wait() == 0
+    lasted = time.monotonic() - began
+    whole, kills = ff.load(tmp_path / "whole"), 10
+    cut = 0
+    for i in range(kills):
+        folder = tmp_path / f"killed-{i}"
+        process = start(folder)
+        time.sleep(lasted * (i + 0.5) / kills)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if not folder.exists():  # killed before the folder appeared: nothing to go on with
+            continue
+        cut += not ff.load(folder).finished
+        run = ff.resume(folder)
+        assert states_equal(run, whole)
+        assert timeless(run.metrics) == timeless(whole.metrics)
+    assert cut, "no kill hit a run; make it longer"
+
+
+def test_a_kill_while_a_checkpoint_is_written(tmp_path: Path, done: ff.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every flush to disk of a whole run in turn: what is on disk then can be taken up again."""
+    calls, stop_at = 0, 0
+    original = os.fsync
+
+    def fsync(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise Stop
+        original(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ff.run(SMALL, out=tmp_path / "counted")
+    total = calls
+    assert total >= 12  # folder, three rounds of line, checkpoint and its folder, summary
+    for stop_at in range(2, total + 1, 3):  # noqa: B007, read by fsync
+        calls, folder = 0, tmp_path / f"run-{stop_at}"
+        with pytest.raises(Stop):
+            ff.run(SMALL, out=folder)
+        calls = -1000
+        if folder.exists():
+            assert states_equal(ff.resume(folder), done), stop_at
+
+
+# ---- comparisons ---------------------------------------------------------------------------------------------------
+
+COMPARE = """
+rounds = 2
+[data]
+partition = { clients = 8 }
+[local]
+epochs = 1
+[cohort]
+count = 4
+[evaluate]
+every = 0
+[[compare.row]]
+label = "Scale"
+method.name = "scalefl"
+method.beta = 0.2
+[[compare.row]]
+method.name = "fedavg"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "both.toml").write_text(COMPARE + "[compare.grid]\nseed = [0, 1]\ndata.partition.alpha = [1.0, 100]\n")
+    return tmp_path / "both.toml"
+
+
+def test_rows_by_settings_by_seeds(tmp_path: Path, file: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def on_run(title: str, number: int, count: int, run: ff.Run) -> None:
+        seen.append((title, number, count))
+
+    found = ff.compare(file, out=tmp_path / "out", on_run=on_run)
+    assert seen[0] == ("Scale, alpha = 1.0, seed 0", 1, 8)
+    assert found.table.columns == ("method", "local", "global", "local", "global")
+    assert found.table.groups == (("", 1), ("alpha = 1.0", 2), ("alpha = 100", 2))
+    assert [row[0] for row in found.table.rows] == ["Scale", "fedavg"]
+    runs = found.runs[("Scale", "alpha = 1.0")]
+    assert [run.experiment.seed for run in runs] == [0, 1]
+    assert runs[0].experiment.method.settings["beta"] == 0.2
+    a, b = (100 * run.accuracy("global") for run in runs)
+    assert found.table.rows[0][2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
+    assert (tmp_path / "out" / "table.md").read_text() == found.table.to_markdown()
+    assert (tmp_path / "out" / "table.csv").read_text().splitlines()[0].startswith("method,alpha = 1.0 local")
+    assert len(json.loads((tmp_path / "out" / "compare.json").read_text())) == 8
+
+
+def test_rows_share_split_and_fleet(tmp_path: Path, file: Path) -> None:
+    found = ff.compare(file, out=tmp_path / "out")
+    one, two = (found.runs[(row, "alpha = 1.0")][0] for row in ("Scale", "fedavg"))
+    fleets = [json.loads((run.folder / "fleet.json").read_text())["first"] for run in (one, two)]
+    assert fleets[0]["class_counts"] == fleets[1]["class_counts"]
+    assert fleets[0]["group"] == fleets[1]["group"]
+
+
+def test_finished_runs_are_not_run_again_and_cut_off_ones_go_on(tmp_path: Path, file: Path) -> None:
+    def stopping(title: str, number: int, count: int, run: ff.Run) -> Any:
+        return cut_after(1) if number == 2 else None
+
+    with pytest.raises(Stop):
+        ff.compare(file, out=tmp_path / "out", on_run=stopping)
+    was: list[tuple[bool, int]] = []
+
+    def on_run(title: str, number: int, count: int, run: ff.Run) -> None:
+        was.append((run.finished, len(run.metrics)))
+
+    ff.compare(file, out=tmp_path / "out", on_run=on_run)
+    assert was[:3] == [(True, 2), (False, 1), (False, 0)]
+
+
+def test_the_default_folder_depends_on_what_is_compared(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file.write_text(COMPARE)
+    first = ff.compare(file).folder
+    assert ff.compare(file).folder == first
+    assert ff.compare(file, overrides=["local.lr=0.05"]).folder != first
+
+
+def test_a_folder_with_other_runs_is_refused(tmp_path: Path, file: Path) -> None:
+    file.write_text(COMPARE)
+    ff.compare(file, out=tmp_path / "out")
+    with pytest.raises(RunError, match="holds a run of something else"):
+        ff.compare(file, out=tmp_path / "out", overrides=["local.lr=0.05"])
+
+
+def test_tuning_looks_at_validation_data_only_and_says_what_each_row_got(tmp_path: Path, file: Path) -> None:
+    file.write_text(COMPARE + "[compare.tune]\nlocal.lr = [0.000001, 0.1]\n")
+    found = ff.compare(file, out=tmp_path / "out")
+    assert found.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
+    assert found.runs[("Scale", "")][0].experiment.local.lr == 0.1
+    assert "Tuned on validation data: Scale: lr = 0.1." in found.table.notes
+    tried = sorted((tmp_path / "out" / "tune").rglob("summary.json"))
+    assert len(tried) == 4
+    assert {json.loads(path.read_text())["evaluate"]["split"] for path in tried} == {"validation"}
+    assert found.runs[("Scale", "")][0].columns["split"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[compare.row]]\nmethod.name = 'fedavg'\n" * 2, 'row #2: there is a row "fedavg" already'),
+        ("[[compare.row]]\nmethod.name = 'fedavgg'\n", 'row "fedavgg": "fedavgg" is not among the methods'),
+        ("[[compare.row]]\nmethod.name = 'fedavg'\nmethod.beta = 1\n", 'row "fedavg": [method] fedavg has no "beta"'),
+        ("[[compare.row]]\nlocl.lr = 1\n", 'row "scalefl": locl: unknown key. Did you mean "local"?'),
+        ("[compare.grid]\nseed = 3\n", "[compare.grid] seed: must be a list of values to try, got 3."),
+        ("[compare.tune]\nlocal.lr = []\n", "[compare.tune] local.lr: must be a list of values to try, got []."),
+        ("[compare.grid]\nseed = [1, 1]\n", "two runs would have the same folder"),
+        ("[compare]\nrows = []\n", '[compare] rows: unknown key. Did you mean "row"?'),
+    ],
+)
+def test_a_wrong_comparison_is_a_sentence_before_anything_runs(
+    tmp_path: Path, file: Path, text: str, message: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ff.compare(file, out=tmp_path / "out")
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_of_settings() -> None:
+    assert label((("data.name", "cifar10"), ("data.partition.alpha", 1.0))) == "cifar10, alpha = 1.0"
+    assert label(()) == ""
+
+
+def test_a_run_file_and_its_resolved_form_give_the_same_state(tmp_path: Path, done: ff.Run) -> None:
+    again = ff.run(tomllib.loads(to_toml(done.experiment)), out=tmp_path / "again")
+    assert states_equal(again, done)
+    assert timeless(again.metrics) == timeless(done.metrics)

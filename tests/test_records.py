@@ -1,0 +1,270 @@
+"""The run folder survives a kill at any moment: files are old or new, never half, and unknown formats are refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from fleetfit.errors import RunError
+from fleetfit.records import RunFolder, environment, flatten, jsonable, new_path, restore
+from fleetfit.records.writing import write_atomically
+
+FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", FILES)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and bool((a == b).all())
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+# ---- nests ---------------------------------------------------------------------------------------------------------
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+arrays = st.lists(st.floats(-1, 1, width=32), max_size=3).map(torch.tensor)
+nests = st.recursive(
+    scalars | arrays,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(0, 99) | st.just("$tuple"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(nests)
+def test_a_nest_survives_its_json(nest: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    structure = json.loads(json.dumps(flatten(nest, tensors)))
+    assert same(restore(structure, tensors), nest)
+
+
+@given(st.dictionaries(st.text(max_size=2) | st.integers(0, 9), arrays, max_size=4))
+def test_every_tensor_has_a_name_of_its_own(nest: Any) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    flatten({"a": nest, "b": nest}, tensors)
+    assert len(tensors) == 2 * len(nest)
+
+
+def test_keys_that_read_alike_are_told_apart() -> None:
+    nest = {1: torch.ones(1), "1": torch.zeros(1), "a": {"b/c": torch.ones(2)}, "a/b": {"c": torch.zeros(2)}}
+    tensors: dict[str, torch.Tensor] = {}
+    structure = flatten(nest, tensors)
+    assert same(restore(structure, tensors), nest)
+
+
+def test_what_a_checkpoint_cannot_hold_is_named() -> None:
+    with pytest.raises(RunError, match="memory/3 is a set"):
+        flatten({"memory": {3: {1, 2}}}, {})
+
+
+def test_json_has_no_nan() -> None:
+    values = jsonable({"a": float("nan"), 1: [np.float32(0.5), float("inf")], "b": (np.int64(3),)})
+    assert values == {"a": None, "1": [0.5, None], "b": [3]}
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_keep_every_bit(folder: RunFolder) -> None:
+    flat = torch.arange(12, dtype=torch.float32) / 7
+    shared = torch.ones(3, dtype=torch.bfloat16)
+    nest = {
+        "server": {"state": {"a": flat[:4].view(2, 2), "b": flat[4:].view(2, 4).t()}, "round": 3, "memory": None},
+        "clients": {"5": {"version": 2, "memory": (shared, [shared, {"n": np.arange(3)}])}},
+        "statistics": {0: {"norm.mean": torch.zeros(0)}},
+    }
+    folder.save_checkpoint(3, nest)
+    assert same(folder.load_checkpoint(), nest)
+
+
+def test_only_the_newest_are_kept_and_the_newest_counts(folder: RunFolder) -> None:
+    for round in (1, 2, 9, 10):
+        folder.save_checkpoint(round, {"round": round}, keep=2)
+    assert [p.name for p in folder.checkpoints()] == ["round-000009.safetensors", "round-000010.safetensors"]
+    assert folder.load_checkpoint() == {"round": 10}
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> None:
+    for round in (1, 2):
+        folder.save_checkpoint(round, {"round": round, "x": torch.ones(50)})
+    newest = folder.checkpoints()[-1]
+    newest.write_bytes(newest.read_bytes()[:-20])
+    found = folder.load_checkpoint()
+    assert found is not None
+    assert found["round"] == 1
+    first = folder.checkpoints()[0]
+    first.write_bytes(b"")
+    with pytest.raises(RunError, match=r"every checkpoint in .* is damaged"):
+        folder.load_checkpoint()
+
+
+def test_a_half_written_checkpoint_does_not_count(folder: RunFolder) -> None:
+    folder.save_checkpoint(1, {"round": 1})
+    (folder.path / "checkpoints" / ".round-000002.safetensors.part").write_bytes(b"half")
+    assert folder.load_checkpoint() == {"round": 1}
+    folder.tidy(1)
+    assert not list((folder.path / "checkpoints").glob(".*"))
+
+
+def test_no_checkpoint_is_none(folder: RunFolder) -> None:
+    assert folder.load_checkpoint() is None
+
+
+@pytest.mark.parametrize("header", [{"fleetfit": "checkpoint", "format": "2"}, {"format": "1"}, {}])
+def test_an_unknown_format_is_refused(folder: RunFolder, header: dict[str, str]) -> None:
+    folder.save_checkpoint(1, {"round": 1})
+    save_file({"x": torch.ones(1)}, folder.path / "checkpoints" / "round-000002.safetensors", header)
+    with pytest.raises(RunError, match=rf"has format {header.get('format', 'none')}; this version of FleetFit reads"):
+        folder.load_checkpoint()
+
+
+def test_a_checkpoint_is_plain_safetensors(folder: RunFolder) -> None:
+    folder.save_checkpoint(1, {"server": {"state": {"blocks.0.weight": torch.ones(2)}}})
+    assert list(load_file(folder.checkpoints()[0])) == ["server/state/blocks.0.weight"]
+
+
+# ---- the folder ----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_something_in_it_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not empty.*fleetfit resume"):
+        RunFolder.create(folder.path, FILES)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match="is not empty"):
+        RunFolder.create(tmp_path / "file", FILES)
+    with pytest.raises(RunError, match="cannot be made"):
+        RunFolder.create(tmp_path / "file" / "below", FILES)
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert RunFolder.create(tmp_path / "empty", FILES).text("config.toml") == "seed = 0\n"
+    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+
+
+def test_a_folder_appears_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    original = Path.replace
+
+    def watched(self: Path, target: Path) -> Path:
+        seen.append((target.exists(), sorted(p.name for p in self.iterdir())))
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    RunFolder.create(tmp_path / "run", FILES)
+    assert seen == [(False, ["checkpoints", "config.toml", "environment.json"])]
+
+
+def test_what_is_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run folder"):
+        RunFolder.open(tmp_path / "missing")
+    with pytest.raises(RunError, match="it has no config.toml"):
+        RunFolder.open(tmp_path)
+
+
+def test_one_process_at_a_time(folder: RunFolder) -> None:
+    program = (
+        "import sys; from pathlib import Path; from fleetfit.records import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).held(): pass"
+    )
+    with folder.held():
+        done = subprocess.run([sys.executable, "-c", program, folder.path], capture_output=True, text=True, check=False)
+    assert "another process is writing into" in done.stderr
+    with folder.held():
+        pass  # the hold ended with the block
+
+
+def test_atomic_writes_leave_the_old_file_when_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_new_paths_differ(tmp_path: Path) -> None:
+    first = new_path(tmp_path, "ScaleFL on digits!", "seed = 0")
+    first.mkdir()
+    second = new_path(tmp_path, "ScaleFL on digits!", "seed = 0")
+    assert first != second
+    assert "-ScaleFL-on-digits-" in first.name
+
+
+def test_the_environment_says_what_a_result_depends_on() -> None:
+    found = environment()
+    assert found["torch"] == torch.__version__
+    assert {"python", "numpy", "platform", "threads", "git_commit", "time"} <= set(found)
+    json.dumps(found)
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_cut_at_the_checkpoint(folder: RunFolder) -> None:
+    for round in (1, 2, 3):
+        folder.append({"round": round})
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "lo')
+    assert folder.metrics() == [{"round": 1}, {"round": 2}, {"round": 3}]
+    folder.tidy(2)
+    folder.append({"round": 3, "again": True})
+    assert folder.metrics() == [{"round": 1}, {"round": 2}, {"round": 3, "again": True}]
+
+
+def test_a_half_written_first_line_is_cut_too(folder: RunFolder) -> None:
+    (folder.path / "metrics.jsonl").write_text('{"rou')
+    assert folder.begun()
+    folder.tidy(0)
+    folder.append({"round": 1})
+    assert folder.metrics() == [{"round": 1}]
+
+
+def test_a_damaged_line_in_the_middle_is_named(folder: RunFolder) -> None:
+    (folder.path / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
+    with pytest.raises(RunError, match="line 2, is damaged"):
+        folder.metrics()
+
+
+def test_a_full_disk_is_a_sentence(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"metrics.jsonl cannot be written: No space left"):
+        folder.append({"round": 1})
+    with pytest.raises(RunError, match=r"the checkpoint .* cannot be written"):
+        folder.save_checkpoint(1, {"round": 1})
+    assert folder.load_checkpoint() is None
+
+
+def test_a_resumption_is_noted(folder: RunFolder) -> None:
+    folder.note_resumption(4)
+    folder.note_resumption(6)
+    noted = json.loads(folder.text("environment.json"))["resumed"]
+    assert [entry["round"] for entry in noted] == [4, 6]
+    (folder.path / "environment.json").write_text("{")
+    folder.note_resumption(7)
+    assert [entry["round"] for entry in json.loads(folder.text("environment.json"))["resumed"]] == [7]

@@ -1,0 +1,193 @@
+"""Which method equals FedAvg, with which settings, and what is checked of those which cannot.
+
+The table is `REDUCES`. Budgets are all 1, so that every client is at the full level with one exit, and extra terms are off; then
+the final state must equal FedAvg's bit for bit. A method that counts clients where FedAvg counts samples needs clients of equal
+size, and for equal bits of a size that is a power of two: n x rounds unless n is, and x_j <- sum n x_j / sum n would differ from
+sum x_j / K in the last bit.
+
+FedAvg here is itself held against a plain loop in `test_methods`, and FedSGD against one centralized gradient step below.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_train import close, last_exit, plain_sgd
+from tiny import tiny_data, tiny_parts, tiny_problem
+
+from fleetfit import names
+from fleetfit.engines.local import local as local_engine
+from fleetfit.layout import State
+from fleetfit.method import FEDAVG, HOOKS, build
+from fleetfit.planner import Targets
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.submodel import extract
+from fleetfit.values import Clients, Federation, Local, Simulation
+
+CLIENTS, EACH = 6, 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings with which a spec must equal FedAvg."""
+
+    spec: Mapping[str, Any]
+    local: Mapping[str, Any] = field(default_factory=dict)  # local settings, for both
+    under: str = ""  # where the method keeps its state
+
+
+REDUCES = [
+    Case({"name": "all_large"}),
+    Case({"name": "exclusivefl"}),
+    Case({"name": "fedsgd"}, {"epochs": 1, "batch_size": None}),
+    Case({"name": "decoupled"}, under="level1/"),
+    Case({"name": "decoupled", "split": "both"}, under="level1/"),
+    Case({"name": "heterofl"}),
+    Case({"name": "heterofl", "scaler": True}),  # the kept fraction is 1
+    Case({"name": "heterofl", "masked": True}),  # every client has every class
+    Case({"name": "fedrolex"}),  # a window of all channels
+    Case({"name": "scalefl", "beta": 0.0}),
+    Case({"name": "scalefl", "beta": 0.5}),  # one exit: it has no divergence from itself
+    Case({"name": "scalefl", "split": "width"}),
+    Case({"name": "scalefl", "split": "depth", "warmup": 0.5}),
+    Case({"name": "scalefl", "hooks": {"channels": "random"}}),
+    Case({"name": "scalefl", "hooks": {"channels": "window"}}),
+    Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
+]
+CANNOT = {
+    "scalefl, printed": "half the loss: equals FedAvg at half the learning rate (test_printed_weights_...)",
+    "fedprox, mu > 0": "the penalty is checked against its formula and in a plain loop (test_methods)",
+}
+
+
+def fleet(spec: Mapping[str, Any], sizes: tuple[int, ...] = (EACH,) * CLIENTS, **model: Any) -> tuple[Federation, Simulation]:
+    """Clients who all afford the full model, with the levels that the method asks for."""
+    problem, data = tiny_problem(exits=(3,), **model), tiny_data()
+    parts = tiny_parts(data, len(sizes))
+    parts = [{**p, "train": p["train"][:n]} for p, n in zip(parts, sizes, strict=True)]
+    levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
+    counts = np.array([len(p["train"]) for p in parts])
+    simulation = Simulation(problem, data, parts)
+    return Federation(problem, Clients(counts, np.ones(len(sizes))), levels, 4, build(spec), spec), simulation
+
+
+def final(spec: Mapping[str, Any], local: Local, **more: Any) -> State:
+    federation, simulation = fleet(spec, **more)
+    *_, last = run(federation, local_engine(simulation), Settings(3, local), start(federation))
+    assert last.report["train"]["clients"] == 4
+    return last.server.state
+
+
+BASE = Local(lr=0.1, epochs=2, batch_size=6, momentum=0.9, weight_decay=1e-3, clip_norm=5.0)
+
+
+@pytest.mark.parametrize("case", REDUCES, ids=lambda c: str(c.spec))
+def test_equals_fedavg_bit_for_bit(case: Case) -> None:
+    local = replace(BASE, **case.local)
+    expected = final({"name": "fedavg"}, local, dropout=0.2)
+    found = final(case.spec, local, dropout=0.2)
+    for name, tensor in expected.items():
+        assert torch.equal(found[case.under + name], tensor), name
+    first = start(fleet(case.spec, dropout=0.2)[0]).state
+    assert not all(torch.equal(first[n], expected[n]) for n in expected)
+
+
+def test_every_method_and_option_is_in_the_table() -> None:
+    known = {str(c.spec["name"]) for c in REDUCES} | {o for c in REDUCES for o in c.spec.get("plus", {})}
+    assert known == {*names.available("methods"), *names.available("options")}
+
+
+def test_budgets_of_one_give_one_level() -> None:
+    for name in names.available("methods"):
+        federation, _ = fleet({"name": name})
+        assert [level.submodel.exits for level in federation.levels] == [(3,)], name
+        assert federation.levels[0].submodel.sizes == {"a": 8, "b": 12, "classes": 4}
+
+
+COUNTING = ["heterofl", "fedrolex", "scalefl"]
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_the_weights_are_the_only_other_difference(name: str) -> None:
+    """With unequal clients, a method that counts clients differs from FedAvg; with FedAvg's weight it is FedAvg."""
+    sizes = (5, 9, 16, 12, 28, 20)
+    expected = final({"name": "fedavg"}, BASE, sizes=sizes)
+    counted = final({"name": name}, BASE, sizes=sizes)
+    weighed = final({"name": name, "hooks": {"weight": "by_samples"}}, BASE, sizes=sizes)
+    assert not all(torch.equal(counted[n], expected[n]) for n in expected)
+    assert all(torch.equal(weighed[n], expected[n]) for n in expected)
+
+
+def test_the_others_count_samples() -> None:
+    """So that the list above is complete."""
+    counting = [n for n in names.available("methods") if build({"name": n}).weight is not FEDAVG.weight]
+    assert sorted(counting) == sorted(COUNTING)
+
+
+def test_printed_weights_are_half_the_loss() -> None:
+    """Eq. 5 as printed weighs one exit by 1/2: without weight decay and clipping, FedAvg at half the learning rate.
+
+    Halving is exact in floating point, so the states are equal bit for bit.
+    """
+    local = replace(BASE, weight_decay=0.0, clip_norm=None)
+    expected = final({"name": "fedavg"}, replace(local, lr=local.lr / 2))
+    found = final({"name": "scalefl", "printed": True}, local)
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+@pytest.mark.parametrize("name", names.available("methods"))
+def test_a_method_sets_only_what_it_needs(name: str) -> None:
+    """A method is its difference from FedAvg: most hooks are FedAvg's own functions."""
+    method = build({"name": name})
+    changed = {hook for hook in HOOKS if getattr(method, hook) is not getattr(FEDAVG, hook)}
+    assert len(changed) <= 5, changed
+
+
+# ---- FedSGD -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "fedavg"])
+def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> None:
+    """sum_k n_k / n (w - lr g_k) = w - lr g with g the gradient of the mean loss over all n samples.
+
+    Without norm layers, whose moments would make a sample's loss depend on its neighbours. FedSGD ignores the local settings;
+    FedAvg gets them.
+    """
+    sizes = (5, 9, 16, 1, 28, 20)
+    federation, simulation = fleet({"name": name}, sizes=sizes, norm=False)
+    federation = replace(federation, cohort=len(sizes))
+    local = Local(lr=0.5, epochs=7, batch_size=3) if name == "fedsgd" else Local(lr=0.5, epochs=1, batch_size=None)
+    state = start(federation).state
+    pooled = torch.cat([part["train"] for part in simulation.parts])
+    x, y = simulation.data.batch(pooled)
+    server, report = one_round(federation, local_engine(simulation), Settings(1, local), start(federation))
+    assert report["train"] == {"loss": report["train"]["loss"], "clients": 6, "samples": 79, "by_level": {"1": 6}}
+    close(server.state, plain_sgd(state, (3,), [(x, y)], last_exit, local))
+
+
+def test_two_rounds_of_fedsgd_are_two_steps() -> None:
+    federation, simulation = fleet({"name": "fedsgd"}, norm=False)
+    federation = replace(federation, cohort=CLIENTS)
+    local = Local(lr=0.5)
+    pooled = simulation.data.batch(torch.cat([part["train"] for part in simulation.parts]))
+    *_, last = run(federation, local_engine(simulation), Settings(2, local), start(federation))
+    close(last.server.state, plain_sgd(start(federation).state, (3,), [pooled] * 2, last_exit, local))
+
+
+def test_fedsgd_is_fedavg_with_one_batch_and_one_epoch() -> None:
+    """Bit for bit, with unequal clients, momentum (which a single step does not see) and batch norm."""
+    sizes = (5, 9, 16, 12, 28, 20)
+    expected = final({"name": "fedavg"}, replace(BASE, epochs=1, batch_size=None), sizes=sizes)
+    found = final({"name": "fedsgd"}, BASE, sizes=sizes)
+    assert all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+def test_the_level_s_model_is_the_full_model() -> None:
+    """What the table takes for granted: at width 1 the sub-model is the state itself."""
+    federation, _ = fleet({"name": "fedavg"})
+    state = start(federation).state
+    piece = extract(federation.problem.layout, state, federation.levels[0].submodel)
+    assert piece.keys() == state.keys() and all(torch.equal(piece[n], state[n]) for n in state)

@@ -1,0 +1,391 @@
+"""One job: local SGD, its batches, evaluation and statistics, each against a network and an optimiser written out plainly."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_federation
+from torch import Tensor, nn
+
+from fleetfit.evaluate import Wanted, level_module, statistics
+from fleetfit.layout import State, outputs
+from fleetfit.method import Method
+from fleetfit.rounds import start
+from fleetfit.submodel import extract
+from fleetfit.train import joined, run_job
+from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Simulation, Update
+
+Moments = Callable[[str, Tensor], tuple[Tensor, Tensor]]
+Losses = Callable[[list[Tensor], Tensor], Tensor]
+
+
+# ---- the plain side: no module, no optimiser, float64; other tests import it ------------------------------------------------
+
+
+def of_the_batch(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of these inputs themselves: batch norm without running statistics."""
+    return z.mean(0), z.var(0, unbiased=False)
+
+
+def plain_outputs(state: State, x: Tensor, exits: Sequence[int], moments: Moments = of_the_batch) -> list[Tensor]:
+    """TinyNet written out: logits of every exit, shallow to deep."""
+
+    def linear(name: str, h: Tensor) -> Tensor:
+        return h @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    h, found = linear("stem", x.flatten(1)), []
+    for i in range(exits[-1]):
+        z = linear(f"blocks.{i}.0", h)
+        if f"blocks.{i}.1.weight" in state:
+            mean, var = moments(f"blocks.{i}.1", z)
+            z = (z - mean) / (var + 1e-5).sqrt() * state[f"blocks.{i}.1.weight"] + state[f"blocks.{i}.1.bias"]
+        h = linear(f"blocks.{i}.4", z.clamp_min(0)).clamp_min(0)
+        if i + 1 in exits:
+            found.append(linear(f"heads.{i + 1}", h))
+    return found
+
+
+def plain_sgd(state: State, exits: Sequence[int], batches: Sequence[tuple[Tensor, Tensor]], loss: Losses, local: Local,
+              penalty: Callable[[State], Tensor] | None = None) -> State:  # fmt: skip
+    """SGD with momentum, weight decay and clipping: v <- m v + (g + d w); w <- w - lr v, with g scaled to the largest norm."""
+    weights = {name: tensor.detach().double().clone() for name, tensor in state.items()}
+    speed = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for x, y in batches:
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+        value = loss(plain_outputs(leaves, x.double(), exits), y)
+        if penalty is not None:
+            value = value + penalty(leaves)
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        grads = [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights.values(), strict=True)]
+        norm = sum((g**2).sum() for g in grads) ** 0.5
+        factor = 1.0 if local.clip_norm is None else min(1.0, local.clip_norm / float(norm))
+        for (name, w), g in zip(weights.items(), grads, strict=True):
+            speed[name] = local.momentum * speed[name] + factor * g + local.weight_decay * w
+            weights[name] = w - local.lr * speed[name]
+    return weights
+
+
+def last_exit(logits: list[Tensor], y: Tensor) -> Tensor:
+    return F.cross_entropy(logits[-1], y)
+
+
+def close(found: State, expected: State, atol: float = 2e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name].double(), tensor, rtol=1e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# ---- jobs -------------------------------------------------------------------------------------------------------------------
+
+
+def job_for(federation: Federation, client: int, level: int, kind: str = "train", **fields: Any) -> Job:
+    piece = federation.levels[level].submodel
+    state = extract(federation.problem.layout, start(federation).state, piece)
+    first = {"round": 0, "rounds": 10, "index": 0, "state": state, "method": federation.method_spec, "seed": 7}
+    return Job(kind=kind, client=client, submodel=piece, level=level, **{**first, **fields})
+
+
+def fleet(spec: Mapping[str, Any] | None = None, **more: Any) -> tuple[Federation, Simulation]:
+    return tiny_federation(spec or {"name": "fedavg"}, **more)
+
+
+def trained(job: Job, device: Device) -> Update:
+    reply, _ = run_job(job, device)
+    assert isinstance(reply, Update), reply
+    return reply
+
+
+def failed(job: Job, device: Device) -> str:
+    reply, memory = run_job(job, device)
+    assert isinstance(reply, Failure)
+    assert memory is device.memory
+    return reply.reason
+
+
+def with_train(simulation: Simulation, client: int, n: int) -> Device:
+    """The device of a client that keeps n of its training samples."""
+    parts = list(simulation.parts)
+    parts[client] = {**parts[client], "train": parts[client]["train"][:n]}
+    return replace(simulation, parts=parts).device(client)
+
+
+# ---- local SGD --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        Local(lr=0.1),
+        Local(lr=0.1, momentum=0.9),
+        Local(lr=0.1, momentum=0.9, weight_decay=0.05),
+        Local(lr=0.5, clip_norm=0.05),
+        Local(lr=0.5, momentum=0.5, weight_decay=0.1, clip_norm=0.1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("level", [0, 2])
+def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
+    """Four epochs of all samples at once, so that the order of the samples does not matter.
+
+    Clipping comes before weight decay, as it does where a loss is clipped and an optimiser decays. Heads that the loss never
+    used (the shallow ones of level 3) are decayed too.
+    """
+    federation, simulation = fleet()
+    local = replace(local, epochs=4, batch_size=None)
+    job = job_for(federation, 5, level, local=local)
+    device = simulation.device(5)
+    expected = plain_sgd(job.state, job.submodel.exits, [device.data.batch(device.data.split("train"))] * 4, last_exit, local)
+    close(trained(job, device).state, expected)
+
+
+def test_clipping_bounds_the_step() -> None:
+    """One step of length lr * clip_norm, whatever the gradient: |w' - w| = 1 * 0.01."""
+    federation, simulation = fleet()
+    job = job_for(federation, 5, 2, local=Local(lr=1.0, batch_size=None, clip_norm=0.01))
+    found = trained(job, simulation.device(5)).state
+    length = sum(((found[n] - job.state[n]).double() ** 2).sum() for n in found) ** 0.5
+    assert float(length) == pytest.approx(0.01, rel=1e-3)
+
+
+def recording(seen: list[Tensor]) -> Method:
+    """FedAvg that notes the batches it sees, as rows of pixels."""
+
+    def loss(job: Job, device: Device) -> Any:
+        def value(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            seen.append(x.flatten(1).clone())
+            return F.cross_entropy(outputs(module, x)[-1], y)
+
+        return value
+
+    return Method(loss=loss)
+
+
+def batches_seen(n: int, local: Local, seed: int = 7) -> tuple[list[Tensor], Tensor]:
+    seen: list[Tensor] = []
+    federation, simulation = fleet()
+    device = with_train(simulation, 5, n)
+    trained(job_for(federation, 5, 2, local=local, method={"name": recording(seen)}, seed=seed), device)
+    return seen, device.data.batch(device.data.split("train"))[0].flatten(1)
+
+
+def rows(x: Tensor) -> list[tuple[float, ...]]:
+    return [tuple(row) for row in x.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "expected"), [(16, 8, [8, 8]), (17, 8, [8, 9]), (18, 8, [8, 8, 2]), (9, 8, [9]), (5, 8, [5]), (7, None, [7])]
+)  # fmt: skip
+def test_batches(n: int, size: int | None, expected: list[int]) -> None:
+    """Each sample exactly once per epoch, in an order of its own; a last batch of one sample joins the batch before it."""
+    seen, every = batches_seen(n, Local(lr=0.01, epochs=3, batch_size=size))
+    assert [len(x) for x in seen] == expected * 3
+    epochs = [torch.cat(seen[i * len(expected) : (i + 1) * len(expected)]) for i in range(3)]
+    assert len(set(rows(every))) == n
+    for epoch in epochs:
+        assert sorted(rows(epoch)) == sorted(rows(every))
+    assert rows(epochs[0]) != rows(epochs[1]) != rows(epochs[2])
+
+
+def test_the_order_of_batches_is_the_seed_s() -> None:
+    local = Local(lr=0.01, batch_size=4)
+    first, _ = batches_seen(16, local)
+    again, _ = batches_seen(16, local)
+    other, _ = batches_seen(16, local, seed=8)
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+
+
+@pytest.mark.parametrize("n", range(12))
+def test_joined_covers_everything_once(n: int) -> None:
+    for size in (1, 2, 3, 5, 20):
+        parts = list(joined(torch.arange(n), size))
+        assert torch.equal(torch.cat([torch.arange(0), *parts]), torch.arange(n))
+        assert all(len(p) in (size, size + 1) for p in parts[:-1])
+        assert n < 2 or size == 1 or all(len(p) > 1 for p in parts)
+
+
+def test_the_reported_loss_is_the_mean_over_samples() -> None:
+    """Without a step (lr = 0) and without norm layers: batches of 8, 8 and 2 must not count alike."""
+    federation, simulation = fleet(norm=False)
+    device = with_train(simulation, 5, 18)
+    job = job_for(federation, 5, 2, local=Local(lr=0.0, batch_size=8))
+    x, y = device.data.batch(device.data.split("train"))
+    expected = F.cross_entropy(plain_outputs(job.state, x, (3,))[-1], y)
+    update = trained(job, device)
+    assert update.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert update.metrics["steps"] == 3
+    assert update.num_examples == 18
+    assert all(torch.equal(update.state[n], job.state[n]) for n in job.state)
+
+
+def test_a_job_leaves_nothing_behind_for_the_next_one() -> None:
+    """Modules, gradients and generators are reused; a job between two equal ones changes nothing."""
+    federation, simulation = fleet(dropout=0.3)
+    local = Local(lr=0.1, momentum=0.9, batch_size=8)
+    first = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    trained(job_for(federation, 2, 2, local=local, seed=9), simulation.device(2))
+    run_job(job_for(federation, 5, 2, kind="evaluate"), simulation.device(5))
+    again = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    other = trained(job_for(federation, 5, 2, local=local, seed=8), simulation.device(5))
+    assert all(torch.equal(first.state[n], again.state[n]) for n in first.state)
+    assert not all(torch.equal(first.state[n], other.state[n]) for n in first.state)
+
+
+def test_dropout_draws_from_the_job_s_seed() -> None:
+    """All samples at once and no dropout: the seed moves only roundings; with dropout it moves more."""
+    local = Local(lr=0.1, batch_size=None)
+    for dropout, differs in ((0.0, False), (0.5, True)):
+        federation, simulation = fleet(dropout=dropout)
+        a, b = (trained(job_for(federation, 5, 2, local=local, seed=s), simulation.device(5)) for s in (7, 8))
+        gap = max(float((a.state[n] - b.state[n]).abs().max()) for n in a.state)
+        assert (gap > 1e-3) == differs
+
+
+# ---- failures -----------------------------------------------------------------------------------------------------------------
+
+
+def declining(job: Job, device: Device) -> Job | None:
+    return None
+
+
+def test_failures_say_why() -> None:
+    federation, simulation = fleet()
+    assert "no training data" in failed(job_for(federation, 5, 2), with_train(simulation, 5, 0))
+    assert "value per channel" in failed(job_for(federation, 5, 2), with_train(simulation, 5, 1))
+    assert "diverged" in failed(job_for(federation, 5, 2, local=Local(lr=1e30, epochs=5)), simulation.device(5))
+    spec = {"name": "fedavg", "hooks": {"adapt": declining}}
+    assert "declined" in failed(job_for(federation, 5, 2, method=spec), simulation.device(5))
+    assert "fedavgg" in failed(job_for(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
+
+
+def test_a_job_that_failed_spoils_no_later_one() -> None:
+    federation, simulation = fleet()
+    local = Local(lr=0.1, batch_size=8)
+    before = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    failed(job_for(federation, 5, 2, local=Local(lr=1e30, epochs=5)), simulation.device(5))
+    after = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)
+
+
+def test_one_sample_trains_where_no_norm_needs_more() -> None:
+    federation, simulation = fleet(norm=False)
+    device = with_train(simulation, 5, 1)
+    job = job_for(federation, 5, 2, local=Local(lr=0.1))
+    expected = plain_sgd(job.state, (1, 2, 3), [device.data.batch(device.data.split("train"))], last_exit, job.local)
+    close(trained(job, device).state, expected)
+
+
+# ---- statistics and static evaluation ---------------------------------------------------------------------------------------
+
+
+class Inline:
+    """Runs jobs where they stand."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        for job in jobs:
+            yield run_job(job, self.simulation.device(job.client))[0]
+
+
+def pooled_moments(federation: Federation, simulation: Simulation, state: State, level: int) -> dict[str, Tensor]:
+    """What the clients' sums must add up to: each client's training data in one batch, moments over all of them together."""
+    inputs: dict[str, list[Tensor]] = {}
+
+    def noting(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
+        inputs.setdefault(layer, []).append(z)
+        return of_the_batch(layer, z)
+
+    state = {n: t.double() for n, t in state.items()}
+    for client in range(len(federation.clients)):
+        data = simulation.device(client).data
+        x = data.batch(data.split("train"))[0].double()
+        plain_outputs(state, x, federation.levels[level].submodel.exits, noting)
+    pooled = {layer: torch.cat(found) for layer, found in inputs.items()}
+    means = {f"{layer}.mean": z.mean(0) for layer, z in pooled.items()}
+    return means | {f"{layer}.var": z.var(0, unbiased=False) for layer, z in pooled.items()}
+
+
+ALL = Wanted(Evaluation(batch_size=64), statistics_samples=10**6)
+
+
+def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
+    """For the first norm layer these are the moments of the pooled data, whatever the batches; for the deeper ones each
+    client's batches are normalised by themselves on the way, so that its batches matter (here: one per client)."""
+    federation, simulation = fleet()
+    server = start(federation)
+    found = statistics(federation, Inline(simulation), server, ALL)
+    small = statistics(federation, Inline(simulation), server, replace(ALL, evaluation=Evaluation(batch_size=7)))
+    assert set(found) == {0, 1, 2}
+    data, train = simulation.data, simulation.data.split("train")
+    for level in found:
+        piece = federation.levels[level].submodel
+        state = extract(federation.problem.layout, server.state, piece)
+        close(found[level], pooled_moments(federation, simulation, state, level))
+        x = data.batch(train)[0].double().flatten(1)
+        z = x @ state["stem.weight"].double().T + state["stem.bias"].double()
+        z = z @ state["blocks.0.0.weight"].double().T + state["blocks.0.0.bias"].double()
+        for tried in (found[level], small[level]):
+            torch.testing.assert_close(tried["blocks.0.1.mean"].double(), z.mean(0), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(tried["blocks.0.1.var"].double(), z.var(0, unbiased=False), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found[2]["blocks.1.1.var"], small[2]["blocks.1.1.var"], rtol=1e-5)
+
+
+def test_statistics_take_at_most_so_many_samples_and_at_least_two() -> None:
+    federation, simulation = fleet()
+    settings = Evaluation(split="train", samples=5)
+    update, _ = run_job(job_for(federation, 4, 1, kind="statistics", evaluation=settings), simulation.device(4))
+    assert isinstance(update, Update)
+    assert float(update.state["blocks.0.1.count"]) == 5
+    found = statistics(federation, Inline(simulation), start(federation), replace(ALL, statistics_samples=1))
+    assert all(bool(torch.isfinite(t).all()) for state in found.values() for t in state.values())
+    counted: list[float] = []
+
+    class Counting(Inline):
+        def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+            for reply in super().run(jobs):
+                counted.extend(float(t) for n, t in reply.state.items() if n == "blocks.0.1.count")  # type: ignore[union-attr]
+                yield reply
+
+    statistics(federation, Counting(simulation), start(federation), replace(ALL, statistics_samples=1))
+    assert counted == [2.0] * 18
+
+
+def test_one_image_alone_is_classified_as_in_a_batch() -> None:
+    """The point of static statistics: a prediction does not depend on its neighbours; with batch statistics it does."""
+    federation, simulation = fleet()
+    server = start(federation)
+    found = statistics(federation, Inline(simulation), server, ALL)
+    x, _ = simulation.data.batch(simulation.data.split("test"))
+    for level in found:
+        module = level_module(federation, server, level, found)
+        with torch.no_grad():
+            together = module(x)
+            for i in range(8):
+                for alone, row in zip(module(x[i : i + 1]), together, strict=True):
+                    torch.testing.assert_close(alone[0], row[i], rtol=1e-5, atol=1e-6)
+    job = job_for(federation, 5, 2, kind="evaluate", statistics=found[2])
+    counts = [run_job(replace(job, evaluation=Evaluation(batch_size=b)), simulation.device(5))[0] for b in (2, 3, 64)]
+    assert len({str((u.metrics["correct"], u.metrics["ensemble"])) for u in counts if isinstance(u, Update)}) == 1
+    losses = [u.metrics["loss"] for u in counts if isinstance(u, Update)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] == pytest.approx(losses[2], rel=1e-5)
+    batch = [
+        run_job(replace(job, evaluation=Evaluation(batch_size=b, norm="batch")), simulation.device(5))[0] for b in (2, 64)
+    ]
+    unlike = [u.metrics["loss"] for u in batch if isinstance(u, Update)]
+    assert unlike[0] != pytest.approx(unlike[1], rel=1e-3)
+
+
+def test_evaluation_leaves_the_norm_layers_as_they_were() -> None:
+    """Training after a static evaluation still uses each batch's own moments."""
+    federation, simulation = fleet()
+    job = job_for(federation, 5, 2, local=Local(lr=0.1, batch_size=8))
+    before = trained(job, simulation.device(5))
+    found = statistics(federation, Inline(simulation), start(federation), ALL)
+    run_job(job_for(federation, 5, 2, kind="evaluate", statistics=found[2]), simulation.device(5))
+    after = trained(job, simulation.device(5))
+    assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)
