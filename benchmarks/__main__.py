@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import Mean, applied
 from fleetfit.data import Data
+from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.layout import build_module
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     if "round" in options.parts:
         round_overhead("cnn", (1, 28, 28), 128, options.repetitions)
         round_overhead("resnet20", (3, 32, 32), 64, options.repetitions)

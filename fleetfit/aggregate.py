@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
-from fleetfit.submodel import Submodel, cut, flat_of, whole
+from fleetfit.submodel import FlatState, Submodel, cut, flat_of, shapes_of, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,8 @@ class Mean:
         self._total = torch.zeros(self._full.size, device=device)
         self._coverage = torch.zeros(self._full.size, device=device)
         self._group: Submodel | None = None
-        self._sum: Tensor | None = None
+        self._sum = self._total
+        self._room: Tensor | None = None
         self._weight = 0.0
 
     def add(self, submodel: Submodel, state: State, weight: float) -> None:
@@ -61,37 +62,42 @@ class Mean:
         if not 0 <= weight < float("inf"):
             raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.")
         flat = flat_of(state).to(self._total.device)
-        if submodel == self._group and self._sum is not None:
+        if submodel == self._group:
             self._sum.add_(flat, alpha=weight)
             self._weight += weight
             return
         self._close()
         self._group, self._weight = submodel, weight
-        size = cut(self._layout, submodel).size
-        if self._sum is not None and self._sum.numel() == size:
-            torch.mul(flat, weight, out=self._sum)
-        else:
-            self._sum = flat * weight
+        compiled = cut(self._layout, submodel)
+        if compiled.whole:  # its places are the buffer itself
+            self._sum = self._total.add_(flat, alpha=weight)
+            return
+        if self._room is None or self._room.numel() < compiled.size:
+            self._room = torch.empty_like(flat)
+        self._sum = torch.mul(flat, weight, out=self._room[: compiled.size])
 
     def _close(self) -> None:
         """Put the current group's sum in its place."""
-        if self._group is None or self._sum is None:
+        if self._group is None:
             return
         compiled = cut(self._layout, self._group)
-        compiled.scatter(self._total, self._sum, add=True)
+        if not compiled.whole:
+            compiled.scatter(self._total, self._sum, add=True)
         compiled.scatter_scalar(self._coverage, self._weight)
         self._group = None
 
     def result(self, extra: Any = None) -> Aggregate:
         """Return the mean and the coverage of what was added."""
         self._close()
-        mean = self._total / self._coverage  # 0 / 0 where nobody trained: `applied` does not look there
+        mean = self._total.div_(self._coverage)  # 0 / 0 where nobody trained: `applied` does not look there
         return Aggregate(self._full.views(mean), self._full.views(self._coverage), extra)
 
 
 def applied(state: State, aggregate: Aggregate) -> State:
     """Return the state with the mean where somebody trained, bit for bit as it was elsewhere."""
     old, mean, coverage = flat_of(state), flat_of(aggregate.mean), flat_of(aggregate.coverage)
-    new = torch.where(coverage.to(old.device) > 0, mean.to(old.device), old)
-    pieces = new.split([t.numel() for t in state.values()])
-    return {name: piece.view(t.shape) for (name, t), piece in zip(state.items(), pieces, strict=True)}
+    if mean.numel() and bool(coverage.min() > 0):
+        new = mean.to(old.device)
+    else:
+        new = torch.where(coverage > 0, mean, old.to(mean.device)).to(old.device)
+    return FlatState(new, shapes_of(state))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.seeds import numpy_rng, seed_of
@@ -85,7 +85,7 @@ def statistics(federation: Federation, engine: Runs, server: Server, wanted: Wan
             for i, client in enumerate(ids):
                 yield _job("statistics", federation, server, level * len(ids) + i, int(client), level, state, settings)
 
-    sums: dict[int, State] = {}
+    sums: dict[int, dict[str, Tensor]] = {}
     for update in engine.run(jobs()):
         if isinstance(update, Update):
             into = sums.setdefault(update.level, {})
@@ -96,7 +96,7 @@ def statistics(federation: Federation, engine: Runs, server: Server, wanted: Wan
 
 def moments(sums: State) -> State:
     """Return `layer.mean` and `layer.var` (of all samples together) from added sums."""
-    found: State = {}
+    found: dict[str, Tensor] = {}
     for name in [n.removesuffix(".count") for n in sums if n.endswith(".count")]:
         count = sums[f"{name}.count"]
         mean = sums[f"{name}.sum"] / count
@@ -186,7 +186,8 @@ def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str]) -> Itera
 def _jobs(
     federation: Federation, server: Server, wanted: Wanted, tags: Sequence[Tag], found: Statistics
 ) -> Iterator[Job]:
-    last, state = -1, {}
+    last = -1
+    state: State = {}
     for index, (norm, split, level, client) in enumerate(tags):
         if level != last:
             last, state = level, level_state(federation, server, level)

@@ -23,7 +23,7 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _PRIVATE = {
-    "engines": {"memories"},
+    "engines": {"allocator", "memories"},
     "models": {"blocks"},
     "data": {"dataset", "parquet", "augment", "partition", "dealing"},
 }  # modules that are no entry

@@ -128,7 +128,8 @@ def unpack(message: bytes | bytearray) -> Any:
     places, end = _places([(d, math.prod(shape)) for d, shape in specs], _START + length)
     if end != len(buffer):
         raise RunError(f"a message has {len(buffer)} bytes where its header describes {end}.")
-    tensors = (_tensor(buffer, dtype, shape, place) for (dtype, shape), place in zip(specs, places, strict=True))
+    whole = torch.frombuffer(buffer, dtype=torch.uint8)
+    tensors = (_tensor(whole, dtype, shape, place) for (dtype, shape), place in zip(specs, places, strict=True))
     return _restore(nest, tensors)
 
 
@@ -144,11 +145,11 @@ def _described(nest: Any) -> Iterator[tuple[str, list[int]]]:
                 yield from _described(value)
 
 
-def _tensor(buffer: bytearray, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
-    count = math.prod(shape)
-    if not count:
+def _tensor(whole: Tensor, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=place).view(shape)
+    return whole[place : place + size].view(dtype).view(shape)  # all in one storage: neighbours can be read as one
 
 
 # ---- jobs and updates --------------------------------------------------------------------------------------------

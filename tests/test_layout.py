@@ -141,7 +141,8 @@ def test_axes_must_be_whole_granules() -> None:
 
 def test_default_sizes_floor_to_whole_granules() -> None:
     axes = {"a": Axis(10), "heads": Axis(12, granule=4), "classes": CLASSES}
-    assert default_sizes(axes, 0.7) == {"a": 7, "heads": 8, "classes": 3}  # 0.7 * 10 is 6.999... in floats
+    assert default_sizes(axes, 0.7) == {"a": 7, "heads": 8, "classes": 3}
+    assert default_sizes({"a": Axis(100)}, 0.29) == {"a": 29}  # 0.29 * 100 is 28.999999999999996 in floats
     assert default_sizes(axes, 0.01) == {"a": 1, "heads": 4, "classes": 3}
     assert default_sizes(axes, 1.0) == {"a": 10, "heads": 12, "classes": 3}
     for width in (0.0, 1.01, -1.0):

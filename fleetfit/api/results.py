@@ -26,9 +26,15 @@ class Run:
         experiment: The resolved description.
     """
 
-    def __init__(self, folder: RunFolder, experiment: Experiment, assembly: Assembly | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        assembly: Assembly | None = None,
+        engine: rounds.Engine | None = None,
+    ) -> None:
         """Take what is known; `run`, `resume` and `load` make runs."""
-        self.files, self.experiment = folder, experiment
+        self.files, self.experiment, self._engine = folder, experiment, engine
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -162,6 +168,11 @@ class Run:
             engine.load(self.checkpoint["clients"])
             columns, _ = evaluate.evaluate(assembly.federation, engine, self.server, assembly.settings.wanted)
         return columns
+
+    def take_engine(self) -> rounds.Engine:
+        """Return an engine, started for this run; whoever takes it closes it."""
+        engine, self._engine = self._engine, None
+        return engine or self.assembly.engine()
 
     @cached_property
     def assembly(self) -> Assembly:

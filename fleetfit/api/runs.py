@@ -80,7 +80,12 @@ def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
         "plan.toml": assembly.plan.to_toml(),
         "fleet.json": json.dumps(_first_clients(assembly)) + "\n",
     }
-    return Run(RunFolder.create(path, files), experiment, assembly)
+    engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
+    try:
+        return Run(RunFolder.create(path, files), experiment, assembly, engine)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _label(name: Any) -> str:
@@ -107,8 +112,8 @@ def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: A
 
 def proceed(target: Run, on_round: OnRound | None = None) -> None:
     """Run the rounds that are left, write the summary and the plots."""
-    files, assembly = target.files, target.assembly
-    with files.held(), contextlib.closing(assembly.engine()) as engine:
+    files = target.files
+    with contextlib.closing(target.take_engine()) as engine, files.held():
         taken = target.checkpoint
         engine.load(taken["clients"])
         if files.begun():

@@ -26,7 +26,7 @@ class Full:
         self.architecture, self.layout = architecture, layout
         self.x = x.double() if x.is_floating_point() else x
         self.module = build_module(architecture, layout.full_sizes, layout.exits).eval()
-        everything: State = {}
+        everything: dict[str, Tensor] = {}
         for name, tensor, is_parameter in named_tensors(self.module):
             everything[name] = _redrawn(tensor, rng) if is_parameter else tensor.detach().clone().float()
         self.state: State = {name: everything[name] for name in layout.tensors}

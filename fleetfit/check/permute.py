@@ -49,7 +49,7 @@ def _permutation(layout: Layout, axis: str) -> tuple[int, ...] | None:
 
 def _moved(full: Full, channels: Mapping[str, tuple[int, ...]], but: str = "") -> float:
     """Return how far the outputs move when axes are permuted, in all tensors but one."""
-    state = extract(full.layout, full.state, Submodel(channels, full.layout.exits))
+    state = dict(extract(full.layout, full.state, Submodel(channels, full.layout.exits)))
     if but:
         state[but] = full.state[but]
     return difference(full.outputs(state), full.expected)

@@ -41,7 +41,7 @@ def _code(arguments: list[str]) -> int:
 
 
 def _say(sentence: str, code: int = 2) -> int:
-    print(f"fleetfit: {sentence}", file=sys.stderr)
+    print(f"fleetfit: {' '.join(sentence.split())}", file=sys.stderr)
     return code
 
 

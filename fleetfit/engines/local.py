@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.memories import Memories
 from fleetfit.errors import ConfigError
 from fleetfit.train import run_job
@@ -57,6 +58,7 @@ class Local:
         """Take the threads and move the data."""
         if threads < 1:
             raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+        keep_freed_memory()
         self._simulation = on_accelerator(simulation, accelerator)
         self._memories = Memories()
         self._threads = threads

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from fleetfit.data import Data
+from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import accelerator_named, on_accelerator
 from fleetfit.engines.memories import Memories
 from fleetfit.errors import ConfigError, FleetFitError, RunError
@@ -109,6 +110,7 @@ class Processes:
 
     def __init__(self, simulation: Simulation, devices: list[str], threads: int) -> None:
         """Write the data for the workers and start them."""
+        keep_freed_memory()
         self._memories = Memories()
         self._folder = Path(tempfile.mkdtemp(prefix="fleetfit-"))
         self._workers: list[_Worker] = []
@@ -258,6 +260,7 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
             connection.send_bytes(pack({"error": said}))
         return
     torch.set_num_threads(threads)
+    keep_freed_memory()
     while True:
         try:
             nest = unpack(connection.recv_bytes())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 
-State = dict[str, Tensor]
+State = Mapping[str, Tensor]
 """Tensors by name."""
 Carry = Any
 """Any nest of tensors, batch first in each."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.layout import outputs
+from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, all_of_it, by_count
@@ -84,7 +84,7 @@ def _dividing(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], tupl
     return hook
 
 
-def own_classes(job: Job, device: Device, state: dict[str, Tensor]) -> tuple[Submodel, dict[str, Tensor]]:
+def own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
     """Send back only the output rows of the classes that the client has: the others learned nothing but to be zero."""
     layout = device.problem.layout
     present = torch.nonzero(classes_of(device)).flatten().tolist()
@@ -95,8 +95,8 @@ def own_classes(job: Job, device: Device, state: dict[str, Tensor]) -> tuple[Sub
 
 
 def rows_of(
-    job: Job, device: Device, state: dict[str, Tensor], axis: str, kept: list[int]
-) -> tuple[Submodel, dict[str, Tensor]]:
+    job: Job, device: Device, state: State, axis: str, kept: list[int]
+) -> tuple[Submodel, State]:
     """Return the sub-model and state that keep these channels of one axis."""
     tensors = device.problem.layout.tensors
     index = torch.tensor(kept)

@@ -162,6 +162,7 @@ class _Search:
         """Try every pair of the next level that can still beat the best key."""
         level = len(pairs)
         if level == len(self.targets.ratios) - 1:
+            key = (round(key[0], 9), round(key[1], 9), key[2])  # ties are ties, whatever the last bits say
             if key < self.key:
                 self.key, self.pairs = key, list(pairs)
             return
@@ -177,8 +178,7 @@ class _Search:
             if not key[0] + total[i] <= self.key[0] + _TINY or (self.any_will_do and np.isfinite(self.key[0])):
                 break
             r, c = int(p[i]), int(w[i])
-            gap, far = round(key[0] + float(self.gap[r, c]), 9), round(key[1] + float(off[i]), 9)  # ties are ties
-            so_far = (gap, far, key[2] - self.grid.positions[r])
+            so_far = (key[0] + float(self.gap[r, c]), key[1] + float(off[i]), key[2] - self.grid.positions[r])
             self._descend([*rows, r], r, c, so_far, (*pairs, (r, c)))
 
     @cached_property

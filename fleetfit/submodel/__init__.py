@@ -14,13 +14,15 @@ than the model.
 
 from fleetfit.submodel.channels import prefix, random, rolling, window
 from fleetfit.submodel.cut import LARGE, Cut, cut
+from fleetfit.submodel.flat import FlatState, flat_of, shapes_of
 from fleetfit.submodel.piece import Channels, Submodel
-from fleetfit.submodel.states import check_shapes, extract, finite, flat_of, put_back, recut, whole
+from fleetfit.submodel.states import check_shapes, extract, finite, put_back, recut, whole
 
 __all__ = [
     "LARGE",
     "Channels",
     "Cut",
+    "FlatState",
     "Submodel",
     "check_shapes",
     "cut",
@@ -32,6 +34,7 @@ __all__ = [
     "random",
     "recut",
     "rolling",
+    "shapes_of",
     "whole",
     "window",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
+from fleetfit.submodel.flat import FlatState
 from fleetfit.submodel.piece import Channels, Submodel
 
 LARGE = 1 << 20  # elements above which a tensor is cut by slices
@@ -140,7 +141,7 @@ class Cut:
         for kind, here, how, there, shape in self._pieces:
             if kind == "index":
                 index = self._on(how, full)
-                full.index_add_(0, index, flat[here]) if add else full.index_copy_(0, index, flat[here])
+                full.scatter_add_(0, index, flat[here]) if add else full.index_copy_(0, index, flat[here])
             else:
                 _write(full[there].view(shape), how, flat[here], add)  # type: ignore[arg-type]
 
@@ -152,16 +153,13 @@ class Cut:
         for kind, here, how, there, shape in self._pieces:
             flat = full.new_full((1,), value).expand(here.stop - here.start)
             if kind == "index":
-                full.index_add_(0, self._on(how, full), flat)
+                full.scatter_add_(0, self._on(how, full), flat)
             else:
                 _write(full[there].view(shape), how, flat, True)  # type: ignore[arg-type]
 
     def views(self, flat: Tensor) -> State:
         """Return a flat buffer as named tensors that share its memory."""
-        sizes = [_numel(shape) for shape in self.shapes.values()]
-        return {
-            name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), flat.split(sizes), strict=True)
-        }
+        return FlatState(flat, self.shapes)
 
     def _on(self, index: object, full: Tensor) -> Tensor:
         assert isinstance(index, Tensor)

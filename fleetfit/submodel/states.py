@@ -3,33 +3,17 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Layout, State
 from fleetfit.submodel.cut import cut
+from fleetfit.submodel.flat import flat_of
 from fleetfit.submodel.piece import Submodel
 
 
-def flat_of(state: State) -> Tensor:
-    """Return a state as one flat fp32 tensor, in its own order: no copy when its tensors lie side by side already."""
-    tensors = list(state.values())
-    first = tensors[0]
-    place, width, buffer = first.data_ptr(), first.element_size(), first.untyped_storage().data_ptr()
-    for tensor in tensors:
-        ours = (
-            tensor.data_ptr() == place and tensor.untyped_storage().data_ptr() == buffer
-        )  # neighbours may be strangers
-        if tensor.dtype != torch.float32 or not ours or not tensor.is_contiguous():
-            return torch.cat([t.detach().reshape(-1).float() for t in tensors])
-        place += tensor.numel() * width
-    total = (place - first.data_ptr()) // width
-    return first.detach().as_strided((total,), (1,), first.storage_offset())
-
-
-def finite(state: Mapping[str, Tensor]) -> bool:
+def finite(state: State) -> bool:
     """Tell whether all numbers of a state are finite."""
-    return bool(torch.isfinite(flat_of(dict(state))).all()) if state else True
+    return bool(torch.isfinite(flat_of(state)).all()) if state else True
 
 
 def whole(layout: Layout) -> Submodel:

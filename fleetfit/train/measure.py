@@ -57,7 +57,7 @@ def statistics(job: Job, device: Device, method: Method, dispatched: Submodel) -
     piece = workpiece(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     piece.module.eval()  # without running statistics, batch norm uses the batch's own also here; dropout is off
-    sums: State = {}
+    sums: dict[str, Tensor] = {}
     hooks = [norm.register_forward_pre_hook(_summing(name, sums)) for name, norm in batch_norms(piece.module).items()]
     try:
         for batch in joined(indices, wanted.batch_size):
@@ -73,7 +73,7 @@ def _measured(job: Job, dispatched: Submodel, state: State, n: int, metrics: dic
     return Update(job.round, job.index, job.client, job.level, dispatched, job.submodel, state, n, metrics)
 
 
-def _summing(name: str, sums: State) -> Any:
+def _summing(name: str, sums: dict[str, Tensor]) -> Any:
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].transpose(0, 1).flatten(1)  # [C, B * positions]
         found = {"sum": x.sum(1, dtype=torch.float64), "squares": (x * x).sum(1, dtype=torch.float64),

@@ -11,7 +11,7 @@ from torch import Tensor
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors
 from fleetfit.seeds import seed_of
-from fleetfit.submodel import Submodel, extract, flat_of, whole
+from fleetfit.submodel import FlatState, Submodel, extract, flat_of, whole
 from fleetfit.values import Problem
 
 
@@ -53,13 +53,13 @@ class Workpiece:
 
     def load(self, state: State) -> None:
         """Copy a state in."""
-        self.flat.copy_(flat_of({name: state[name] for name in self.shapes}))
+        in_order = state if list(state) == list(self.shapes) else {name: state[name] for name in self.shapes}
+        self.flat.copy_(flat_of(in_order))
 
     def read(self) -> State:
         """Return the state, a copy on the host."""
         flat = self.flat.detach().to("cpu", copy=True)
-        pieces = flat.split([_count(s) for s in self.shapes.values()])
-        return {name: piece.view(s) for (name, s), piece in zip(self.shapes.items(), pieces, strict=True)}
+        return FlatState(flat, self.shapes)
 
 
 def _count(shape: tuple[int, ...]) -> int:

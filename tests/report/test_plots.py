@@ -1,0 +1,89 @@
+"""Plots: drawn from numbers as they stand in a run folder, and refused with a sentence without matplotlib."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetfit.errors import MissingExtra
+from fleetfit.report import plots
+
+pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+
+LEVELS = [
+    {"level": "1", "width": 0.5, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6},
+    {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": None},
+]
+SUMMARY = {"method": "scalefl", "data": "digits", "norm": "static", "levels": LEVELS}
+
+
+def report(round: int, accuracy: float | None) -> dict[str, Any]:
+    columns = {"global": accuracy, "local": 0.5, "levels": {"1": {"local": 0.6}, "2": {"local": None}}}
+    return {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000} | (
+        {} if accuracy is None else {"evaluate": {"static": columns}}
+    )
+
+
+METRICS = [report(1, None), report(2, 0.4), report(3, 0.8)]
+
+
+def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
+    axes = plots.accuracy_of_run(SUMMARY, METRICS).axes[0]
+    lines = {str(line.get_label()): line for line in axes.lines}
+    assert list(lines["global"].get_xdata()) == [2, 3]
+    assert list(lines["global"].get_ydata()) == pytest.approx([40, 80])
+    assert set(lines) == {"global", "local", "local, level 1", "local, level 2"}
+
+
+def test_bytes_are_added_up_over_all_rounds() -> None:
+    line = plots.accuracy_by_bytes({"a": (SUMMARY, METRICS)}).axes[0].lines[0]
+    assert list(line.get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each
+
+
+def test_shapes_have_the_levels_width_and_depth() -> None:
+    axes = plots.shapes({"a": SUMMARY}).axes[0]
+    frame, level = axes.patches
+    assert (frame.get_width(), frame.get_height()) == (1, 1)
+    assert (level.get_width(), level.get_height()) == (0.5, 0.5)
+    assert axes.get_title() == "level 1\n60.00%"
+
+
+def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
+    dots = plots.partition_dots([[4, 0], [1, 2]], "digits").axes[0].collections[0]
+    assert [tuple(map(int, point)) for point in dots.get_offsets()] == [(0, 0), (1, 0), (1, 1)]
+    sizes = dots.get_sizes()
+    assert sizes[0] == pytest.approx(4 * sizes[1])
+    assert sizes[2] == pytest.approx(2 * sizes[1])
+
+
+def test_a_runs_plots_are_files(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text(json.dumps({"first": {"class_counts": [[1, 2], [3, 0]]}}))
+    files = plots.plots_of_run(tmp_path, SUMMARY, METRICS)
+    assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png", "partition.png"]
+    assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
+
+
+def test_a_comparisons_plots_are_one_set_per_setting(tmp_path: Path) -> None:
+    keys = [("a", "alpha = 1"), ("b", "alpha = 1"), ("a", "alpha = 9")]
+    files = plots.plots_of_comparison(tmp_path, {k: [SUMMARY] for k in keys}, dict.fromkeys(keys, METRICS))
+    assert sorted(f.name for f in files) == [
+        f"{kind}-alpha-{alpha}.png" for kind in ("accuracy", "bytes", "levels") for alpha in (1, 9)
+    ]
+
+
+def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not plots.available()
+    with pytest.raises(MissingExtra, match=r"fleetfit\[plots\]"):
+        plots.plots_of_run(tmp_path, SUMMARY, METRICS)
+
+
+def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
+    """No figure manager and no window: a run on a machine without a screen draws too."""
+    import sys
+
+    before = "matplotlib.pyplot" in sys.modules
+    plots.accuracy_of_run(SUMMARY, METRICS)
+    assert ("matplotlib.pyplot" in sys.modules) == before

@@ -1,0 +1,138 @@
+"""Tables: what they say is what they were given."""
+
+from typing import Any
+
+import pytest
+
+from fleetfit.cost import Cost
+from fleetfit.data import Facts
+from fleetfit.planner import Plan, PlannedLevel
+from fleetfit.report import tables
+from fleetfit.report.tables import Table
+
+PLAN = Plan(
+    "parameters",
+    "both",
+    6,
+    (
+        PlannedLevel("1", 3, 0.68, (3,), 6_983, 115_102, 0.125, 0.1, 0.121, 30),
+        PlannedLevel("2", 6, 1.0, (3, 6), 57_550, 411_684, 1.0, 0.1, 1.0, 10),
+    ),
+    Cost(290, 280),
+    ('7 (group "tiny")',),
+)
+COLUMNS = {
+    "global": 0.9,
+    "local": 0.8,
+    "levels": {"1": {"local": 0.75, "clients": 30}, "2": {"local": None, "clients": 0}},
+    "per_client": {"global": {"0": 0.9}},
+}
+METRICS = [
+    {"round": 1, "bytes_down": 1_000_000, "bytes_up": 10, "failures": [], "seconds": 1.5},
+    {"round": 2, "bytes_down": 500_000, "bytes_up": 20, "failures": [{"client": 3}], "seconds": 2.5,
+     "evaluate": {"split": "test", "static": COLUMNS,
+                  "batch": {**COLUMNS, "global": 0.7, "batch_size": 128, "order": "shuffled"}}},
+]  # fmt: skip
+DESCRIPTION = {"name": "", "method": "scalefl", "model": "cnn", "data": "digits", "seed": 0, "norm": "static"}
+
+
+@pytest.fixture
+def summary() -> dict[str, Any]:
+    return tables.summary_of(DESCRIPTION, PLAN, METRICS, ["a note"])
+
+
+def test_a_summary_adds_up_and_leaves_the_clients_out(summary: dict[str, Any]) -> None:
+    assert (summary["rounds"], summary["bytes_down"], summary["bytes_up"]) == (2, 1_500_000, 30)
+    assert (summary["failures"], summary["seconds"]) == (1, 4.0)
+    assert (summary["global"], summary["local"]) == (0.9, 0.8)
+    assert [level["local"] for level in summary["levels"]] == [0.75, None]
+    assert "per_client" not in summary["evaluate"]["static"]
+    assert summary["left_out"] == ['7 (group "tiny")']
+
+
+def test_the_level_table_has_what_the_issue_asks_for(summary: dict[str, Any]) -> None:
+    table = tables.level_table(summary)
+    assert dict(zip(table.columns, table.rows[0], strict=True)) == {
+        "level": "1",
+        "width": "0.68",
+        "depth": "3/6",
+        "exits": "3",
+        "parameters": "6.98 K",
+        "multiply-adds": "115.1 K",
+        "clients": "30",
+        "local accuracy %": "75.00",
+    }
+    assert table.rows[1][-1] == "-"
+
+
+def test_the_totals_name_both_batch_norm_policies(summary: dict[str, Any]) -> None:
+    rows = dict(tables.total_table(summary).rows)
+    assert rows["global accuracy %"] == "90.00"
+    assert rows["global / local accuracy %, batch statistics, batches of 128, shuffled"] == "70.00 / 80.00"
+    assert rows["bytes sent down / up"] == "1.5 MB / 30 B"
+    assert rows["jobs that brought nothing back"] == "1"
+    assert tables.total_table(summary).notes == ("a note",)
+
+
+def test_the_plan_table_says_what_level_l_leaves_out_and_who_is_left_out() -> None:
+    table = tables.plan_table(PLAN, "title")
+    assert table.rows[0] == ("1", "0.68", "3/6", "3", "6.98 K", "115.1 K", "0.125 ± 10%", "0.121", "30")
+    assert "Level 2 is counted without its early classifiers: 290 parameters" in table.notes[0]
+    assert '1 clients afford no level: 7 (group "tiny").' in table.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([], "-"), ([None], "-"), ([0.5], "50.00"), ([0.5, 0.7], "60.00 ± 14.14"), ([0.5, None, 0.7], "60.00 ± 14.14")],
+)
+def test_mean_and_standard_deviation(values: list[float | None], text: str) -> None:
+    """50 and 70: mean 60, sample variance (100 + 100) / 1, standard deviation sqrt(200) = 14.142."""
+    assert tables.spread(values) == text
+
+
+def test_methods_are_rows_and_settings_have_local_and_global() -> None:
+    results = {("a", "x"): [{"local": 0.1, "global": 0.2}], ("b", "y"): [{"local": 0.3, "global": None}]}
+    table = tables.compare_table(["a", "b"], ["x", "y"], results)
+    assert table.rows == (("a", "10.00", "20.00", "-", "-"), ("b", "-", "-", "30.00", "-"))
+    assert table.headings == ["method", "x local", "x global", "y local", "y global"]
+
+
+def test_levels_of_rows_repeat_no_total(summary: dict[str, Any]) -> None:
+    table = tables.levels_of_rows({("ScaleFL", "alpha = 1"): [summary, summary]})
+    assert table.rows[0][0] == "ScaleFL, alpha = 1"
+    assert table.rows[0][-3:] == ("75.00 ± 0.00", "90.00 ± 0.00", "1.5 MB / 30 B")
+    assert table.rows[1][0] == ""
+    assert table.rows[1][-2:] == ("", "")
+
+
+def test_markdown_and_csv() -> None:
+    table = Table(("", "a"), (("x|y", '1,"2"'),), "title", ("note",), (("", 1), ("g", 1)))
+    assert table.to_markdown() == '**title**\n\n|  | g a |\n| --- | --- |\n| x\\|y | 1,"2" |\n\nnote\n'
+    assert table.to_csv() == ',g a\nx|y,"1,""2"""\n'
+
+
+def test_data_sets_as_in_table_2() -> None:
+    table = tables.data_table({"cifar": Facts(50_000, 10_000, 10, "32x32", "somebody"), "own": None,
+                               "images": Facts(None, None, None, "any", "a folder")})  # fmt: skip
+    assert table.rows == (
+        ("cifar", "50,000", "10,000", "10", "32x32"),
+        ("own", "", "", "", ""),
+        ("images", "any", "any", "any", "any"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(950, "950"), (6_983, "6.98 K"), (57_550, "57.5 K"), (1_731_000, "1.73 M"), (4e9, "4.00 G")]
+)
+def test_counts_in_short(count: float, text: str) -> None:
+    assert tables.short(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (1_500, "1.5 kB"), (2_800_000, "2.8 MB"), (3e9, "3.0 GB")])
+def test_bytes_in_short(count: float, text: str) -> None:
+    assert tables.size(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (250, "4 min 10 s"), (7500, "2 h 05 min")])
+def test_durations_in_short(seconds: float, text: str) -> None:
+    assert tables.duration(seconds) == text

@@ -1,0 +1,297 @@
+"""The command line: every mistake is one sentence on stderr and exit code 2; the verbs do what they say."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fleetfit.cli import main
+from fleetfit.report import plots
+
+SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_plots() -> Iterator[None]:
+    """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "available", lambda: False)
+        yield
+
+
+class Result:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def fleetfit(capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> Result:
+        with pytest.raises(SystemExit) as caught:
+            main([str(a) for a in arguments])
+        printed = capsys.readouterr()
+        return Result(caught.value.code if isinstance(caught.value.code, int) else 1, printed.out, printed.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one finished run."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.raises(SystemExit) as caught:
+        main(["run", *SMALL, "--out", str(folder), "-q"])
+    assert caught.value.code == 0
+    return folder
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["run", "--bogus"], "No such option"),
+        (["run", "--set"], "--set"),
+        (["list", "foo"], "'foo' is not one of 'methods'"),
+        (["list"], "Missing argument"),
+        (["run", "missing.toml"], "there is no file missing.toml."),
+        (["run", "--set", "local.batch_sise=3"], '[local] batch_sise: unknown key. Did you mean "batch_size"?'),
+        (["run", "--set", "rounds=two"], "rounds: should be a valid integer, got 'two'."),
+        (["run", "--set", "method.name=nowhere.module:it"], "importing nowhere.module failed: ModuleNotFoundError"),
+        (["run", "--set", "method.name=missing.py:it"], "there is no file"),
+        (["run", "--set", "data.name=cifar10", "--set", "data.folder=/nowhere"], "/nowhere"),
+        (["run", "--set", "cohort.count=99"], "99 clients a round are more than the 40 clients there are."),
+        (["run", "--set", "engine.device=tpu"], 'engine.device must be "cpu", "cuda" or "cuda:N", got "tpu".'),
+        (["compare", "missing.toml"], "there is no file missing.toml."),
+        (["resume", "nowhere"], "there is no run folder nowhere."),
+        (["eval", "nowhere"], "there is no run folder nowhere."),
+        (["plan", "--model", "resnet9"], '"resnet9" is not among the models'),
+        (["plan", "--model", "resnet20", "--budgets", "a,b"], "--budgets takes numbers separated by commas"),
+        (["plan", "--model", "resnet20", "--budgets", "0"], "a budget must be a number above 0"),
+        (["plan", "--model", "resnet20", "--budgets", "0.0001"], "tolerance"),
+        (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be both, width or depth"),
+        (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
+        (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
+        (["plan", "--paper", "table-9"], '"table-9" is no table of the papers'),
+        (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
+        (
+            ["plan", "--model", "cnn", "--save", "/nowhere/plan.toml"],
+            "the plan cannot be written to /nowhere/plan.toml",
+        ),
+        (["check-model", "resnet", "--set", "model.depth=21"], "depth 6n+2"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    fleetfit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = fleetfit(*arguments)
+    assert found.code == 2
+    assert message in found.err
+    assert found.err.startswith("fleetfit: ")
+    assert found.err.count("\n") == 1
+    assert not any(tmp_path.iterdir()), "nothing is written"
+
+
+def test_a_plug_in_that_fails_to_import_is_a_sentence(fleetfit: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no luck')\n")
+    (tmp_path / "run.toml").write_text('method.name = "broken.py:method"\n')
+    found = fleetfit("run", tmp_path / "run.toml")
+    assert found.code == 2
+    assert "failed: ValueError: no luck" in found.err
+
+
+def test_a_missing_extra_is_a_sentence(fleetfit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train.parquet").write_bytes(b"PAR1")
+    found = fleetfit("run", "--set", "data.name=mnist", "--set", f"data.folder={tmp_path}")
+    assert found.code == 2
+    assert "fleetfit[images]" in found.err
+
+
+def test_an_error_that_is_nobodys_mistake_keeps_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def method():\n    raise ZeroDivisionError('a bug')\n")
+    with pytest.raises(ZeroDivisionError):
+        main(["run", "--set", f"method.name={tmp_path / 'own.py'}:method"])
+
+
+def test_a_folder_that_is_not_empty_is_refused(fleetfit: Command, done: Path) -> None:
+    found = fleetfit("run", *SMALL, "--out", done)
+    assert found.code == 2
+    assert "is not empty" in found.err
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(fleetfit: Command, done: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import save_file
+
+    shutil.copytree(done, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    newer = tmp_path / "run" / "checkpoints" / "round-000099.safetensors"
+    save_file({"x": torch.ones(1)}, newer, {"fleetfit": "checkpoint", "format": "99"})
+    found = fleetfit("resume", tmp_path / "run")
+    assert found.code == 2
+    assert "has format 99; this version of FleetFit reads format 1." in found.err
+
+
+# ---- verbs ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_verb_without_importing_torch() -> None:
+    program = (
+        "import sys, fleetfit\n"
+        "from fleetfit.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for verb in ("run", "plan", "compare", "resume", "eval", "list", "check-model"):
+        assert verb in done.stdout
+
+
+def test_no_arguments_show_the_help(fleetfit: Command) -> None:
+    found = fleetfit()
+    assert found.code == 0
+    assert "Usage" in found.out
+
+
+def test_run_shows_rounds_and_ends_with_tables_and_the_folder(fleetfit: Command, tmp_path: Path) -> None:
+    found = fleetfit("run", *SMALL, "--out", tmp_path / "run")
+    assert found.code == 0, found.err
+    assert re.search(r"^round 1/2  loss \d\.\d{3}  .*left$", found.out, re.MULTILINE)
+    assert re.search(r"^round 2/2  loss .*local \d+\.\d\d%  global \d+\.\d\d%", found.out, re.MULTILINE)
+    for heading in ("level", "width", "depth", "parameters", "multiply-adds", "local accuracy %", "global accuracy %",
+                    "bytes sent down / up"):  # fmt: skip
+        assert heading in found.out
+    assert found.out.rstrip().endswith(f"Run folder: {tmp_path / 'run'}")
+    assert 'No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").' in found.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert f"{100 * summary['global']:.2f}" in found.out
+
+
+def test_a_run_file_with_a_plug_in_method(fleetfit: Command, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from fleetfit.method import Method\n\ndef mine():\n    return Method()\n")
+    (tmp_path / "mine.toml").write_text('method.name = "own.py:mine"\nfleet.groups = [{ budget = 1.0 }]\n')
+    found = fleetfit("run", tmp_path / "mine.toml", *SMALL, "--out", tmp_path / "run", "-q")
+    assert found.code == 0, found.err
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert config["method"]["name"] == f"{tmp_path / 'own.py'}:mine"
+    assert config["name"] == "mine"
+
+
+def test_who_cannot_take_part_is_said(fleetfit: Command, tmp_path: Path) -> None:
+    groups = 'fleet.groups=[{budget=0.05, name="tiny"}, {budget=1.0}]'
+    wanted = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run", "-q"]
+    found = fleetfit("run", *wanted)
+    assert found.code == 0, found.err
+    assert 'Note: 4 clients of group "tiny" (budget 0.05 of the full model) cannot take part' in found.out
+
+
+def test_eval_prints_what_the_run_found(fleetfit: Command, done: Path) -> None:
+    found = fleetfit("eval", done, "--json")
+    assert found.code == 0, found.err
+    summary = json.loads((done / "summary.json").read_text())
+    assert json.loads(found.out)["static"]["global"] == summary["global"]
+    table = fleetfit("eval", done, "--split", "validation")
+    assert "validation data" in table.out
+    assert "local accuracy %" in table.out
+
+
+def test_resume_of_a_finished_run_prints_it_again(fleetfit: Command, done: Path) -> None:
+    found = fleetfit("resume", done)
+    assert found.code == 0
+    assert "is finished already" in found.out
+    assert "global accuracy %" in found.out
+
+
+def test_compare_prints_one_table(fleetfit: Command, tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(
+        '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+    )
+    found = fleetfit("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
+    assert found.code == 0, found.err
+    assert re.search(r"^\[1/2\] fedavg, seed 0  round 2/2", found.out, re.MULTILINE)
+    assert re.search(r"│ heterofl +│ +\d+\.\d\d +│ +\d+\.\d\d", found.out)
+    assert (tmp_path / "out" / "heterofl" / "seed-0" / "summary.json").is_file()
+    again = fleetfit("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
+    assert "[2/2] heterofl, seed 0: finished before." in again.out
+
+
+def test_plan_of_a_run_file_can_be_saved_and_used(fleetfit: Command, tmp_path: Path) -> None:
+    found = fleetfit("plan", *SMALL, "--save", tmp_path / "plan.toml")
+    assert found.code == 0, found.err
+    assert "scalefl on digits, 8 clients" in found.out
+    levels = ["--set", f"fleet.levels={tmp_path / 'plan.toml'}", "--out", str(tmp_path / "run"), "-q"]
+    assert fleetfit("run", *SMALL, *levels).code == 0
+    saved, used = (tomllib.loads((tmp_path / name).read_text()) for name in ("plan.toml", "run/plan.toml"))
+    assert saved == used
+
+
+def test_plan_of_a_model_with_given_exits(fleetfit: Command) -> None:
+    options = ["--model", "resnet110", "--exits", "36,42,48", "--widths", "0.7,0.7,0.75"]
+    found = fleetfit("plan", *options)
+    assert found.code == 0, found.err
+    for number in ("1.73 M", "253.1 M", "138.5 M", "99.7 M", "36, 42, 48, 54"):  # as in Table 1
+        assert number in found.out, number
+
+
+def test_plan_of_the_paper(fleetfit: Command) -> None:
+    found = fleetfit("plan", "--paper", "table-1")
+    assert found.code == 0
+    assert "ScaleFL, Table 1" in found.out
+    assert "253.1" in found.out
+
+
+def test_list_data_is_table_2(fleetfit: Command) -> None:
+    found = fleetfit("list", "data")
+    assert re.search(r"cifar100 +│ 50,000 +│ 10,000 +│ 100 +│ 32x32", found.out)
+
+
+@pytest.mark.parametrize("kind", ["methods", "options", "models", "engines"])
+def test_list_has_a_line_for_everything_built_in(fleetfit: Command, kind: str) -> None:
+    from fleetfit import names
+
+    found = fleetfit("list", kind)
+    assert found.code == 0
+    for name in names.available(kind):
+        assert re.search(rf"│ {name} +│ \w", found.out), name
+
+
+def test_check_model_prints_the_report(fleetfit: Command) -> None:
+    found = fleetfit("check-model", "cnn", "--input-shape", "1,8,8", "--set", "model.norm=group")
+    assert found.code == 0, found.err
+    assert "norm='group'" in found.out
+    assert "the layout is right" in found.out
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from fleetfit.cli import main; main()", "run", *SMALL, "--set", "rounds=500",
+               "--out", str(tmp_path / "run")]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "run" / "checkpoints").glob("*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip() == f"fleetfit: stopped. Nothing half was written; go on with: fleetfit resume {tmp_path / 'run'}"

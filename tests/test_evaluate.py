@@ -1,0 +1,366 @@
+"""The columns of an evaluation against an independent plain one, and what happens where something is missing.
+
+The network on the plain side is the one of `test_train`, in float64, with the moments of the pooled training data (static) or of
+the batch itself (batch).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_train import Inline, Moments, of_the_batch, plain_outputs, pooled_moments
+from tiny import tiny_data, tiny_federation, tiny_parts
+from torch import Tensor
+
+from fleetfit.engines.local import local as local_engine
+from fleetfit.evaluate import Wanted, evaluate, has_batch_norm, level_module, statistics
+from fleetfit.layout import State
+from fleetfit.models.cnn import cnn
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.submodel import extract
+from fleetfit.tasks import classification
+from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Problem, Server, Simulation, Update
+
+CLIENTS = 20
+WANTED = Wanted(Evaluation(batch_size=128), statistics_samples=10**6)
+
+
+@dataclass
+class Trained:
+    federation: Federation
+    simulation: Simulation
+    server: Server
+
+
+@pytest.fixture(scope="module", params=["scalefl", "decoupled"])
+def fleet(request: pytest.FixtureRequest) -> Trained:
+    """Twenty clients of three levels, after five rounds in which twelve trained: better than chance, far from perfect."""
+    federation, simulation = tiny_federation({"name": request.param}, clients=CLIENTS, cohort=12)
+    data = tiny_data(480)
+    simulation = replace(simulation, data=data, parts=tiny_parts(data, CLIENTS))
+    counts = np.array([len(p["train"]) for p in simulation.parts])
+    federation = replace(
+        federation, clients=replace(federation.clients, num_examples=counts), device=simulation.device(None)
+    )
+    settings = Settings(9, Local(lr=0.1, epochs=2, batch_size=4))
+    server = start(federation)
+    for _ in range(5):
+        server, _ = one_round(federation, local_engine(simulation), settings, server)
+    return Trained(federation, simulation, server)
+
+
+# ---- the plain evaluation ---------------------------------------------------------------------------------------------------
+
+
+def state_of(fleet: Trained, level: int) -> State:
+    state, piece = fleet.server.state, fleet.federation.levels[level].submodel
+    mine = {n.partition("/")[2]: t for n, t in state.items() if n.startswith(f"level{level + 1}/")}
+    first = {n: t for n, t in state.items() if "/" not in n}
+    return {n: t.double() for n, t in (mine or extract(fleet.federation.problem.layout, first, piece)).items()}
+
+
+class Plain:
+    """One level's model, and what it says of some samples."""
+
+    def __init__(self, fleet: Trained, level: int, norm: str) -> None:
+        self.state = state_of(fleet, level)
+        self.exits = fleet.federation.levels[level].submodel.exits
+        self.moments: Moments = of_the_batch
+        if norm == "static":
+            found = pooled_moments(fleet.federation, fleet.simulation, self.state, level)
+            self.moments = lambda layer, z: (found[f"{layer}.mean"], found[f"{layer}.var"])
+
+    def logits(self, x: Tensor) -> list[Tensor]:
+        return plain_outputs(self.state, x.double(), self.exits, self.moments)
+
+    def hits(self, x: Tensor, y: Tensor) -> list[float]:
+        return [float((z.argmax(1) == y).double().mean()) for z in self.logits(x)]
+
+    def ensemble(self, x: Tensor, y: Tensor) -> float:
+        return float((torch.stack([F.softmax(z, 1) for z in self.logits(x)]).mean(0).argmax(1) == y).double().mean())
+
+
+def mean(values: Sequence[float]) -> Any:
+    return pytest.approx(sum(values) / len(values), abs=1e-9)
+
+
+def share(fleet: Trained, client: int, split: str) -> tuple[Tensor, Tensor]:
+    data = fleet.simulation.device(client).data
+    return data.batch(data.split(split))
+
+
+@pytest.mark.parametrize("norm", ["static", "batch"])
+def test_columns_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> None:
+    """global and local, the worst tenth (two of twenty clients), exits, ensemble, best exit, avg and full, levels."""
+    wanted = replace(WANTED, norms=(norm,))
+    columns = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, wanted)[0][norm]
+    models = [Plain(fleet, level, norm) for level in range(3)]
+    test = {c: share(fleet, c, "test") for c in range(CLIENTS)}
+    full = {c: models[2].hits(*test[c]) for c in test}
+    own = {c: models[c % 3].hits(*test[c]) for c in test}
+    by_client = sorted(h[-1] for h in full.values()), sorted(h[-1] for h in own.values())
+    assert columns["global"] == mean(by_client[0])
+    assert columns["local"] == mean(by_client[1])
+    assert columns["global_worst_tenth"] == mean(by_client[0][:2])
+    assert columns["local_worst_tenth"] == mean(by_client[1][:2])
+    assert columns["global_clients"] == columns["local_clients"] == CLIENTS
+    assert columns["per_client"]["global"] == pytest.approx({str(c): h[-1] for c, h in full.items()})
+    assert columns["per_client"]["local"] == pytest.approx({str(c): h[-1] for c, h in own.items()})
+    exits = len(models[2].exits)
+    assert columns["exits"] == [mean([h[e] for h in full.values()]) for e in range(exits)]
+    assert columns["mean_over_exits"] == mean([h[e] for h in full.values() for e in range(exits)])
+    assert columns["ensemble"] == mean([models[2].ensemble(*test[c]) for c in test])
+    for level in range(3):
+        mine = [own[c] for c in test if c % 3 == level]
+        said = columns["levels"][str(level + 1)]
+        assert said["clients"] == len(mine)
+        assert said["local"] == mean([h[-1] for h in mine])
+        assert said["exits"] == [mean([h[e] for h in mine]) for e in range(len(models[level].exits))]
+    best = {}
+    for c in test:  # the shallower of equally good exits
+        on_validation = models[2].hits(*share(fleet, c, "validation"))
+        best[c] = full[c][on_validation.index(max(on_validation))]
+    assert columns["best_exit"] == mean(list(best.values()))
+    whole = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
+    scores = [model.hits(*whole) for model in models]
+    assert columns["full"] == pytest.approx(scores[2][-1])
+    assert columns["avg"] == mean([s[-1] for s in scores])
+    assert columns["test_exits"] == pytest.approx(scores[2])
+    assert columns["test_levels"] == pytest.approx({str(i + 1): s[-1] for i, s in enumerate(scores)})
+    assert len({round(s[-1], 6) for s in scores}) > 1 and 0.3 < scores[2][-1] < 1  # there is something to confuse
+
+
+def test_both_policies_are_columns_and_the_first_is_the_headline(fleet: Trained) -> None:
+    columns, found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, WANTED)
+    assert list(columns) == ["split", "static", "batch"]
+    assert columns["split"] == "test"
+    assert columns["static"] != {k: v for k, v in columns["batch"].items() if k in columns["static"]}
+    assert columns["batch"]["batch_size"] == 128 and columns["batch"]["order"] == "shuffled with a seed"
+    assert "batch_size" not in columns["static"]
+    assert "best_exit" in columns["static"] and "best_exit" not in columns["batch"]
+    assert set(found) == {0, 1, 2}
+    stored = replace(WANTED, evaluation=Evaluation(batch_size=8, shuffle=False))
+    again = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, stored)[0]
+    assert again["batch"]["batch_size"] == 8 and again["batch"]["order"] == "stored"
+
+
+def test_batch_statistics_depend_on_size_and_order_and_static_ones_do_not(fleet: Trained) -> None:
+    """The test set sorted by label, in batches: the normalisation hides what the batch has in common."""
+    data = fleet.simulation.data
+    test = data.split("test")
+    by_label = test[torch.sort(data.y[test], stable=True).indices]
+    data = replace(data, splits={**data.splits, "test": by_label})
+    federation = replace(fleet.federation, device=Device(fleet.federation.problem, data))
+    simulation = replace(fleet.simulation, data=data)
+    found: dict[tuple[int, bool], tuple[float, float]] = {}
+    for size in (6, 96):
+        for shuffle in (True, False):
+            wanted = replace(WANTED, evaluation=Evaluation(batch_size=size, shuffle=shuffle))
+            columns = evaluate(federation, local_engine(simulation), fleet.server, wanted)[0]
+            found[(size, shuffle)] = columns["static"]["full"], columns["batch"]["full"]
+    # between batch sizes, static columns may differ a little: a deeper layer's moments depend on the statistics jobs' batches
+    assert found[(96, True)][0] == found[(96, False)][0]
+    assert found[(6, True)][0] == pytest.approx(found[(6, False)][0], abs=0.03)
+    assert found[(6, False)][1] < found[(6, True)][1] - 0.1
+
+
+def test_models_without_batch_norm_have_one_column() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"}, norm=False)
+    columns, found = evaluate(federation, local_engine(simulation), start(federation), WANTED)
+    assert list(columns) == ["split", "static"] and found == {}
+    columns, _ = evaluate(federation, local_engine(simulation), start(federation), replace(WANTED, norms=("batch", "static")))
+    assert [k for k in columns if k != "split"] == ["batch"]
+
+
+@pytest.mark.parametrize(("norm", "expected"), [("batch", True), ("group", False)])
+def test_only_batch_norm_needs_a_policy(norm: Any, expected: bool) -> None:
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem = Problem(cnn(norm=norm), (1, 8, 8), classification, (6,))
+    assert has_batch_norm(replace(federation, problem=problem)) is expected
+
+
+# ---- what is missing ----------------------------------------------------------------------------------------------------------
+
+
+def columns_of(federation: Federation, simulation: Simulation, wanted: Wanted = WANTED) -> dict[str, Any]:
+    return evaluate(federation, local_engine(simulation), start(federation), wanted)[0]
+
+
+def without(simulation: Simulation, client: int, split: str) -> Simulation:
+    parts = [dict(p) for p in simulation.parts]
+    parts[client][split] = parts[client][split][:0]
+    return replace(simulation, parts=parts)
+
+
+def test_a_client_without_test_data_is_not_in_the_means_and_the_counts_say_so() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    columns = columns_of(federation, without(simulation, 2, "test"))["static"]
+    assert columns["global_clients"] == columns["local_clients"] == 5
+    assert set(columns["per_client"]["global"]) == {"0", "1", "3", "4", "5"}
+    values = columns["per_client"]["global"].values()
+    assert columns["global"] == pytest.approx(sum(values) / 5)
+    assert columns["levels"]["3"]["clients"] == 1
+
+
+def test_nobody_has_test_data() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    for client in range(6):
+        simulation = without(simulation, client, "test")
+    columns = columns_of(federation, simulation)["static"]
+    assert columns["global"] is None and columns["local"] is None and columns["global_worst_tenth"] is None
+    assert columns["global_clients"] == 0 and columns["exits"] == []
+    assert columns["full"] > 0  # the server's own test set is there
+
+
+def test_best_exit_counts_those_who_have_validation_data() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    for client in range(6):
+        simulation = without(simulation, client, "validation")
+    assert "best_exit" not in columns_of(federation, simulation)["static"]
+
+
+def test_a_level_that_nobody_has() -> None:
+    """No client of level 2: an empty row; none of level 3 either: the largest model trained is level 1's."""
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    for reported, top, clients in (([0.2, 0.2, 1.0] * 2, 3, [4, 0, 2]), ([0.2] * 6, 1, [6])):
+        other = replace(federation, clients=replace(federation.clients, reported=np.array(reported)))
+        columns = columns_of(other, simulation)["static"]
+        assert list(columns["levels"]) == [str(i + 1) for i in range(top)]
+        assert [v["clients"] for v in columns["levels"].values()] == clients
+        assert columns["levels"].get("2", {"local": None})["local"] is None
+        assert len(columns["exits"]) == len(federation.levels[top - 1].submodel.exits)
+        assert set(columns["test_levels"]) == set(columns["levels"])
+    assert columns["global"] == columns["local"]
+
+
+def test_a_client_under_the_smallest_level_counts_in_global_only() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    reported = federation.clients.reported
+    assert reported is not None
+    reported = reported.copy()
+    reported[0] = 0.05
+    columns = columns_of(replace(federation, clients=replace(federation.clients, reported=reported)), simulation)["static"]
+    assert (columns["global_clients"], columns["local_clients"]) == (6, 5)
+    assert "0" in columns["per_client"]["global"] and "0" not in columns["per_client"]["local"]
+
+
+def declining_two(job: Job, device: Device) -> Job | None:
+    return None if job.kind == "evaluate" and job.client == 2 else job
+
+
+def test_a_client_that_cannot_evaluate_is_reported() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_two}})
+    columns = columns_of(federation, simulation, replace(WANTED, norms=("static",), whole=False))
+    assert [(f["client"], f["level"]) for f in columns["failures"]] == [(2, 3)]
+    assert "declined" in columns["failures"][0]["reason"]
+    assert columns["static"]["global_clients"] == 5
+
+
+def declining_statistics(job: Job, device: Device) -> Job | None:
+    return None if job.kind == "statistics" else job
+
+
+def test_a_static_column_is_never_made_of_batch_statistics() -> None:
+    """Where no client could run its statistics job, the headline must say so or be empty, not use each batch's own moments."""
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_statistics}})
+    columns = columns_of(federation, simulation)
+    batch = {key: value for key, value in columns["batch"].items() if key in ("global", "local", "full", "exits")}
+    static = {key: columns.get("static", {}).get(key) for key in batch}
+    assert static != batch or "failures" in columns
+
+
+def test_a_client_whose_statistics_job_failed_is_reported() -> None:
+    """One training sample cannot go through batch norm: its statistics are missing, and the columns say so."""
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    parts = [dict(p) for p in simulation.parts]
+    parts[3]["train"] = parts[3]["train"][:1]
+    columns = columns_of(federation, replace(simulation, parts=parts))
+    assert any(f["client"] == 3 for f in columns.get("failures", []))
+
+
+def test_a_client_with_one_test_sample_is_missing_from_the_batch_column_and_reported() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    parts = [dict(p) for p in simulation.parts]
+    parts[3]["test"] = parts[3]["test"][:1]
+    columns = columns_of(federation, replace(simulation, parts=parts))
+    assert (columns["static"]["global_clients"], columns["batch"]["global_clients"]) == (6, 5)
+    assert {f["client"] for f in columns["failures"]} == {3}
+
+
+def test_a_client_without_training_data_still_is_evaluated() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    counts = federation.clients.num_examples.copy()
+    counts[4] = 0
+    federation = replace(federation, clients=replace(federation.clients, num_examples=counts))
+    columns = columns_of(federation, without(simulation, 4, "train"))
+    assert columns["static"]["global_clients"] == 6 and "failures" not in columns
+
+
+# ---- what is asked for ---------------------------------------------------------------------------------------------------------
+
+
+class Watching(Inline):
+    """Notes the jobs."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation)
+        self.jobs: list[Job] = []
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        def noted() -> Iterator[Job]:
+            for job in jobs:
+                self.jobs.append(job)
+                yield job
+
+        yield from super().run(noted())
+
+
+def test_a_run_that_selects_on_validation_data_never_looks_at_test_data() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    engine = Watching(simulation)
+    wanted = replace(WANTED, evaluation=Evaluation(split="validation"))
+    columns, _ = evaluate(federation, engine, start(federation), wanted)
+    assert columns["split"] == "validation"
+    assert {j.evaluation.split for j in engine.jobs if j.kind == "evaluate"} == {"validation"}
+    assert {j.evaluation.split for j in engine.jobs if j.kind == "statistics"} == {"train"}
+    assert {j.kind for j in engine.jobs} == {"evaluate", "statistics"}
+
+
+def test_at_most_so_many_clients_the_same_ones_each_time() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"}, clients=12)
+    wanted = replace(WANTED, clients=5)
+    first, again = (columns_of(federation, simulation, wanted)["static"]["per_client"] for _ in range(2))
+    assert first == again and len(first["global"]) == 5
+
+
+def test_evaluation_changes_no_server_and_no_memory() -> None:
+    federation, simulation = tiny_federation({"name": "plugin_method:counting"})
+    engine = local_engine(simulation)
+    server, _ = one_round(federation, engine, Settings(2, Local(lr=0.1)), start(federation))
+    before, state = engine.save(), {n: t.clone() for n, t in server.state.items()}
+    evaluate(federation, engine, server, WANTED)
+    assert str(engine.save()) == str(before) and before
+    assert all(torch.equal(server.state[n], t) for n, t in state.items())
+
+
+def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
+    """A level's plain nn.Module in eval mode has the accuracy that the column reports."""
+    columns, found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
+    x, y = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
+    for level in range(3):
+        module = level_module(fleet.federation, fleet.server, level, found)
+        assert not module.training
+        with torch.no_grad():
+            right = float((module(x)[-1].argmax(1) == y).float().mean())
+        assert right == pytest.approx(columns["static"]["test_levels"][str(level + 1)])
+
+
+def test_statistics_are_the_same_each_time_and_belong_to_a_level(fleet: Trained) -> None:
+    a, b = (statistics(fleet.federation, Inline(fleet.simulation), fleet.server, WANTED) for _ in range(2))
+    assert all(torch.equal(a[level][n], b[level][n]) for level in a for n in a[level])
+    assert {level: len(a[level]["blocks.0.1.mean"]) for level in a} == {0: 6, 1: 8, 2: 12}
+    assert not any("mean" in name or "running" in name for name in fleet.server.state)

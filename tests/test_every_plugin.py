@@ -1,0 +1,267 @@
+"""One body for every method, option, model, data set and engine that is found on disk: what each must be able to do."""
+
+import contextlib
+import inspect
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_data, tiny_federation, tiny_parts, tiny_problem
+from torch import Tensor
+
+from fleetfit import names
+from fleetfit.check import check_layout
+from fleetfit.data import Data, partition
+from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import FleetFitError
+from fleetfit.evaluate import Wanted, has_batch_norm, level_module
+from fleetfit.layout import State, outputs
+from fleetfit.method import build, is_portable
+from fleetfit.planner import Targets
+from fleetfit.rounds import Round, Settings, run, start
+from fleetfit.tasks import classification
+from fleetfit.train import initial_state, run_job
+from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Problem, Simulation, Update
+
+METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
+DATA, ENGINES = names.available("data"), names.available("engines")
+KINDS = {"methods": METHODS, "options": OPTIONS, "models": MODELS, "data": DATA, "engines": ENGINES}
+EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
+
+
+def test_the_issue_s_list_is_there() -> None:
+    """Whatever else comes, these stay."""
+    assert set(METHODS) >= {"fedavg", "fedsgd", "all_large", "exclusivefl", "decoupled", "heterofl", "fedrolex", "scalefl"}
+    assert set(MODELS) >= {"cnn", "resnet20", "resnet32", "resnet56", "resnet110"}
+    assert set(DATA) >= {"digits", "cifar10", "cifar100", "mnist", "fashion_mnist"}
+    assert set(ENGINES) >= {"local", "processes"} and set(OPTIONS) >= {"fedprox"}
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERYTHING)
+def test_the_factory_documents_itself(kind: str, name: str) -> None:
+    """The signature is the schema, so every parameter is annotated, explained and, but for what FleetFit gives, has a default."""
+    factory = names.resolve(kind, name)
+    parameters = inspect.signature(factory).parameters
+    given = {"engines": {"simulation"}, "data": {"folder"}}.get(kind, set())  # a data set may have to be told where it is
+    hints = typing.get_type_hints(factory)
+    doc = inspect.getdoc(factory) or ""
+    assert doc and names.summary(kind, name)
+    for key, parameter in parameters.items():
+        assert key in hints, key
+        assert f"{key}: " in doc or "explained there" in doc, f"{key} is not explained"
+        assert key in given or parameter.default is not inspect.Parameter.empty, key
+
+
+# ---- methods and options --------------------------------------------------------------------------------------------------------
+
+TARGETS = Targets((0.3, 0.55, 1.0), (0.25, 0.25, 0.25))
+
+
+def planned(spec: Mapping[str, Any], targets: Targets = TARGETS, **model: Any) -> tuple[Federation, Simulation]:
+    """A fleet whose levels are the method's own."""
+    problem, data = tiny_problem(exits=(3,), **model), tiny_data()
+    method = build(spec)
+    levels = tuple(method.levels(problem, targets))
+    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    parts = tiny_parts(data, 6)
+    budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
+    simulation = Simulation(problem, data, parts, budgets)
+    clients = Clients(np.array([len(p["train"]) for p in parts]), budgets)
+    return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
+
+
+SETTINGS = Settings(2, Local(lr=0.1, batch_size=8), wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60))
+
+
+def finished(federation: Federation, simulation: Simulation) -> Round:
+    *_, last = run(federation, local_engine(simulation), SETTINGS, start(federation))
+    return last
+
+
+SPECS: list[dict[str, Any]] = [{"name": name} for name in METHODS] + [
+    {"name": "fedavg", "plus": {option: {}}} for option in OPTIONS
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_method_trains_and_evaluates(spec: dict[str, Any]) -> None:
+    federation, simulation = planned(spec, dropout=0.1)
+    costs = [level.needs for level in federation.levels]
+    assert costs == sorted(costs) and [level.name for level in federation.levels] == [
+        str(i + 1) for i in range(len(costs))
+    ]
+    first, last = start(federation), finished(federation, simulation)
+    assert not last.report["failures"] and last.report["train"]["clients"] == min(4, len(federation.able))
+    assert all(bool(torch.isfinite(t).all()) for t in last.server.state.values())
+    assert not same(first.state, last.server.state)
+    columns = last.report["evaluate"]["static"]
+    for key in ("global", "local", "avg", "full", "ensemble", "mean_over_exits", "best_exit", "global_worst_tenth"):
+        assert 0 <= columns[key] <= 1, key
+    json.dumps(last.report, allow_nan=False)
+    again = finished(*planned(spec, dropout=0.1))
+    assert same(last.server.state, again.server.state)
+    other, simulation = planned(spec, dropout=0.1)
+    assert not same(finished(replace(other, seed=1), simulation).server.state, last.server.state)
+
+
+def same(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_method_works_where_everybody_is_alike(spec: dict[str, Any]) -> None:
+    """One level, with and without batch norm."""
+    for norm in (True, False):
+        last = finished(*planned(spec, Targets((1.0,), (0.1,)), norm=norm))
+        assert not last.report["failures"]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_level_can_be_handed_out(spec: dict[str, Any]) -> None:
+    federation, simulation = planned(spec)
+    last = finished(federation, simulation)
+    x, _ = simulation.data.batch(simulation.data.split("test")[:3])
+    for index, level in enumerate(federation.levels):
+        module = level_module(federation, last.server, index, last.statistics)
+        logits = outputs(module, x)
+        assert [tuple(z.shape) for z in logits] == [(3, 4)] * len(level.submodel.exits)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_spec_travels(spec: dict[str, Any]) -> None:
+    assert is_portable(spec)
+    assert build(json.loads(json.dumps(spec))) is build(spec)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_goes_with_every_option(name: str) -> None:
+    for option in OPTIONS:
+        federation, simulation = planned({"name": name, "plus": {option: {}}})
+        assert not finished(federation, simulation).report["failures"]
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------------------
+
+
+def images(channels: int, side: int, n: int = 6) -> Data:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (n, channels, side, side), generator=rng, dtype=torch.uint8)
+    return Data("noise", x, torch.arange(n) % 4, {"train": torch.arange(n)}, 4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_scales_and_trains(name: str) -> None:
+    """Its layout is inferred, every width and depth builds what the layout predicts, and a narrow shallow piece trains."""
+    data = images(1, 8) if name == "cnn" else images(3, 16)
+    shape = tuple(data.x.shape[1:])
+    given = {"classes": 4, "channels": shape[0], "input_shape": shape}
+    architecture = names.call(names.resolve("models", name), name, "[model]", {}, **given)
+    positions = tuple(architecture.positions)
+    assert positions == tuple(sorted(set(positions))) and positions[-1] == architecture.blocks
+    exits = (positions[0], architecture.blocks)
+    problem = Problem(architecture, shape, classification, exits)
+    state = initial_state(problem, 0)
+    assert all(bool(torch.isfinite(t).all()) for t in state.values())
+    assert same(state, initial_state(problem, 0)) and not same(state, initial_state(problem, 1))
+    layout = problem.layout
+    federation, _ = tiny_federation({"name": "scalefl"})
+    for width in (0.26, 1.0):
+        piece = problem.submodel(width, exits[:1])
+        sizes = architecture.sizes(width)
+        assert all(1 <= sizes[a] <= axis.size and sizes[a] % axis.granule == 0 for a, axis in architecture.axes.items())
+        with torch.device("meta"):
+            module = architecture.build(sizes, piece.exits)
+        built = {n: tuple(t.shape) for n, t in module.named_parameters()}
+        assert built == {n: s for n, s in layout.shapes(piece.sizes, piece.exits).items() if n in built}
+    piece = problem.submodel(0.26, exits[:1])
+    sent = federation.method.dispatch(
+        replace(federation, problem=problem), replace(start(federation), state=state), None, piece
+    )
+    device = Simulation(problem, data, [{"train": torch.arange(6)}]).device(0)
+    job = Job("train", 0, 1, 0, 0, piece, sent, {"name": "scalefl"}, 1, local=Local(lr=0.01, batch_size=None))
+    reply, _ = run_job(job, device)
+    assert isinstance(reply, Update), reply
+    assert not same(reply.state, sent)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_may_have_an_exit_after_every_position(name: str) -> None:
+    shape = (1, 8, 8) if name == "cnn" else (3, 16, 16)
+    architecture = names.call(names.resolve("models", name), name, "[model]", {}, classes=4, channels=shape[0], input_shape=shape)
+    positions = tuple(architecture.positions)
+    with torch.device("meta"):
+        module = architecture.build({n: a.size for n, a in architecture.axes.items()}, positions)
+        found = outputs(module.eval(), torch.empty(2, *shape))
+    assert [tuple(z.shape) for z in found] == [(2, 4)] * len(positions)
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n in ("cnn", "resnet20")])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_model_s_layout_is_proven(name: str, norm: str) -> None:
+    shape = (1, 8, 8) if name == "cnn" else (3, 8, 8)
+    given = {"classes": 4, "channels": shape[0], "input_shape": shape}
+    architecture = names.call(names.resolve("models", name), name, "[model]", {"norm": norm}, **given)
+    report = check_layout(architecture, input_shape=shape)
+    assert str(report)
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem = Problem(architecture, shape, classification, (architecture.blocks,))
+    assert has_batch_norm(replace(federation, problem=problem)) == (norm == "batch")
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Embedded ones load; those read from a folder say so when there is none."""
+    monkeypatch.delenv("FLEETFIT_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    factory = names.resolve("data", name)
+    data: Data | None = None
+    with contextlib.suppress(FleetFitError):
+        data = names.call(factory, name, "[data]", {})
+    if data is None:
+        with pytest.raises(FleetFitError) as caught:
+            names.call(factory, name, "[data]", {})
+        said = str(caught.value)
+        assert name in said.replace("-", "_").lower() or "folder" in said or "FLEETFIT_DATA" in said
+        return
+    assert len(data.split("train")) and len(data.split("test"))
+    assert set(data.y.tolist()) == set(range(data.classes))
+    x, y = data.batch(data.split("train")[:5])
+    assert x.dtype == torch.float32 and len(x) == len(y) == 5
+    parts = partition(data, "dirichlet", 5, 0, alpha=1.0)
+    seen = torch.cat([p["train"] for p in parts])
+    assert len(parts) == 5 and len(set(seen.tolist())) == len(seen)
+
+
+# ---- engines ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> None:
+    federation, simulation = tiny_federation({"name": "fedavg"})
+    values = {"workers": 1} if "workers" in inspect.signature(names.resolve("engines", name)).parameters else {}
+    engine = names.call(names.resolve("engines", name), name, "[engine]", values, simulation=simulation)
+    try:
+        server = start(federation)
+        asked = [(i, c) for i, c in enumerate((3, 0, 5, 1))]
+
+        def jobs() -> Any:
+            for index, client in asked:
+                level = client % 3
+                piece = federation.levels[level].submodel
+                state: dict[str, Tensor] = federation.method.dispatch(federation, server, client, piece)
+                yield Job("train", 0, 1, index, client, piece, state, {"name": "fedavg"}, index, level, Local(batch_size=8))
+
+        assert [(r.index, r.client) for r in engine.run(jobs())] == asked
+        assert list(engine.run(iter(()))) == []
+        engine.load(engine.save())
+    finally:
+        engine.close()
+    engine.close()

@@ -1,0 +1,160 @@
+"""Every example runs and does what it says; every file in experiments/ resolves into levels, clients and a method."""
+
+import io
+import runpy
+import tokenize
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.api.comparison import _Planned
+from fleetfit.config import assemble, experiment_of
+from fleetfit.config.reading import anchored, read_table
+from fleetfit.planner import Plan
+from fleetfit.report.papers import paper_table
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.toml"))
+RUN_FILES = [path for path in EXPERIMENTS if not path.name.startswith("plan-")]
+
+# Stand-ins for data sets that are not in the package: classes and the shape of an image, which is all that planning needs.
+SHAPES = {"cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "mnist": (10, 1, 28), "fashion_mnist": (10, 1, 28)}
+
+
+def lines_of_code(source: str) -> int:
+    """Count lines that hold code: no blank lines, comments or docstrings."""
+    skip = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines: set[int] = set()
+    begins = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        docstring = begins and token.type == tokenize.STRING
+        if token.type not in skip and not docstring:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+        begins = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.NL, tokenize.COMMENT) and not docstring
+    return len(lines)
+
+
+def stand_in(classes: int, channels: int, side: int, samples: int = 3000) -> ff.Data:
+    """Return noise of the right shape, with enough samples of every class for 100 clients."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (samples, channels, side, side), dtype=torch.uint8, generator=rng)
+    train, test = torch.arange(samples).split([samples - 500, 500])
+    return ff.Data("stand-in", x, torch.arange(samples) % classes, {"train": train, "test": test}, classes)
+
+
+def entries(path: Path) -> list[tuple[str, dict]]:
+    """Return label and tables of every row in every setting of a run file, the seeds aside."""
+    table = anchored(read_table(path), path.parent)
+    if "compare" not in table:
+        return [(path.stem, table)]
+    planned = _Planned(table, path.stem)
+    return [(str(e.place.parent), dict(e.table)) for e in planned.entries() if e.seed == planned.seeds[0]]
+
+
+# ---- examples ------------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_code_are_counted():
+    assert lines_of_code('"""Text\nof two lines."""\n\nimport a  # why\n\n\ndef f(\n    x,\n):\n    """Say."""\n    return x\n') == 5
+
+
+def test_own_model_and_data_take_under_30_lines_and_learn(tmp_path, monkeypatch, capsys):
+    script = EXAMPLES / "own_model_and_data.py"
+    assert lines_of_code(script.read_text()) < 30
+    monkeypatch.chdir(tmp_path)
+    made = runpy.run_path(str(script), run_name="__main__")
+    assert made["run"].accuracy("local") > 0.6, "chance is 0.2"
+    assert "level 1" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"], "an example leaves a run folder and nothing else"
+
+
+def test_the_layout_of_the_own_model_is_right():
+    made = runpy.run_path(str(EXAMPLES / "own_model_and_data.py"))
+    from fleetfit.check import check_layout
+
+    assert not check_layout(made["Family"](), input_shape=(20,), channels_part=True).exempt
+
+
+def own_method(folder: Path, *overrides: str) -> ff.Run:
+    short = ("rounds=2", "local.epochs=1", "data.partition.clients=12", "cohort.count=4", "evaluate.every=0")
+    return ff.run(EXAMPLES / "own_method.toml", out=folder, overrides=[*short, *overrides])
+
+
+def test_a_method_of_a_file_gives_the_same_bits_on_processes(tmp_path):
+    there = own_method(tmp_path / "a", "engine.workers=1")
+    assert there.experiment.engine.name == "processes"
+    here = own_method(tmp_path / "b", "engine.name=local")
+    assert there.server.state.keys() == here.server.state.keys()
+    assert all(torch.equal(tensor, here.server.state[name]) for name, tensor in there.server.state.items())
+
+
+def test_the_own_method_without_momentum_is_scalefl_bit_for_bit(tmp_path):
+    plain = own_method(tmp_path / "plain", "engine.name=local", "method.name=scalefl").server.state
+    off = own_method(tmp_path / "off", "engine.name=local", "method.momentum=0.0").server.state
+    on = own_method(tmp_path / "on", "engine.name=local").server.state
+    assert all(torch.equal(tensor, off[name]) for name, tensor in plain.items())
+    assert any(not torch.equal(tensor, on[name]) for name, tensor in plain.items())
+
+
+def test_an_own_data_set_runs(tmp_path):
+    run = ff.run(EXAMPLES / "own_dataset.toml", out=tmp_path / "run", overrides=["rounds=1", "data.samples=400"])
+    assert run.summary["data"] == "bars"
+    assert run.experiment.data.settings["noise"] == 60
+
+
+def test_an_own_hook_leaves_each_level_its_own_exit(tmp_path):
+    hook = f"method.hooks.levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
+    run = ff.run(out=tmp_path / "run", overrides=[hook, "rounds=1", "local.epochs=1"])
+    with_exits = assemble(experiment_of()).plan.levels
+    assert [len(level.exits) for level in run.plan.levels] == [1, 1, 1, 1]
+    assert [level.exits[-1] for level in with_exits] == [level.exits[-1] for level in run.plan.levels]
+
+
+def test_every_example_is_run_here():
+    source = Path(__file__).read_text()
+    assert not [path.name for path in EXAMPLES.iterdir() if path.is_file() and path.stem not in source]
+
+
+# ---- experiments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_an_experiment_resolves(path):
+    stand_ins = {name: stand_in(*shape) for name, shape in SHAPES.items()}
+    for label, table in entries(path):
+        data = table.get("data", {}).get("name", "digits")
+        if data in stand_ins:
+            table = {**table, "data": {**table["data"], "name": stand_ins[data]}}
+        found = assemble(experiment_of(table))
+        assert not found.notes, f"{label}: {found.notes}"
+        assert len(found.federation.able) == len(found.federation.clients), label
+        assert found.plan.levels[-1].share <= 1, label
+
+
+def test_an_experiment_that_does_not_fit_fails():
+    table = {"fleet": {"groups": [{"budget": 1e-6}]}, "data": {"name": stand_in(10, 1, 28)}}
+    with pytest.raises(ff.FleetFitError):
+        assemble(experiment_of(table))
+
+
+def test_the_ablation_is_fair_and_the_same_in_both_sizes():
+    full, small = (tomllib.loads((ROOT / "experiments" / f / "ablation-scalefl.toml").read_text()) for f in ("", "small"))
+    assert [row["label"] for row in full["compare"]["row"]] == [row["label"] for row in small["compare"]["row"]]
+    assert full["compare"]["grid"]["seed"] == small["compare"]["grid"]["seed"] == [0, 1, 2]
+    assert full["fleet"]["tolerance"] == small["fleet"]["tolerance"] == 0.1
+    for _, table in entries(ROOT / "experiments" / "small" / "ablation-scalefl.toml"):
+        for level in assemble(experiment_of(table)).plan.levels:
+            assert abs(level.share / level.target - 1) <= 0.1, "a row that costs more or less than the others"
+
+
+def test_the_saved_plan_is_that_of_table_1():
+    plan = Plan.from_toml((ROOT / "experiments" / "plan-resnet110-table-1.toml").read_text())
+    rows = {row[0]: row for row in paper_table("table-1").rows}
+    for level in plan.levels:
+        row = rows[level.name]
+        assert (level.width, level.depth) == (row[2], row[3])
+        assert level.parameters / 1e6 == pytest.approx(row[5], rel=0.02), "printed"

@@ -1,0 +1,83 @@
+"""On a CUDA device: the same numbers as on the processor, to tolerance, and the same bits twice."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_federation
+
+from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.processes import processes
+from fleetfit.evaluate import Wanted
+from fleetfit.rounds import Engine, Round, Settings, run, start
+from fleetfit.values import Evaluation, Federation, Local
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none here"),
+]
+SETTINGS = Settings(
+    2,
+    Local(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=8, clip_norm=2.0),
+    wanted=Wanted(Evaluation(batch_size=64), statistics_samples=10**6),
+)
+SPECS: list[Mapping[str, Any]] = [
+    {"name": "fedavg"},
+    {"name": "scalefl"},
+    {"name": "scalefl", "hooks": {"channels": "random"}},
+    {"name": "heterofl", "scaler": True, "masked": True},
+    {"name": "decoupled"},
+    {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
+    {"name": "plugin_method:counting"},
+]
+
+
+def finished(federation: Federation, engine: Engine) -> Round:
+    try:
+        *_, last = run(federation, engine, SETTINGS, start(federation))
+    finally:
+        engine.close()
+    assert not last.report["failures"]
+    return last
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_cuda_agrees_with_the_processor(spec: Mapping[str, Any]) -> None:
+    """Sums run in another order there, so to tolerance. Without dropout, whose draws differ."""
+    federation, simulation = tiny_federation(spec)
+    expected = finished(federation, local_engine(simulation))
+    found = finished(federation, local_engine(simulation, device="cuda"))
+    for name, tensor in expected.server.state.items():
+        assert found.server.state[name].device.type == "cpu"
+        torch.testing.assert_close(found.server.state[name], tensor, rtol=1e-3, atol=1e-4)
+    ours, theirs = expected.report, found.report
+    assert theirs["train"]["loss"] == pytest.approx(ours["train"]["loss"], rel=1e-3)
+    assert theirs["bytes_down"] == ours["bytes_down"]
+    assert theirs["evaluate"]["static"]["full"] == pytest.approx(ours["evaluate"]["static"]["full"], abs=0.05)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_the_same_seed_twice_on_cuda_gives_the_same_bits(spec: Mapping[str, Any]) -> None:
+    rounds = []
+    for _ in range(2):
+        federation, simulation = tiny_federation(spec, dropout=0.2)
+        rounds.append(finished(federation, local_engine(simulation, device="cuda")))
+    for name, tensor in rounds[0].server.state.items():
+        assert torch.equal(rounds[1].server.state[name], tensor), name
+
+
+def test_processes_and_local_give_the_same_bits_on_cuda() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"}, dropout=0.2)
+    expected = finished(federation, local_engine(simulation, device="cuda:0"))
+    found = finished(federation, processes(simulation, workers=2, device="cuda:0"))
+    assert all(torch.equal(found.server.state[n], t) for n, t in expected.server.state.items())
+
+
+def test_cuda_s_generator_is_left_alone() -> None:
+    federation, simulation = tiny_federation({"name": "fedavg"}, dropout=0.2)
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(5)
+    finished(federation, local_engine(simulation, device="cuda"))
+    assert torch.equal(torch.rand(3, device="cuda"), expected)

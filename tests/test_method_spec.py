@@ -1,0 +1,293 @@
+"""From a spec to a method: hyperparameters, options, single hooks, who wins; and what runs without an import path."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_train import job_for
+from tiny import tiny_federation
+from torch import Tensor, nn
+
+from fleetfit import submodel
+from fleetfit.config import experiment_of
+from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.processes import processes
+from fleetfit.errors import ConfigError
+from fleetfit.method import FEDAVG, HOOKS, Method, build, by_count, by_samples, hyperparameters, is_portable, uniform
+from fleetfit.methods.scalefl import scalefl
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.values import Device, Job, Local, Update
+
+# ---- parts, named as `test_method_spec:...` -----------------------------------------------------------------------------------
+
+
+def counted() -> Method:
+    return Method(weight=by_count)
+
+
+def first_weight(update: Update) -> float:
+    return 1.0
+
+
+def second_weight(update: Update) -> float:
+    return 2.0
+
+
+def weighing_first() -> Method:
+    return Method(weight=first_weight)
+
+
+def weighing_second() -> Method:
+    return Method(weight=second_weight)
+
+
+def shifted(by: int, seen: list[int] | None = None) -> Callable[[Job, Device], Job | None]:
+    def adapt(job: Job, device: Device) -> Job:
+        from dataclasses import replace
+
+        return replace(job, seed=job.seed * 10 + by)
+
+    return adapt
+
+
+def adapting_a() -> Method:
+    return Method(adapt=shifted(1))
+
+
+def adapting_b() -> Method:
+    return Method(adapt=shifted(2))
+
+
+def adapting_c() -> Method:
+    return Method(adapt=shifted(3))
+
+
+def declining() -> Method:
+    return Method(adapt=lambda job, device: None)
+
+
+def costing(value: float) -> Method:
+    def penalty(job: Job, device: Device) -> Callable[[nn.Module], Tensor]:
+        return lambda module: torch.tensor(value)
+
+    return Method(penalty=penalty)
+
+
+def costing_nothing() -> Method:
+    return Method(penalty=lambda job, device: None)
+
+
+def no_method() -> int:
+    return 3
+
+
+HERE = "test_method_spec"
+
+
+# ---- hyperparameters ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_empty_spec_is_fedavg() -> None:
+    assert build({}).weight is by_samples
+    assert build({"name": "exclusivefl"}) == FEDAVG
+
+
+def test_a_factory_s_signature_is_its_list_of_hyperparameters() -> None:
+    assert list(hyperparameters(scalefl)) == ["beta", "temperature", "split", "warmup", "printed"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "scalefl", "beta": "much"}, r"\[method\] scalefl: beta: .*'much'"),
+        ({"name": "scalefl", "beta": True}, r"\[method\] scalefl: beta"),
+        ({"name": "scalefl", "printed": "yes"}, r"\[method\] scalefl: printed"),
+        ({"name": "scalefl", "split": "depht"}, r"\[method\] scalefl: split"),
+        ({"name": "scalefl", "temprature": 2.0}, 'has no "temprature".*Did you mean "temperature"'),
+        ({"name": "fedavg", "beta": 0.1}, 'fedavg has no "beta"; it takes nothing'),
+        ({"name": "scalfl"}, 'Did you mean "scalefl"'),
+        ({"name": 3}, "must be text"),
+        ({"name": f"{HERE}:no_method"}, "must return a Method, got int"),
+        ({"name": f"{HERE}:no_such"}, 'has no "no_such"'),
+        ({"name": "fedavg", "plus": {"fedprocks": {}}}, 'not among the options.*Did you mean "fedprox"'),
+        ({"name": "fedavg", "plus": {"fedprox": {"my": 1.0}}}, r'\[method.plus.fedprox\] fedprox has no "my".*Did you mean "mu"'),
+        ({"name": "fedavg", "plus": {"fedprox": {"mu": "a lot"}}}, r"\[method.plus.fedprox\] fedprox: mu"),
+        ({"name": "fedavg", "hooks": {"chanels": "rolling"}}, 'no hook "chanels".*Did you mean "channels"'),
+        ({"name": "fedavg", "hooks": {"channels": "roling"}}, 'must be one of prefix.*Did you mean "rolling"'),
+        ({"name": "fedavg", "hooks": {"loss": "something"}}, 'hooks.loss must be "module:function", got'),
+        ({"name": "fedavg", "hooks": {"weight": 3}}, "hooks.weight must be one of by_samples, by_count"),
+        ({"name": "fedavg", "hooks": {"weight": f"{HERE}:missing"}}, 'has no "missing"'),
+    ],
+    ids=lambda v: v if isinstance(v, str) else str(v)[:60],
+)  # fmt: skip
+def test_what_is_wrong_is_named(spec: dict[str, Any], message: str) -> None:
+    for _ in range(2):  # what failed is not kept
+        with pytest.raises(ConfigError, match=message):
+            build(spec)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"plus": ["fedprox"]}, {"plus": {"fedprox": 0.1}}, {"hooks": ["rolling"]}, {"plus": "fedprox"}], ids=str
+)
+def test_tables_that_are_none_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"\[method\] {next(iter(bad))}"):
+        experiment_of({"method": {"name": "fedavg", **bad}})
+
+
+def test_equal_specs_are_built_once_whatever_the_order_of_their_keys() -> None:
+    assert build({"name": "scalefl", "beta": 0.2, "warmup": 0.1}) is build({"warmup": 0.1, "beta": 0.2, "name": "scalefl"})
+    assert build({"name": "scalefl", "beta": 0.2}) is not build({"name": "scalefl", "beta": 0.3})
+
+
+# ---- single hooks ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["prefix", "window", "rolling", "random"])
+def test_named_channels(kind: str) -> None:
+    method = build({"name": "scalefl", "hooks": {"channels": kind}})
+    assert method.channels is getattr(submodel, kind)
+    assert method.weight is by_count  # the rest stays
+
+
+def test_other_hooks_by_name() -> None:
+    assert build({"name": "scalefl", "hooks": {"weight": "by_samples", "choose": "uniform"}}).weight is by_samples
+    assert build({"name": "scalefl", "hooks": {"choose": "uniform"}}).choose is uniform
+    assert build({"name": "fedavg", "hooks": {"weight": f"{HERE}:first_weight"}}).weight(None) == 1.0  # type: ignore[arg-type]
+
+
+def test_a_hook_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "heavy.py"
+    path.write_text("def heavy(update):\n    return 3.0\n")
+    assert build({"name": "fedavg", "hooks": {"weight": f"{path}:heavy"}}).weight(None) == 3.0  # type: ignore[arg-type]
+
+
+def test_the_list_of_hooks_is_the_design_s() -> None:
+    assert HOOKS == ("levels", "channels", "choose", "assign", "dispatch", "adapt", "loss", "penalty", "remember", "reply",
+                     "weight", "merge", "step")  # fmt: skip
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------------------
+
+
+def with_options(*options: str, name: str = "fedavg", **hooks: Any) -> dict[str, Any]:
+    return {"name": name, "plus": {f"{HERE}:{o}": {} for o in options}} | ({"hooks": hooks} if hooks else {})
+
+
+def test_an_option_fills_a_hook_that_the_method_left_alone() -> None:
+    assert build(with_options("counted")).weight is by_count
+
+
+def test_a_hook_set_twice_is_an_error_that_says_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=rf'option "{HERE}:weighing_first" set hook "weight".*method.hooks.weight = '):
+        build(with_options("weighing_first", name="scalefl"))
+    with pytest.raises(ConfigError, match='option "test_method_spec:weighing_second" set hook "weight"'):
+        build(with_options("weighing_first", "weighing_second"))
+
+
+def test_hooks_name_the_winner() -> None:
+    for winner, expected in (("first_weight", 1.0), ("second_weight", 2.0)):
+        spec = with_options("weighing_first", "weighing_second", weight=f"{HERE}:{winner}")
+        assert build(spec).weight(None) == expected  # type: ignore[arg-type]
+    assert build(with_options("weighing_first", name="scalefl", weight="by_samples")).weight is by_samples
+
+
+def test_adapts_chain() -> None:
+    """seed -> 10 seed + i for option i: 0 -> 1 -> 12 -> 123; the method's own (fedsgd's) comes first."""
+    federation, simulation = tiny_federation({"name": "fedavg"})
+    job, device = job_for(federation, 5, 2, seed=0), simulation.device(5)
+
+    def adapted(*options: str, name: str = "fedavg") -> Job | None:
+        return build(with_options(*options, name=name)).adapt(job, device)
+
+    found = adapted("adapting_a", "adapting_b", "adapting_c")
+    assert found is not None and found.seed == 123
+    found = adapted("adapting_b", name="fedsgd")
+    assert found is not None and (found.seed, found.local.batch_size) == (2, None)
+    assert adapted("adapting_a", "declining", "adapting_b") is None
+    assert adapted("declining", "adapting_b") is None
+
+
+@pytest.mark.parametrize("order", [("adapting_a", "adapting_c"), ("adapting_c", "adapting_a")], ids=str)
+def test_the_order_of_a_chain_does_not_depend_on_what_else_is_in_the_spec(order: tuple[str, str]) -> None:
+    """A function in place of a name, which makes the spec one that cannot travel, must not turn the options around."""
+    federation, simulation = tiny_federation({"name": "fedavg"})
+    job, device = job_for(federation, 5, 2, seed=0), simulation.device(5)
+    by_name = build(with_options(*order, weight="by_count")).adapt(job, device)
+    by_object = build(with_options(*order, weight=by_count)).adapt(job, device)
+    assert by_name is not None and by_object is not None
+    assert by_name.seed == by_object.seed
+
+
+def costing_1() -> Method:
+    return costing(1.0)
+
+
+def costing_20() -> Method:
+    return costing(20.0)
+
+
+def costing_300() -> Method:
+    return costing(300.0)
+
+
+def test_penalties_add_up() -> None:
+    federation, simulation = tiny_federation({"name": "fedavg"})
+    job, device = job_for(federation, 5, 2), simulation.device(5)
+
+    def total(*options: str, **plus: Any) -> float | None:
+        spec = with_options(*options)
+        spec["plus"] |= plus
+        penalty = build(spec).penalty(job, device)
+        return None if penalty is None else float(penalty(nn.Linear(1, 1)))
+
+    assert total() is None
+    assert total("costing_1") == 1.0
+    assert total("costing_1", "costing_20") == 21.0
+    assert total("costing_1", "costing_20", "costing_300") == 321.0
+    assert total("costing_nothing", "costing_20") == 20.0
+    assert total("costing_20", "costing_nothing") == 20.0
+    assert total("costing_nothing") is None
+
+
+# ---- functions without an import path -------------------------------------------------------------------------------------------
+
+
+def test_is_portable() -> None:
+    assert is_portable({"name": "scalefl", "beta": 0.1, "hooks": {"channels": "rolling"}})
+    assert not is_portable({"name": scalefl})
+    assert not is_portable({"name": "fedavg", "hooks": {"weight": by_count}})
+    assert not is_portable({"name": "fedavg", "plus": {"fedprox": {"mu": torch.ones(1)}}})
+
+
+def test_objects_stand_in_for_names() -> None:
+    made = Method(weight=by_count)
+    assert build({"name": made}) is made or build({"name": made}) == made
+    assert build({"name": scalefl, "beta": 0.0}).weight is by_count
+    assert build({"name": lambda pull=1: made, "pull": 2}) == made
+    with pytest.raises(ConfigError, match='has no "pul".*Did you mean "pull"'):
+        build({"name": lambda pull=1: made, "pul": 2})
+    assert build({"name": "fedavg", "hooks": {"weight": lambda update: 4.0}}).weight(None) == 4.0  # type: ignore[arg-type]
+
+
+def test_functions_without_an_import_path_work_on_local() -> None:
+    """A lambda as weight, and a Method made by hand: the same bits as by their names."""
+    states = []
+    for spec in ({"name": "fedavg", "hooks": {"weight": lambda update: 1.0}}, {"name": Method(weight=by_count)},
+                 {"name": "exclusivefl", "hooks": {"weight": "by_count"}}):  # fmt: skip
+        federation, simulation = tiny_federation(spec)
+        *_, last = run(federation, local_engine(simulation), Settings(2, Local(lr=0.1)), start(federation))
+        assert not last.report["failures"]
+        states.append(last.server.state)
+    assert all(torch.equal(states[0][n], s[n]) for s in states[1:] for n in s)
+
+
+def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
+    federation, simulation = tiny_federation({"name": "fedavg", "hooks": {"weight": lambda update: 1.0}})
+    engine = processes(simulation, workers=1)
+    try:
+        with pytest.raises(ConfigError, match='import paths.*engine.name = "local"'):
+            one_round(federation, engine, Settings(1, Local()), start(federation))
+    finally:
+        engine.close()

@@ -1,0 +1,259 @@
+"""What a name stands for, what is refused, and how a configuration's values meet a function's signature."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from fleetfit import names
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.method import Method, build
+from fleetfit.methods.fedrolex import fedrolex
+
+KINDS = ["methods", "options", "models", "data", "engines"]
+
+
+def test_a_built_in_name_is_its_path() -> None:
+    assert names.resolve("methods", "fedrolex") is fedrolex
+    assert names.resolve("models", "cnn").__module__ == "fleetfit.models.cnn"
+    assert names.resolve("engines", "local").__module__ == "fleetfit.engines.local"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "near"),
+    [("methods", "scalfl", "scalefl"), ("methods", "fedrollex", "fedrolex"), ("models", "rsnet110", "resnet110"),
+     ("options", "fedprx", "fedprox"), ("engines", "process", "processes"), ("data", "digit", "digits")],
+)  # fmt: skip
+def test_an_unknown_name_gets_the_nearest_one(kind: str, wrong: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{wrong}" is not among the {kind}.*Did you mean "{near}"'):
+        names.resolve(kind, wrong)
+
+
+def test_a_name_near_nothing_gets_the_list_only() -> None:
+    with pytest.raises(ConfigError) as caught:
+        names.resolve("methods", "zzzzz")
+    assert "scalefl" in str(caught.value) and "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "scale-fl", "scale fl", "../scalefl", "fleetfit.methods.scalefl", "os.system", "__init__", "_private", "1st", "a/b",
+     "scalefl\n", "fedávg"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+def test_malformed_names_are_refused(kind: str, name: str) -> None:
+    with pytest.raises(ConfigError):
+        names.resolve(kind, name)
+
+
+@pytest.mark.parametrize("name", [3, None, ["scalefl"], 1.5])
+def test_a_name_must_be_text(name: Any) -> None:
+    with pytest.raises(ConfigError, match="must be text"):
+        names.resolve("methods", name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("engines", "memories"), ("models", "blocks"), ("data", "dataset"), ("data", "parquet"), ("data", "augment"),
+     ("data", "partition"), ("data", "_cache"), ("data", "_decode")],
+)  # fmt: skip
+def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: str) -> None:
+    assert name not in names.available(kind)
+    with pytest.raises(ConfigError):
+        names.resolve(kind, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_available_name_resolves(kind: str) -> None:
+    """So a helper module in one of these packages must not look like a name."""
+    assert names.available(kind) == sorted(set(names.available(kind)))
+    for name in names.available(kind):
+        assert callable(names.resolve(kind, name)), name
+
+
+# ---- from outside the package ---------------------------------------------------------------------------------------------------
+
+PLUGIN = '''
+from dataclasses import dataclass
+from fleetfit.method import Method, by_count
+
+@dataclass  # a dataclass looks its module up
+class Kept:
+    pull: float
+
+def quiet(pull: float = 0.1) -> Method:
+    """Make the method."""
+    return Method(weight=by_count)
+
+def wrong() -> int:
+    return 3
+
+constant = 7
+_private = 8
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    path = tmp_path / "my_method.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def test_a_function_of_a_file(plugin: Path) -> None:
+    found = names.resolve("methods", f"{plugin}:quiet")
+    assert isinstance(found(), Method)
+    assert names.resolve("methods", f"{plugin}:quiet") is found
+    assert names.resolve("methods", f"{plugin.parent}/../{plugin.parent.name}/my_method.py:quiet") is found
+    assert build({"name": f"{plugin}:quiet", "pull": 0.5}).weight is not Method().weight
+
+
+def test_two_files_of_one_name_are_two_modules(plugin: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "my_method.py"
+    other.parent.mkdir()
+    other.write_text("def quiet():\n    return 'the other one'\n")
+    assert names.resolve("methods", f"{other}:quiet")() == "the other one"
+    assert isinstance(names.resolve("methods", f"{plugin}:quiet")(), Method)
+
+
+def test_a_file_is_relative_to_the_working_folder(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plugin.parent)
+    assert isinstance(names.resolve("methods", "my_method.py:quiet")(), Method)
+    assert isinstance(names.resolve("methods", "./my_method.py:quiet")(), Method)
+
+
+def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "outside_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "inner.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert isinstance(names.resolve("methods", "outside_package.inner:quiet")(), Method)
+
+
+@pytest.mark.parametrize(
+    ("ending", "message"),
+    [(":quite", 'has no "quite".*Did you mean "quiet"'), (":constant", "must be a function or a class, got int"), (":", "has no"),
+     (":_privat", "has no")],
+)  # fmt: skip
+def test_what_a_file_has_not(plugin: Path, ending: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        names.resolve("methods", f"{plugin}{ending}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("no_such_package_at_all.inner:f", "No module named"), ("there_is_no.py:f", "there is no file"), (":f", "no module name"),
+     ("a b:f", "no module name"), ("..x:f", "no module name"), ("a-b.c:f", "no module name"), ("os:no_such_thing", "has no")],
+)  # fmt: skip
+def test_places_that_are_none(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        names.resolve("methods", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("import no_such_thing_anywhere", "ModuleNotFoundError"), ("def f(:\n", "SyntaxError"), ("1 / 0", "ZeroDivisionError"),
+     ("raise RuntimeError('on purpose')", "on purpose"), ("f = undefined_name", "NameError")],
+)  # fmt: skip
+def test_a_plug_in_that_fails_to_import_says_how(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text(text)
+    for _ in range(2):  # the second time too: a half-made module must not stay
+        with pytest.raises(ConfigError, match=f"importing .* failed: .*{message}"):
+            names.resolve("methods", f"{path}:f")
+    assert not [key for key in sys.modules if "failing" in key and "fleetfit_file" in key]
+
+
+def test_a_mended_plug_in_is_imported_again(tmp_path: Path) -> None:
+    path = tmp_path / "mended.py"
+    path.write_text("1 / 0")
+    with pytest.raises(ConfigError):
+        names.resolve("methods", f"{path}:f")
+    path.write_text("def f():\n    return 5\n")
+    assert names.resolve("methods", f"{path}:f")() == 5
+
+
+def test_a_plug_in_s_own_error_passes_and_a_wish_to_stop_too(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("from fleetfit.errors import RunError\nraise RunError('in its own words')")
+    with pytest.raises(RunError, match="in its own words"):
+        names.resolve("methods", f"{path}:f")
+    path.write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        names.resolve("methods", f"{path}:f")
+
+
+def test_anchored_names_are_seen_from_the_run_file(tmp_path: Path) -> None:
+    assert names.anchored("mine.py:f", tmp_path) == f"{tmp_path / 'mine.py'}:f"
+    assert names.anchored("../mine.py:f", tmp_path / "runs") == f"{tmp_path / 'mine.py'}:f"
+    absolute = str(tmp_path / "there.py:f")
+    assert names.anchored(absolute, tmp_path / "runs") == absolute
+    for kept in ("scalefl", "package.module:f"):
+        assert names.anchored(kept, tmp_path) == kept
+
+
+# ---- values against a signature -----------------------------------------------------------------------------------------------
+
+
+def factory(rate: float = 0.1, count: int = 3, kind: Literal["a", "b"] = "a", on: bool = False,
+            sizes: tuple[int, ...] = (), shape: Any = None) -> dict[str, Any]:  # fmt: skip
+    return dict(locals())
+
+
+def called(**values: Any) -> dict[str, Any]:
+    found: dict[str, Any] = names.call(factory, "made", "[section]", values)
+    return found
+
+
+def test_values_fit_their_annotations() -> None:
+    assert called(rate=1, sizes=[1, 2], kind="b") == {
+        "rate": 1.0, "count": 3, "kind": "b", "on": False, "sizes": (1, 2), "shape": None
+    }  # fmt: skip
+    assert isinstance(called(rate=1)["rate"], float)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rate": "fast"}, {"rate": "0.1"}, {"rate": True}, {"rate": None}, {"rate": [0.1]}, {"count": 2.5}, {"count": "3"},
+     {"count": True}, {"kind": "c"}, {"kind": 1}, {"on": "true"}, {"on": 2}, {"sizes": ["x"]}, {"sizes": 3}],
+    ids=str,
+)  # fmt: skip
+def test_wrong_types_are_refused_with_the_value(wrong: dict[str, Any]) -> None:
+    ((key, value),) = wrong.items()
+    with pytest.raises(ConfigError) as caught:
+        called(**wrong)
+    assert f"[section] made: {key}: " in str(caught.value) and repr(value) in str(caught.value)
+
+
+def test_unknown_and_missing_keys() -> None:
+    with pytest.raises(ConfigError, match=r'\[section\] made has no "cuont"; it takes rate, .*Did you mean "count"'):
+        called(cuont=3)
+
+    def needy(must: int) -> int:
+        return must
+
+    with pytest.raises(ConfigError, match=r'\[section\] needy needs "must"'):
+        names.call(needy, "needy", "[section]", {})
+    with pytest.raises(ConfigError, match='has no "given"'):  # what FleetFit gives is not the user's to set
+        names.call(lambda given: given, "it", "[section]", {"given": 2}, given=1)
+
+
+def test_what_is_given_goes_only_where_it_is_wanted() -> None:
+    assert names.call(lambda a: a, "it", "[s]", {}, a=1, b=2) == 1
+    assert names.call(lambda **all: all, "it", "[s]", {"c": 3}, a=1) == {"a": 1, "c": 3}
+
+
+def test_annotations_that_cannot_be_read_check_nothing() -> None:
+    def odd(x: "NoSuchType" = 1) -> Any:  # type: ignore[name-defined]  # noqa: F821
+        return x
+
+    assert names.call(odd, "odd", "[s]", {"x": "anything"}) == "anything"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_entry_has_a_summary_of_one_line(kind: str) -> None:
+    for name in names.available(kind):
+        line = names.summary(kind, name)
+        assert line and line[0].isupper() and len(line) < 140 and "\n" not in line, name

@@ -1,0 +1,242 @@
+"""What README.md and docs/ show is run; what they list is compared with the code, so that neither can go stale."""
+
+import inspect
+import re
+import shlex
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fleetfit as ff
+from fleetfit import errors, names
+from fleetfit.cli import app, main
+from fleetfit.config import experiment_of
+from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Group, Section, Step
+from fleetfit.config.writing import to_table
+
+ROOT = Path(__file__).parents[1]
+README, GUIDE, METHODS, ERRORS = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/methods.md", "docs/errors.md")
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
+COMMENTED = re.compile(r"^# ([a-z_.]+) = (.+?)(?:\s+#.*)?$")
+
+
+def fenced(markdown: str, language: str) -> list[str]:
+    """Return the bodies of the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
+
+
+def file_name(block: str) -> str | None:
+    """Return the name that the first line of a block gives it, as a comment."""
+    found = re.match(r"# ([\w-]+\.(?:toml|py))\n", block)
+    return found and found[1]
+
+
+def write_files(markdown: str, folder: Path) -> None:
+    """Write each block that has a name, with one round instead of many."""
+    for block in [*fenced(markdown, "toml"), *fenced(markdown, "python")]:
+        name = file_name(block)
+        if name:
+            (folder / name).write_text(re.sub(r"^rounds = \d+", "rounds = 1", block, flags=re.MULTILINE))
+
+
+def commands(markdown: str) -> list[list[str]]:
+    """Return the arguments of each `fleetfit` command."""
+    lines = [line for block in fenced(markdown, "sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fleetfit ")]
+
+
+def exit_code(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    return int(stopped.value.code or 0)
+
+
+def example(name: str, markdown: str = GUIDE) -> str:
+    return next(block for block in fenced(markdown, "toml") if file_name(block) == name)
+
+
+def tables_of_markdown(markdown: str, heading: str) -> list[list[str]]:
+    """Return the cells of the rows of the first table whose first heading is this."""
+    block = re.search(rf"^\| {re.escape(heading)} \|.*\n\|[-| ]+\|\n((?:\|.*\n)+)", markdown, re.MULTILINE)
+    assert block, f"there is no table that begins with {heading}"
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in block[1].splitlines()]
+
+
+def code(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> Path:
+    """A folder in which the README's files lie and its first run has been made."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_files(README, folder)
+    ff.run(folder / "first.toml", out=folder / "runs" / "first", overrides=["local.epochs=1"])
+    return folder
+
+
+# ---- what is shown works -------------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_readme_work(tmp_path, monkeypatch, capsys):
+    write_files(README, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = commands(README)
+    assert {"plan", "run", "eval", "compare", "list", "check-model"} <= {arguments[0] for arguments in given}
+    for arguments in given:
+        extra = SHORT if arguments[0] in ("run", "compare") else []
+        assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
+    assert exit_code(["resume", "runs/first"]) == 0, "the README says `fleetfit resume runs/first`"
+    assert "fleetfit resume runs/first" in README
+
+
+def test_the_python_of_the_readme_works(shown, monkeypatch, capsys):
+    monkeypatch.chdir(shown)
+    blocks = [block for block in fenced(README, "python") if not file_name(block)]
+    assert blocks, "there is no Python to run"
+    found: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), found)
+    assert found["logits"].shape == (1, 10)
+    assert found["again"].summary == found["run"].summary
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_commands_of_the_guide_work(tmp_path, monkeypatch, capsys):
+    write_files(GUIDE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    few = ["--set", "compare.grid.seed=[0]", "--set", "compare.grid.data.partition.alpha=[1.0]"]
+    for arguments in commands(GUIDE):
+        extra = [*SHORT, *few] if arguments[0] == "compare" else []
+        assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
+    assert "FedProx" in (tmp_path / "runs" / "compared" / "table.md").read_text()
+    assert exit_code(["plan", "groups.toml"]) == 0
+
+
+def test_a_command_that_does_not_work_is_seen(capsys):
+    assert commands("```sh\nmake demo\nfleetfit run no-such-file.toml   # why\n```") == [["run", "no-such-file.toml"]]
+    assert exit_code(["run", "no-such-file.toml"]) == 2
+
+
+def test_a_resolved_configuration_gives_the_same_run(shown, tmp_path):
+    before = ff.load(shown / "runs" / "first")
+    after = ff.run(before.folder / "config.toml", out=tmp_path / "again")
+    assert after.columns == before.columns, "the guide says: running config.toml again gives the same bits"
+
+
+def test_every_verb_is_shown():
+    verbs = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    text = README + GUIDE
+    assert not [verb for verb in verbs if f"fleetfit {verb}" not in text]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+def test_the_picture_is_small_enough():
+    assert 0 < (ROOT / "docs" / "level-shapes.png").stat().st_size < 200_000
+
+
+# ---- what is listed is all there is --------------------------------------------------------------------------------
+
+
+def test_the_guide_states_every_default():
+    stated = tomllib.loads(example("defaults.toml"))
+    assert stated == to_table(experiment_of())
+
+
+def commented_keys() -> Iterator[tuple[str, str]]:
+    """Yield dotted key and value of each commented key of the block of defaults."""
+    section = ""
+    for line in example("defaults.toml").splitlines():
+        header = re.match(r"\[([\w.]+)\]", line)
+        section = f"{header[1]}." if header else section
+        found = COMMENTED.match(line)
+        if found:
+            yield section + found[1], found[2]
+
+
+@pytest.mark.parametrize(("key", "value"), list(commented_keys()), ids=lambda text: text)
+def test_a_key_without_a_default_is_valid(key, value):
+    found = to_table(experiment_of(overrides=[f"{key}={value}"]))
+    for part in key.split("."):
+        found = found[part]
+    assert found == tomllib.loads(f"v = {value}")["v"]
+
+
+def fields(section: type[Section], where: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a section and the sections in it."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from fields(kind, f"{where}{name}.")
+        else:
+            yield where + name
+
+
+def test_the_guide_names_every_key():
+    stated = to_table(experiment_of()) | {"compare": tomllib.loads(example("compare.toml"))["compare"]}
+    commented = {key for key, _ in commented_keys()}
+
+    def is_stated(key: str) -> bool:
+        inner: typing.Any = stated
+        for part in key.split("."):
+            if part not in inner:
+                return any(other == key or other.startswith(f"{key}.") for other in commented)
+            inner = inner[part]
+        return True
+
+    known = list(fields(Experiment))
+    assert len(known) > 40
+    assert not [key for key in known if not is_stated(key)]
+    groups = tomllib.loads(example("groups.toml"))["fleet"]["groups"]
+    assert set().union(*groups) == set(Group.model_fields)
+
+
+def test_the_guide_names_every_schedule():
+    rows = [tomllib.loads(f"s = {code(row[0])[0]}")["s"] for row in tables_of_markdown(GUIDE, "`local.schedule`")]
+    kinds = {kind.model_fields["kind"].annotation.__args__[0]: kind for kind in (Constant, Step, Cosine, Exponential)}
+    assert {row["kind"]: set(row) for row in rows} == {name: set(k.model_fields) for name, k in kinds.items()}
+    for row in rows:
+        experiment_of(local={"schedule": row})
+
+
+def test_the_guide_names_every_column(shown):
+    columns = ff.load(shown / "runs" / "first").columns["static"]
+    assert {name for row in tables_of_markdown(GUIDE, "column") for name in code(row[0])} == set(columns)
+
+
+def test_the_guide_names_every_file_of_a_run_folder(shown):
+    there = {path.name + ("/" if path.is_dir() else "") for path in (shown / "runs" / "first").iterdir()}
+    listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
+    assert {name for name in there if not name.startswith(".")} | {"plots/"} == listed
+
+
+def test_the_pages_name_every_error_and_its_exit_code(capsys):
+    known = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ff.FleetFitError)}
+    rows = tables_of_markdown(ERRORS, "error (in `fleetfit.errors`)")
+    assert {code(row[0])[0] for row in rows} == known - {"FleetFitError"}
+    sentence = code(rows[0][2])[0]
+    assert exit_code(["run", "--set", "local.lrr=1"]) == 2
+    assert capsys.readouterr().err.strip() == f"fleetfit: {sentence}"
+    assert [row[0] for row in tables_of_markdown(ERRORS, "exit code")] == ["0", "1", "2", "130"]
+
+
+@pytest.mark.parametrize("kind", ["methods", "options"])
+def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
+    parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^#|\Z)", METHODS, re.DOTALL | re.MULTILINE))
+    assert set(names.available("methods")) | set(names.available("options")) == set(parts)
+    for name in names.available(kind):
+        stated = tomllib.loads("\n".join(re.findall(r"^- `(\w+ = [^`]+)`", parts[name], re.MULTILINE)))
+        parameters = inspect.signature(names.resolve(kind, name)).parameters
+        assert stated == {key: parameter.default for key, parameter in parameters.items()}, name
+        assert "Source: " in parts[name]

@@ -1,0 +1,461 @@
+"""The round loop: order, failures, what is refused, memories, bytes, patience, schedules."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_train import close, job_for, last_exit, plain_sgd
+from tiny import tiny_federation
+from torch import Tensor, nn
+
+from fleetfit.engines.local import Local as LocalEngine
+from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import RunError
+from fleetfit.evaluate import Wanted
+from fleetfit.layout import State, outputs
+from fleetfit.method import Loss
+from fleetfit.rounds import Settings, canonical, one_round, run, start
+from fleetfit.submodel import Submodel, extract
+from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Server, Simulation, Update
+from fleetfit.wire import job_nest, pack, reply_nest
+
+LOCAL = Local(lr=0.1, batch_size=8)
+Reply = Update | Failure
+
+
+def choosing(*clients: int) -> Callable[..., list[int]]:
+    def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
+        return list(clients)
+
+    return choose
+
+
+EVERYBODY = choosing(0, 1, 2, 3, 4, 5)
+
+
+class Meddling(LocalEngine):
+    """The local engine between whose replies and the server somebody sits; it notes jobs and replies."""
+
+    def __init__(self, simulation: Simulation, meddle: Callable[[int, Reply], Reply] = lambda i, reply: reply) -> None:
+        super().__init__(simulation, torch.device("cpu"), 1)
+        self.meddle = meddle
+        self.jobs: list[Job] = []
+        self.replies: list[Reply] = []
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
+        def noted() -> Iterator[Job]:
+            for job in jobs:
+                self.jobs.append(job)
+                yield job
+
+        for index, reply in enumerate(super().run(noted())):
+            self.replies.append(self.meddle(index, reply))
+            yield self.replies[-1]
+
+
+def fleet(name: str = "scalefl", **more: Any) -> tuple[Federation, Simulation]:
+    spec = {"name": name, "hooks": {"choose": more.pop("choose", EVERYBODY)} | more.pop("hooks", {})}
+    return tiny_federation(spec, **more)
+
+
+def same(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n].view(torch.int32), b[n].view(torch.int32)) for n in a)
+
+
+# ---- order --------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_is_largest_first_then_client() -> None:
+    """Clients 0 to 5 have levels 1, 2, 3, 1, 2, 3; whatever order the method chose them in."""
+    for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
+        federation, simulation = fleet(choose=choosing(*chosen))
+        engine = Meddling(simulation)
+        one_round(federation, engine, Settings(1, LOCAL), start(federation))
+        assert [j.client for j in engine.jobs] == [2, 5, 1, 4, 0, 3]
+        assert [j.index for j in engine.jobs] == list(range(6))
+        assert [j.level for j in engine.jobs] == [2, 2, 1, 1, 0, 0]
+
+
+def test_the_result_does_not_depend_on_the_order_of_choice() -> None:
+    states = []
+    for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
+        federation, simulation = fleet(choose=choosing(*chosen))
+        states.append(one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))[0].state)
+    assert same(*states)
+
+
+def test_canonical_counts_elements_not_exits() -> None:
+    """A narrow deep sub-model may be smaller than a wide shallow one: elements decide."""
+    federation, _ = fleet()
+    deep = Submodel({"a": range(1), "b": range(2), "classes": range(4)}, (1, 2, 3))
+    wide = Submodel({"a": range(8), "b": range(12), "classes": range(4)}, (1,))
+    assert [s[0] for s in canonical(federation, [(0, 0, deep), (1, 1, wide), (2, 2, wide)])] == [1, 2, 0]
+
+
+def test_seeds_differ_between_rounds_and_clients_and_not_between_runs() -> None:
+    seeds = []
+    for _ in range(2):
+        federation, simulation = fleet()
+        engine = Meddling(simulation)
+        list(run(federation, engine, Settings(2, LOCAL), start(federation)))
+        seeds.append([j.seed for j in engine.jobs if j.kind == "train"])
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 12
+    other, simulation = tiny_federation({"name": "scalefl", "hooks": {"choose": EVERYBODY}}, seed=1)
+    engine = Meddling(simulation)
+    one_round(other, engine, Settings(1, LOCAL), start(other))
+    assert not {j.seed for j in engine.jobs} & set(seeds[0])
+
+
+# ---- who --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cohort_larger_than_the_able_clients_takes_all_of_them() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"}, cohort=50)
+    counts, reported = federation.clients.num_examples.copy(), federation.clients.reported
+    assert reported is not None
+    counts[3], reported = 0, reported.copy()
+    reported[1] = 0.01
+    federation = replace(federation, clients=replace(federation.clients, num_examples=counts, reported=reported))
+    assert federation.able.tolist() == [0, 2, 4, 5]
+    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["train"]["clients"] == 4 and report["train"]["by_level"] == {"3": 2, "2": 1, "1": 1}
+
+
+def test_uniform_choice_is_without_replacement_and_new_each_round() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"}, clients=12, cohort=4)
+    engine = Meddling(simulation)
+    server = start(federation)
+    for _ in range(8):
+        server, _ = one_round(federation, engine, Settings(9, LOCAL), server)
+    cohorts = [tuple(sorted(j.client for j in engine.jobs if j.round == r)) for r in range(8)]  # type: ignore[type-var]
+    assert all(len(set(c)) == 4 for c in cohorts)
+    assert len(set(cohorts)) > 4
+
+
+def test_nobody_able_is_an_error_before_the_first_round() -> None:
+    federation, _ = tiny_federation({"name": "scalefl"})
+    none = replace(federation, clients=replace(federation.clients, reported=np.full(6, 0.01)))
+    with pytest.raises(RunError, match="no client can take part"):
+        start(none)
+
+
+# ---- failures ---------------------------------------------------------------------------------------------------------------
+
+
+def shortened(simulation: Simulation, client: int, n: int) -> Simulation:
+    parts = [dict(p) for p in simulation.parts]
+    parts[client]["train"] = parts[client]["train"][:n]
+    return replace(simulation, parts=parts)
+
+
+@pytest.mark.parametrize(("n", "reason"), [(0, "no training data"), (1, "value per channel")])
+def test_a_client_that_cannot_train_is_reported_and_the_others_count(n: int, reason: str) -> None:
+    """None of its own data, or one sample under batch norm: a failure with a reason, and the round goes on without it."""
+    federation, simulation = fleet()
+    after, report = one_round(
+        federation, local_engine(shortened(simulation, 5, n)), Settings(1, LOCAL), start(federation)
+    )
+    ((failure,),) = ([f for f in report["failures"]],)
+    assert (failure["client"], failure["level"]) == (5, 3) and reason in failure["reason"]
+    assert report["train"]["clients"] == 5 and report["train"]["by_level"] == {"3": 1, "2": 2, "1": 2}
+    engine = Meddling(simulation)
+    one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    alone = next(r for r in engine.replies if r.client == 2)  # the only one left that trains block 3
+    assert isinstance(alone, Update)
+    assert torch.equal(after.state["blocks.2.0.weight"], alone.state["blocks.2.0.weight"])
+
+
+def test_one_sample_without_batch_norm_trains() -> None:
+    federation, simulation = fleet(norm=False)
+    _, report = one_round(federation, local_engine(shortened(simulation, 5, 1)), Settings(1, LOCAL), start(federation))
+    assert not report["failures"] and report["train"]["samples"] == 5 * 28 + 1
+
+
+def exploding(job: Job, device: Device) -> Loss:
+    """Client 5's loss is not a number."""
+
+    def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
+        value = device.problem.task.loss(outputs(module, x)[-1], y)
+        return value * float("nan") if job.client == 5 else value
+
+    return loss
+
+
+def test_a_diverging_client_is_refused_and_the_others_count() -> None:
+    federation, simulation = fleet("fedavg", hooks={"loss": exploding})
+    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert [f["client"] for f in report["failures"]] == [5]
+    assert "diverged" in report["failures"][0]["reason"]
+    assert report["train"]["clients"] == 5 and report["train"]["loss"] == report["train"]["loss"]
+    assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
+
+
+def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> None:
+    federation, simulation = fleet()
+    first = start(federation)
+    settings = Settings(20, Local(lr=1e30, epochs=4, batch_size=8), patience=3)
+    done = []
+    with pytest.raises(RunError, match=r"3 rounds in a row.*diverged"):
+        done.extend(run(federation, local_engine(simulation), settings, first))
+        done.append(None)
+    server, rounds = first, []
+    with pytest.raises(RunError):
+        for one in run(federation, local_engine(simulation), settings, first):
+            server = one.server
+            rounds.append(one.report)
+    assert len(rounds) == 2 and server.round == 2
+    assert same(server.state, first.state)
+    assert all(r["train"]["loss"] is None and len(r["failures"]) == 6 for r in rounds)
+
+
+def test_a_usable_round_in_between_starts_the_count_again() -> None:
+    federation, simulation = fleet()
+    settings = Settings(8, replace(LOCAL, epochs=3), lambda r: 1.0 if r % 3 == 2 else 1e31, patience=3)
+    reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
+    assert [r["train"]["clients"] for r in reports] == [0, 0, 6, 0, 0, 6, 0, 0]
+
+
+# ---- replies that must not touch the state --------------------------------------------------------------------------------------
+
+
+def refused(meddle: Callable[[int, Reply], Reply], place: int = 1) -> str:
+    """Meddle with the reply at a place; it must be refused, and the round must end as if that client had failed."""
+    federation, simulation = fleet()
+    engine = Meddling(simulation, lambda i, reply: meddle(i, reply) if i == place else reply)
+    after, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    job = engine.jobs[place]
+
+    def lost(i: int, reply: Reply) -> Reply:
+        return Failure(reply.round, reply.index, reply.client, reply.level, job.submodel, "lost") if i == place else reply
+
+    expected, _ = one_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
+    assert same(after.state, expected.state)
+    assert [f["client"] for f in report["failures"]] == [job.client]
+    assert report["train"]["clients"] == 5
+    reason: str = report["failures"][0]["reason"]
+    return reason
+
+
+def test_a_duplicate_in_the_place_of_a_reply_is_refused() -> None:
+    before: list[Reply] = []
+
+    def duplicate(i: int, reply: Reply) -> Reply:
+        return before[0]
+
+    federation, simulation = fleet()
+
+    def meddle(i: int, reply: Reply) -> Reply:
+        before.append(reply)
+        return before[0] if i == 1 else reply
+
+    _, report = one_round(federation, Meddling(simulation, meddle), Settings(1, LOCAL), start(federation))
+    assert [f["client"] for f in report["failures"]] == [5]
+    assert "answers round 0, job 0, not round 0, job 1" in refused(duplicate)
+
+
+class Twice(LocalEngine):
+    """An engine that says its first reply twice, before it takes the next job."""
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
+        for index, job in enumerate(jobs):
+            (reply,) = super().run(iter([job]))
+            yield reply
+            if index == 0:
+                yield reply
+
+
+class Short(LocalEngine):
+    """An engine that loses its last reply."""
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
+        *replies, _ = super().run(jobs)
+        yield from replies
+
+
+def test_a_reply_that_comes_twice_is_refused_with_a_sentence() -> None:
+    """Either a `RunError` about the engine, or the second one refused and the state as without it; never a bare IndexError."""
+    federation, simulation = fleet()
+    expected, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    engine = Twice(simulation, torch.device("cpu"), 1)
+    try:
+        after, _ = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    except RunError:
+        return
+    assert same(after.state, expected.state)
+
+
+def test_a_reply_that_never_comes_is_no_silent_drop() -> None:
+    """Six jobs and five replies: an error, or a failure in the report; the sixth client must not just vanish."""
+    federation, simulation = fleet()
+    engine = Short(simulation, torch.device("cpu"), 1)
+    try:
+        _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    except RunError:
+        return
+    assert report["train"]["clients"] + len(report["failures"]) == 6
+
+
+def test_a_reply_of_another_round_or_client_is_refused() -> None:
+    assert "answers round 4" in refused(lambda i, r: replace(r, round=4))
+    assert "answers" in refused(lambda i, r: replace(r, client=0))
+    assert "answers" in refused(lambda i, r: replace(r, dispatched=Submodel({"a": range(2)}, (1,))))
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[int, Reply], Reply]:
+    def meddle(i: int, reply: Reply) -> Reply:
+        assert isinstance(reply, Update)
+        return replace(reply, state={**reply.state, name: change(reply.state[name])})
+
+    return meddle
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    """By equality of shapes: a size of one never stands for another, though every operation would broadcast it."""
+    assert "stem.bias" in refused(changed("stem.bias", lambda t: t[:1]))
+    assert "stem.weight" in refused(changed("stem.weight", lambda t: t[:, :1]))
+    assert "stem.bias" in refused(changed("stem.bias", lambda t: t.sum()))
+    assert "stem.bias" in refused(changed("stem.bias", lambda t: t[None]))
+    assert "float64" in refused(changed("stem.bias", lambda t: t.double()))
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        assert "not finite" in refused(changed("stem.bias", lambda t, bad=bad: t * 0 + bad))  # type: ignore[misc]
+
+
+def test_a_client_that_counts_no_samples_is_refused() -> None:
+    for n in (0, -3, 2.5):
+        assert "training samples" in refused(lambda i, r, n=n: replace(r, num_examples=n))  # type: ignore[misc]
+
+
+def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
+    """Client 5 sends back the piece of level 1 only, and says so: that is no error, and the rest is client 2's alone."""
+    federation, simulation = fleet()
+    small = federation.levels[0].submodel
+
+    def shrink(i: int, reply: Reply) -> Reply:
+        if i != 1:
+            return reply
+        assert isinstance(reply, Update)
+        return replace(reply, submodel=small, state=extract(federation.problem.layout, reply.state, small))
+
+    engine = Meddling(simulation, shrink)
+    after, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    assert not report["failures"]
+    mine = {r.client: r for r in engine.replies if isinstance(r, Update)}
+    assert torch.equal(after.state["stem.bias"][6:], mine[2].state["stem.bias"][6:])
+    total = sum(mine[c].state["stem.bias"][:4].double() for c in range(6))
+    torch.testing.assert_close(after.state["stem.bias"][:4].double(), total / 6, rtol=1e-5, atol=1e-7)
+
+
+# ---- memories -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_refused_update_is_not_kept() -> None:
+    """Client 5's reply is broken in round 0 and good in round 1; its memory then is of round 1, as if for the first time."""
+    federation, simulation = fleet("plugin_method:counting")
+    broken = changed("stem.bias", lambda t: t[:1])
+    engine = Meddling(simulation, lambda i, r: broken(i, r) if r.client == 5 and r.round == 0 else r)
+    server, report = one_round(federation, engine, Settings(3, LOCAL), start(federation))
+    assert [f["client"] for f in report["failures"]] == [5]
+    kept = engine.save()
+    assert set(kept) == {"0", "1", "2", "3", "4"}
+    assert all(k["version"] == 0 and k["memory"]["rounds"] == 1 for k in kept.values())
+    server, report = one_round(federation, engine, Settings(3, LOCAL), server)
+    assert not report["failures"]
+    kept = engine.save()
+    assert {c: (k["version"], k["memory"]["rounds"]) for c, k in kept.items()} == {
+        **{str(c): (1, 2) for c in range(5)},
+        "5": (1, 1),
+    }
+    assert server.memory == {"updates": 11}
+
+
+def test_memories_that_are_saved_and_loaded_go_on_as_if_nothing_had_happened() -> None:
+    federation, simulation = fleet("plugin_method:counting")
+    engine = local_engine(simulation)
+    server, _ = one_round(federation, engine, Settings(3, LOCAL), start(federation))
+    other = local_engine(simulation)
+    other.load(engine.save())
+    a, b = (one_round(federation, e, Settings(3, LOCAL), server)[0] for e in (engine, other))
+    fresh, _ = one_round(federation, local_engine(simulation), Settings(3, LOCAL), server)
+    assert same(a.state, b.state) and not same(a.state, fresh.state)
+
+
+# ---- reports ------------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_the_messages() -> None:
+    federation, simulation = fleet("plugin_method:counting", choose=choosing(0, 1, 2))
+    federation = replace(federation, method_spec={"name": "plugin_method:counting"})
+    engine = Meddling(shortened(simulation, 1, 0))
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    assert len(report["failures"]) == 1
+    assert report["bytes_down"] == sum(len(pack(job_nest(job))) for job in engine.jobs)
+    assert report["bytes_up"] == sum(len(pack(reply_nest(reply))) for reply in engine.replies)
+    tensors = sum(t.numel() * 4 for job in engine.jobs for t in job.state.values())
+    assert tensors < report["bytes_down"] < tensors + 4000
+
+
+def test_the_report_says_what_the_round_was() -> None:
+    federation, simulation = fleet()
+    engine = Meddling(simulation)
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    updates = [r for r in engine.replies if isinstance(r, Update)]
+    samples = sum(u.num_examples for u in updates)
+    assert report["round"] == 1 and report["lr"] == 0.1
+    assert report["train"]["samples"] == samples == 168
+    assert report["train"]["by_level"] == {"3": 2, "2": 2, "1": 2}
+    loss = sum(u.metrics["loss"] * u.num_examples for u in updates) / samples
+    assert report["train"]["loss"] == pytest.approx(loss)
+
+
+def test_the_schedule_multiplies_the_learning_rate() -> None:
+    """One client, one step a round, no norm layers: w <- w - lr f(r) g(w), with factors 1, 0 and 1/4."""
+    federation, simulation = fleet("fedsgd", choose=choosing(2), norm=False, hooks={"weight": "by_count"})
+    factors = (1.0, 0.0, 0.25)
+    settings = Settings(3, Local(lr=0.4), lambda r: factors[r])
+    done = list(run(federation, local_engine(simulation), settings, start(federation)))
+    assert [d.report["lr"] for d in done] == [0.4, 0.0, 0.1]
+    assert same(done[0].server.state, done[1].server.state)
+    data = simulation.device(2).data
+    batch = data.batch(data.split("train"))
+    one = plain_sgd(start(federation).state, (1, 2, 3), [batch], last_exit, Local(lr=0.4))
+    close(done[0].server.state, one)
+    close(done[2].server.state, plain_sgd(one, (1, 2, 3), [batch], last_exit, Local(lr=0.1)))
+
+
+def test_evaluations_on_the_way_and_at_the_end() -> None:
+    """Every second round and the last; those on the way cover the clients with the headline policy only."""
+    federation, simulation = fleet()
+    wanted = Wanted(Evaluation(batch_size=16), statistics_samples=60)
+    settings = Settings(5, LOCAL, evaluate_every=2, wanted=wanted)
+    reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
+    assert [r["round"] for r in reports] == [1, 2, 3, 4, 5]
+    assert ["evaluate" in r for r in reports] == [False, True, False, True, True]
+    assert list(reports[1]["evaluate"]) == ["split", "static"] and "full" not in reports[1]["evaluate"]["static"]
+    assert list(reports[4]["evaluate"]) == ["split", "static", "batch"] and "full" in reports[4]["evaluate"]["static"]
+    once = list(run(federation, local_engine(simulation), replace(settings, evaluate_every=0), start(federation)))
+    assert ["evaluate" in r.report for r in once] == [False] * 4 + [True]
+    assert same(once[-1].server.state, list(run(federation, local_engine(simulation), settings, start(federation)))[-1].server.state)
+
+
+def test_a_run_goes_on_from_any_round() -> None:
+    """Rounds 0 to 3 in one go, or from the server after round 2: the same bits."""
+    federation, simulation = fleet()
+    whole = list(run(federation, local_engine(simulation), Settings(4, LOCAL), start(federation)))
+    rest = list(run(federation, local_engine(simulation), Settings(4, LOCAL), whole[1].server))
+    assert [r.server.round for r in rest] == [3, 4]
+    assert same(rest[-1].server.state, whole[-1].server.state)
+    assert not list(run(federation, local_engine(simulation), Settings(4, LOCAL), whole[-1].server))
+
+
+def test_the_server_before_a_round_is_left_alone() -> None:
+    federation, simulation = fleet()
+    server = start(federation)
+    before = {n: t.clone() for n, t in server.state.items()}
+    one_round(federation, local_engine(simulation), Settings(1, LOCAL), server)
+    assert same(server.state, before) and server.round == 0
+    assert same(start(federation).state, before)
+    assert job_for(federation, 0, 0).memory_version == -1

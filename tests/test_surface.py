@@ -1,0 +1,152 @@
+"""What users type: exported names, signatures, verbs with options, keys of a run file. A change goes into CHANGELOG."""
+
+import inspect
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pydantic
+
+import fleetfit
+from fleetfit import cli
+from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Step
+
+NAMES = {
+    "Architecture",
+    "Axis",
+    "Comparison",
+    "Data",
+    "ExitModel",
+    "Experiment",
+    "FleetFitError",
+    "Method",
+    "Run",
+    "alias",
+    "blocked",
+    "compare",
+    "interleaved",
+    "load",
+    "resume",
+    "run",
+    "segments",
+}
+
+SIGNATURES = {
+    "run": "source, *, out, overrides, on_round, **sections",
+    "resume": "folder, *, on_round, **sections",
+    "load": "folder, **sections",
+    "compare": "file, *, out, overrides, on_run",
+}
+
+RUN = {"accuracy", "assembly", "checkpoint", "columns", "evaluate", "finished", "folder", "metrics", "model", "notes",
+       "plan", "server", "summary", "take_engine"}  # fmt: skip
+
+OPTIONS = {
+    "run": ["FILE", "--out", "--set", "--quiet/-q"],
+    "resume": ["FOLDER", "--quiet/-q"],
+    "compare": ["FILE", "--out", "--set", "--quiet/-q"],
+    "plan": [
+        "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
+        "--classes", "--input-shape", "--strict", "--paper", "--save", "--set",
+    ],
+    "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
+    "list": ["KIND"],
+    "check-model": ["NAME", "--classes", "--input-shape", "--set"],
+}  # fmt: skip
+
+KEYS = {
+    "": ["name", "seed", "rounds"],
+    "data": ["name", "partition"],
+    "data.partition": ["kind", "clients", "seed"],
+    "model": ["name"],
+    "fleet": ["cost", "tolerance", "levels", "told", "groups"],
+    "fleet.groups": ["budget", "share", "tolerance", "name"],
+    "method": ["name", "plus", "hooks"],
+    "local": ["epochs", "batch_size", "lr", "momentum", "weight_decay", "clip_norm", "schedule"],
+    "cohort": ["choose", "fraction", "count"],
+    "engine": ["name"],
+    "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients"],
+    "checkpoint": ["every", "keep"],
+    "compare": ["row", "grid", "tune", "tune_on"],
+}
+
+
+def test_exported_names() -> None:
+    assert set(fleetfit.__all__) == NAMES
+    for name in NAMES:
+        assert getattr(fleetfit, name) is not None
+    assert set(dir(fleetfit)) == NAMES | {"__version__"}
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(fleetfit, "trian")
+
+
+def test_signatures() -> None:
+    for name, expected in SIGNATURES.items():
+        parts, keyword_only = [], False
+        for parameter in inspect.signature(getattr(fleetfit, name)).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+                parts.append("*")
+                keyword_only = True
+            parts.append(f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name)
+        assert ", ".join(parts) == expected, name
+
+
+def test_members_of_a_run() -> None:
+    assert {name for name in vars(fleetfit.Run) if not name.startswith("_")} == RUN
+
+
+def test_verbs_and_their_options() -> None:
+    command: Any = cli.typer.main.get_command(cli.app)
+    found = {}
+    for name, verb in command.commands.items():
+        found[name] = [
+            "/".join(sorted(p.opts, key=len, reverse=True)) if p.param_type_name == "option" else p.name.upper()
+            for p in verb.params
+            if p.name != "help"
+        ]
+    assert found == OPTIONS
+    assert [option for p in command.params for option in p.opts if p.name != "help"] == ["--version"]
+
+
+def test_every_verb_and_option_has_a_help_text() -> None:
+    command: Any = cli.typer.main.get_command(cli.app)
+    for verb in command.commands.values():
+        assert verb.help
+        for parameter in verb.params:
+            if parameter.param_type_name == "option":
+                assert parameter.help, (verb.name, parameter.name)
+
+
+def test_keys_of_a_run_file() -> None:
+    sections = {name: f.annotation for name, f in Experiment.model_fields.items() if _is_section(f.annotation)}
+    found = {"": [name for name in Experiment.model_fields if name not in sections]}
+    for name, section in sections.items():
+        found[name] = list(section.model_fields)
+        for key, field in section.model_fields.items():
+            inner = next((t for t in (field.annotation, *get_args(field.annotation)) if _is_section(t)), None)
+            if inner is not None and key != "schedule":
+                found[f"{name}.{key}"] = list(inner.model_fields)
+    assert found == KEYS
+
+
+def test_keys_of_schedules() -> None:
+    assert {
+        s.model_fields["kind"].annotation: [*s.model_fields][1:] for s in (Constant, Step, Cosine, Exponential)
+    } == {
+        Constant.model_fields["kind"].annotation: [],
+        Step.model_fields["kind"].annotation: ["at", "factor"],
+        Cosine.model_fields["kind"].annotation: ["minimum"],
+        Exponential.model_fields["kind"].annotation: ["factor"],
+    }
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    program = "import sys, fleetfit; print([m for m in ('torch', 'numpy', 'pydantic', 'typer') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
