@@ -2,7 +2,8 @@
 
     fleetfit run --set method.hooks.levels=examples/own_hook.py:own_exit_only
 
-A hook is named by function in a run file, so it reaches worker processes too: `method.hooks.levels = "own_hook.py:own_exit_only"`.
+A hook is named by function in a run file, `method.hooks.levels = "own_hook.py:own_exit_only"`, so it reaches worker
+processes too.
 """
 
 from fleetfit.levels import split_levels

@@ -2,7 +2,7 @@
 
     fleetfit run examples/own_method.toml
 
-A method is its difference from FedAvg, or from another method. Its parameters are the keys under [method] in a run file.
+A method is its difference from FedAvg, or from another method. Its parameters are the keys under [method].
 """
 
 from dataclasses import replace

@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "examples"
 EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.toml"))
 RUN_FILES = [path for path in EXPERIMENTS if not path.name.startswith("plan-")]
 
-# Stand-ins for data sets that are not in the package: classes and the shape of an image, which is all that planning needs.
+# Stand-ins for data sets that are not in the package: classes, channels and side, which is all that planning needs.
 SHAPES = {"cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "mnist": (10, 1, 28), "fashion_mnist": (10, 1, 28)}
 
 
@@ -47,21 +47,30 @@ def stand_in(classes: int, channels: int, side: int, samples: int = 3000) -> ff.
 
 
 def entries(path: Path) -> list[tuple[str, dict]]:
-    """Return label and tables of every row in every setting of a run file, the seeds aside."""
+    """Return label and tables of every row of a run file with every data set."""
     table = anchored(read_table(path), path.parent)
     if "compare" not in table:
         return [(path.stem, table)]
-    planned = _Planned(table, path.stem)
-    return [(str(e.place.parent), dict(e.table)) for e in planned.entries() if e.seed == planned.seeds[0]]
+    found = {}
+    for entry in _Planned(table, path.stem).entries():  # what differs in seed or partition only has the same levels
+        key = (entry.row, entry.table.get("data", {}).get("name"))
+        found.setdefault(key, (str(entry.place.parent), dict(entry.table)))
+    return list(found.values())
 
 
 # ---- examples ------------------------------------------------------------------------------------------------------
 
 
 def test_lines_of_code_are_counted():
-    assert lines_of_code('"""Text\nof two lines."""\n\nimport a  # why\n\n\ndef f(\n    x,\n):\n    """Say."""\n    return x\n') == 5
+    assert (
+        lines_of_code(
+            '"""Text\nof two lines."""\n\nimport a  # why\n\n\ndef f(\n    x,\n):\n    """Say."""\n    return x\n'
+        )
+        == 5
+    )
 
 
+@pytest.mark.slow
 def test_own_model_and_data_take_under_30_lines_and_learn(tmp_path, monkeypatch, capsys):
     script = EXAMPLES / "own_model_and_data.py"
     assert lines_of_code(script.read_text()) < 30
@@ -84,6 +93,7 @@ def own_method(folder: Path, *overrides: str) -> ff.Run:
     return ff.run(EXAMPLES / "own_method.toml", out=folder, overrides=[*short, *overrides])
 
 
+@pytest.mark.slow
 def test_a_method_of_a_file_gives_the_same_bits_on_processes(tmp_path):
     there = own_method(tmp_path / "a", "engine.workers=1")
     assert there.experiment.engine.name == "processes"
@@ -122,6 +132,7 @@ def test_every_example_is_run_here():
 # ---- experiments ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_an_experiment_resolves(path):
     stand_ins = {name: stand_in(*shape) for name, shape in SHAPES.items()}
@@ -142,7 +153,9 @@ def test_an_experiment_that_does_not_fit_fails():
 
 
 def test_the_ablation_is_fair_and_the_same_in_both_sizes():
-    full, small = (tomllib.loads((ROOT / "experiments" / f / "ablation-scalefl.toml").read_text()) for f in ("", "small"))
+    full, small = (
+        tomllib.loads((ROOT / "experiments" / f / "ablation-scalefl.toml").read_text()) for f in ("", "small")
+    )
     assert [row["label"] for row in full["compare"]["row"]] == [row["label"] for row in small["compare"]["row"]]
     assert full["compare"]["grid"]["seed"] == small["compare"]["grid"]["seed"] == [0, 1, 2]
     assert full["fleet"]["tolerance"] == small["fleet"]["tolerance"] == 0.1

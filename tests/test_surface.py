@@ -38,8 +38,8 @@ SIGNATURES = {
     "compare": "file, *, out, overrides, on_run",
 }
 
-RUN = {"accuracy", "assembly", "checkpoint", "columns", "evaluate", "finished", "folder", "metrics", "model", "notes",
-       "plan", "server", "summary", "take_engine"}  # fmt: skip
+RUN = {"accuracy", "assembly", "checkpoint", "columns", "evaluate", "finished", "folder", "let_go", "metrics", "model",
+       "notes", "plan", "server", "summary", "take_engine"}  # fmt: skip
 
 OPTIONS = {
     "run": ["FILE", "--out", "--set", "--quiet/-q"],

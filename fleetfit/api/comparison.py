@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fleetfit.api.results import Run, load
+from fleetfit.api.results import Run, load, settled
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import to_toml
 from fleetfit.config.assembly import check_keys, spec_of_method
@@ -220,7 +220,7 @@ def _check(table: Mapping[str, Any], row: str) -> None:
 
 def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: int, on_run: OnRun | None) -> Run:
     """Run one, go on with it, or open it if it is finished."""
-    experiment = checked(table)
+    experiment = settled(checked(table))
     if not (place / "config.toml").is_file():
         found = prepare(experiment, place)
     else:
@@ -230,6 +230,7 @@ def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: 
     on_round = None if on_run is None else on_run(title, number, count, found)
     if not found.finished:
         proceed(found, on_round)
+    found.let_go()  # a comparison may have many runs, each with its own data in memory
     return found
 
 

@@ -66,7 +66,8 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that the user must see, such as who cannot take part."""
-        return self.assembly.notes
+        found = self.summary["notes"] if self.finished else self.assembly.notes
+        return tuple(found)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -169,6 +170,11 @@ class Run:
             columns, _ = evaluate.evaluate(assembly.federation, engine, self.server, assembly.settings.wanted)
         return columns
 
+    def let_go(self) -> None:
+        """Forget what can be read again: the data, the checkpoint."""
+        for name in ("assembly", "checkpoint"):
+            self.__dict__.pop(name, None)
+
     def take_engine(self) -> rounds.Engine:
         """Return an engine, started for this run; whoever takes it closes it."""
         engine, self._engine = self._engine, None
@@ -187,6 +193,11 @@ class Run:
             return {"server": rounds.start(self.assembly.federation), "clients": {}, "statistics": None}
         server = found["server"]
         return {**found, "server": Server(server["state"], server["round"], server["memory"])}
+
+
+def settled(experiment: Experiment) -> Experiment:
+    """Return the experiment as `config.toml` will describe it, so that a resumed run is the same to the last byte."""
+    return experiment_of(visible(experiment))
 
 
 def visible(experiment: Experiment) -> dict[str, Any]:

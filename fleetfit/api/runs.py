@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
-from fleetfit.api.results import Run, load, visible
+from fleetfit.api.results import Run, load, settled
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
@@ -69,7 +69,7 @@ def described(
 
 def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
     """Check everything and make the run folder, without running a round."""
-    experiment = experiment_of(visible(experiment))  # as a resumed run will read it: its messages have the same size
+    experiment = settled(experiment)
     assembly = assemble(experiment)
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{_label(experiment.method.name)}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -47,12 +48,12 @@ class Architecture(Protocol):
     axes: Mapping[str, Axis]
     blocks: int
 
-    @property
+    @cached_property
     def positions(self) -> tuple[int, ...]:
         """Block counts after which a classifier may sit; the planner (ScaleFL Eq. 1) chooses among them."""
         return tuple(range(1, self.blocks + 1))
 
-    @property
+    @cached_property
     def declared(self) -> Mapping[str, Any]:
         """Declarations by parameter name pattern: what growth alone cannot tell."""
         return {}
@@ -76,7 +77,7 @@ def default_sizes(axes: Mapping[str, Axis], width: float) -> dict[str, int]:
         raise ModelError(f"a width must be above 0 and at most 1, got {width}.")
     kept = {}
     for name, axis in axes.items():
-        granules = int(width * axis.size / axis.granule + 1e-9)  # 0.7 * 10 is 6.999..., and means 7
+        granules = int(width * axis.size / axis.granule + 1e-9)  # 0.29 * 100 is 28.999..., and means 29
         kept[name] = max(1, granules) * axis.granule if axis.scaled else axis.size
     return kept
 

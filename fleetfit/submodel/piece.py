@@ -37,12 +37,11 @@ class Submodel:
         return self.exits[-1]
 
     def inside(self, other: "Submodel") -> bool:
-        """Tell whether every element of this sub-model is in the other one, which names all axes of this one."""
+        """Tell whether every element of this sub-model is in the other; both name the axes that the other narrows."""
         if not set(self.exits) <= set(other.exits):
             return False
         return all(
-            axis not in other.channels or (axis in self.channels and set(self.channels[axis]) <= set(kept))
-            for axis, kept in other.channels.items()
+            axis in self.channels and set(self.channels[axis]) <= set(kept) for axis, kept in other.channels.items()
         )
 
 
