@@ -1,7 +1,7 @@
 """The columns of an evaluation against an independent plain one, and what happens where something is missing.
 
-The network on the plain side is the one of `test_train`, in float64, with the moments of the pooled training data (static) or of
-the batch itself (batch).
+The network on the plain side is the one of `test_train`, in float64, with the moments of the pooled training data
+(static) or of the batch itself (batch).
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ class Trained:
 
 @pytest.fixture(scope="module", params=["scalefl", "decoupled"])
 def fleet(request: pytest.FixtureRequest) -> Trained:
-    """Twenty clients of three levels, after five rounds in which twelve trained: better than chance, far from perfect."""
+    """Twenty clients of three levels, after five rounds in which twelve trained: neither at chance nor perfect."""
     federation, simulation = tiny_federation({"name": request.param}, clients=CLIENTS, cohort=12)
     data = tiny_data(480)
     simulation = replace(simulation, data=data, parts=tiny_parts(data, CLIENTS))
@@ -53,7 +53,7 @@ def fleet(request: pytest.FixtureRequest) -> Trained:
     return Trained(federation, simulation, server)
 
 
-# ---- the plain evaluation ---------------------------------------------------------------------------------------------------
+# ---- the plain evaluation -------------------------------------------------
 
 
 def state_of(fleet: Trained, level: int) -> State:
@@ -162,7 +162,8 @@ def test_batch_statistics_depend_on_size_and_order_and_static_ones_do_not(fleet:
             wanted = replace(WANTED, evaluation=Evaluation(batch_size=size, shuffle=shuffle))
             columns = evaluate(federation, local_engine(simulation), fleet.server, wanted)[0]
             found[(size, shuffle)] = columns["static"]["full"], columns["batch"]["full"]
-    # between batch sizes, static columns may differ a little: a deeper layer's moments depend on the statistics jobs' batches
+    # between batch sizes, static columns may differ a little: a deeper layer's moments depend on the statistics jobs'
+    # batches
     assert found[(96, True)][0] == found[(96, False)][0]
     assert found[(6, True)][0] == pytest.approx(found[(6, False)][0], abs=0.03)
     assert found[(6, False)][1] < found[(6, True)][1] - 0.1
@@ -172,7 +173,9 @@ def test_models_without_batch_norm_have_one_column() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, norm=False)
     columns, found = evaluate(federation, local_engine(simulation), start(federation), WANTED)
     assert list(columns) == ["split", "static"] and found == {}
-    columns, _ = evaluate(federation, local_engine(simulation), start(federation), replace(WANTED, norms=("batch", "static")))
+    columns, _ = evaluate(
+        federation, local_engine(simulation), start(federation), replace(WANTED, norms=("batch", "static"))
+    )
     assert [k for k in columns if k != "split"] == ["batch"]
 
 
@@ -183,7 +186,7 @@ def test_only_batch_norm_needs_a_policy(norm: Any, expected: bool) -> None:
     assert has_batch_norm(replace(federation, problem=problem)) is expected
 
 
-# ---- what is missing ----------------------------------------------------------------------------------------------------------
+# ---- what is missing -------------------------------------------------
 
 
 def columns_of(federation: Federation, simulation: Simulation, wanted: Wanted = WANTED) -> dict[str, Any]:
@@ -243,7 +246,9 @@ def test_a_client_under_the_smallest_level_counts_in_global_only() -> None:
     assert reported is not None
     reported = reported.copy()
     reported[0] = 0.05
-    columns = columns_of(replace(federation, clients=replace(federation.clients, reported=reported)), simulation)["static"]
+    columns = columns_of(replace(federation, clients=replace(federation.clients, reported=reported)), simulation)[
+        "static"
+    ]
     assert (columns["global_clients"], columns["local_clients"]) == (6, 5)
     assert "0" in columns["per_client"]["global"] and "0" not in columns["per_client"]["local"]
 
@@ -265,7 +270,9 @@ def declining_statistics(job: Job, device: Device) -> Job | None:
 
 
 def test_a_static_column_is_never_made_of_batch_statistics() -> None:
-    """Where no client could run its statistics job, the headline must say so or be empty, not use each batch's own moments."""
+    """Where no client could run its statistics job, the headline must say so or be empty, not use each batch's own
+    moments.
+    """
     federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_statistics}})
     columns = columns_of(federation, simulation)
     batch = {key: value for key, value in columns["batch"].items() if key in ("global", "local", "full", "exits")}
@@ -300,7 +307,7 @@ def test_a_client_without_training_data_still_is_evaluated() -> None:
     assert columns["static"]["global_clients"] == 6 and "failures" not in columns
 
 
-# ---- what is asked for ---------------------------------------------------------------------------------------------------------
+# ---- what is asked for -------------------------------------------------
 
 
 class Watching(Inline):
@@ -349,7 +356,9 @@ def test_evaluation_changes_no_server_and_no_memory() -> None:
 
 def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
     """A level's plain nn.Module in eval mode has the accuracy that the column reports."""
-    columns, found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
+    columns, found = evaluate(
+        fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",))
+    )
     x, y = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
     for level in range(3):
         module = level_module(fleet.federation, fleet.server, level, found)

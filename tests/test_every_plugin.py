@@ -36,7 +36,16 @@ EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 def test_the_issue_s_list_is_there() -> None:
     """Whatever else comes, these stay."""
-    assert set(METHODS) >= {"fedavg", "fedsgd", "all_large", "exclusivefl", "decoupled", "heterofl", "fedrolex", "scalefl"}
+    assert set(METHODS) >= {
+        "fedavg",
+        "fedsgd",
+        "all_large",
+        "exclusivefl",
+        "decoupled",
+        "heterofl",
+        "fedrolex",
+        "scalefl",
+    }
     assert set(MODELS) >= {"cnn", "resnet20", "resnet32", "resnet56", "resnet110"}
     assert set(DATA) >= {"digits", "cifar10", "cifar100", "mnist", "fashion_mnist"}
     assert set(ENGINES) >= {"local", "processes"} and set(OPTIONS) >= {"fedprox"}
@@ -44,10 +53,14 @@ def test_the_issue_s_list_is_there() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), EVERYTHING)
 def test_the_factory_documents_itself(kind: str, name: str) -> None:
-    """The signature is the schema, so every parameter is annotated, explained and, but for what FleetFit gives, has a default."""
+    """The signature is the schema, so every parameter is annotated, explained and, but for what FleetFit gives, has a
+    default.
+    """
     factory = names.resolve(kind, name)
     parameters = inspect.signature(factory).parameters
-    given = {"engines": {"simulation"}, "data": {"folder"}}.get(kind, set())  # a data set may have to be told where it is
+    given = {"engines": {"simulation"}, "data": {"folder"}}.get(
+        kind, set()
+    )  # a data set may have to be told where it is
     hints = typing.get_type_hints(factory)
     doc = inspect.getdoc(factory) or ""
     assert doc and names.summary(kind, name)
@@ -57,7 +70,7 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
         assert key in given or parameter.default is not inspect.Parameter.empty, key
 
 
-# ---- methods and options --------------------------------------------------------------------------------------------------------
+# ---- methods and options -------------------------------------------------
 
 TARGETS = Targets((0.3, 0.55, 1.0), (0.25, 0.25, 0.25))
 
@@ -145,7 +158,7 @@ def test_a_method_goes_with_every_option(name: str) -> None:
         assert not finished(federation, simulation).report["failures"]
 
 
-# ---- models ---------------------------------------------------------------------------------------------------------------------
+# ---- models -------------------------------------------------
 
 
 def images(channels: int, side: int, n: int = 6) -> Data:
@@ -156,7 +169,9 @@ def images(channels: int, side: int, n: int = 6) -> Data:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_scales_and_trains(name: str) -> None:
-    """Its layout is inferred, every width and depth builds what the layout predicts, and a narrow shallow piece trains."""
+    """Its layout is inferred, every width and depth builds what the layout predicts, and a narrow shallow piece
+    trains.
+    """
     data = images(1, 8) if name == "cnn" else images(3, 16)
     shape = tuple(data.x.shape[1:])
     given = {"classes": 4, "channels": shape[0], "input_shape": shape}
@@ -192,7 +207,9 @@ def test_a_model_scales_and_trains(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_may_have_an_exit_after_every_position(name: str) -> None:
     shape = (1, 8, 8) if name == "cnn" else (3, 16, 16)
-    architecture = names.call(names.resolve("models", name), name, "[model]", {}, classes=4, channels=shape[0], input_shape=shape)
+    architecture = names.call(
+        names.resolve("models", name), name, "[model]", {}, classes=4, channels=shape[0], input_shape=shape
+    )
     positions = tuple(architecture.positions)
     with torch.device("meta"):
         module = architecture.build({n: a.size for n, a in architecture.axes.items()}, positions)
@@ -213,7 +230,7 @@ def test_a_model_s_layout_is_proven(name: str, norm: str) -> None:
     assert has_batch_norm(replace(federation, problem=problem)) == (norm == "batch")
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------------------
+# ---- data -------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -240,7 +257,7 @@ def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.M
     assert len(parts) == 5 and len(set(seen.tolist())) == len(seen)
 
 
-# ---- engines ----------------------------------------------------------------------------------------------------------------------
+# ---- engines -------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -257,7 +274,9 @@ def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> Non
                 level = client % 3
                 piece = federation.levels[level].submodel
                 state: dict[str, Tensor] = federation.method.dispatch(federation, server, client, piece)
-                yield Job("train", 0, 1, index, client, piece, state, {"name": "fedavg"}, index, level, Local(batch_size=8))
+                yield Job(
+                    "train", 0, 1, index, client, piece, state, {"name": "fedavg"}, index, level, Local(batch_size=8)
+                )
 
         assert [(r.index, r.client) for r in engine.run(jobs())] == asked
         assert list(engine.run(iter(()))) == []

@@ -20,7 +20,7 @@ from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.values import Device, Job, Local, Update
 
-# ---- parts, named as `test_method_spec:...` -----------------------------------------------------------------------------------
+# ---- parts, named as `test_method_spec:...` -------------------------------------------------
 
 
 def counted() -> Method:
@@ -86,7 +86,7 @@ def no_method() -> int:
 HERE = "test_method_spec"
 
 
-# ---- hyperparameters ------------------------------------------------------------------------------------------------------------
+# ---- hyperparameters -------------------------------------------------
 
 
 def test_the_empty_spec_is_fedavg() -> None:
@@ -112,7 +112,10 @@ def test_a_factory_s_signature_is_its_list_of_hyperparameters() -> None:
         ({"name": f"{HERE}:no_method"}, "must return a Method, got int"),
         ({"name": f"{HERE}:no_such"}, 'has no "no_such"'),
         ({"name": "fedavg", "plus": {"fedprocks": {}}}, 'not among the options.*Did you mean "fedprox"'),
-        ({"name": "fedavg", "plus": {"fedprox": {"my": 1.0}}}, r'\[method.plus.fedprox\] fedprox has no "my".*Did you mean "mu"'),
+        (
+            {"name": "fedavg", "plus": {"fedprox": {"my": 1.0}}},
+            r'\[method.plus.fedprox\] fedprox has no "my".*Did you mean "mu"',
+        ),
         ({"name": "fedavg", "plus": {"fedprox": {"mu": "a lot"}}}, r"\[method.plus.fedprox\] fedprox: mu"),
         ({"name": "fedavg", "hooks": {"chanels": "rolling"}}, 'no hook "chanels".*Did you mean "channels"'),
         ({"name": "fedavg", "hooks": {"channels": "roling"}}, 'must be one of prefix.*Did you mean "rolling"'),
@@ -121,7 +124,7 @@ def test_a_factory_s_signature_is_its_list_of_hyperparameters() -> None:
         ({"name": "fedavg", "hooks": {"weight": f"{HERE}:missing"}}, 'has no "missing"'),
     ],
     ids=lambda v: v if isinstance(v, str) else str(v)[:60],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(spec: dict[str, Any], message: str) -> None:
     for _ in range(2):  # what failed is not kept
         with pytest.raises(ConfigError, match=message):
@@ -137,11 +140,13 @@ def test_tables_that_are_none_are_refused(bad: dict[str, Any]) -> None:
 
 
 def test_equal_specs_are_built_once_whatever_the_order_of_their_keys() -> None:
-    assert build({"name": "scalefl", "beta": 0.2, "warmup": 0.1}) is build({"warmup": 0.1, "beta": 0.2, "name": "scalefl"})
+    assert build({"name": "scalefl", "beta": 0.2, "warmup": 0.1}) is build(
+        {"warmup": 0.1, "beta": 0.2, "name": "scalefl"}
+    )
     assert build({"name": "scalefl", "beta": 0.2}) is not build({"name": "scalefl", "beta": 0.3})
 
 
-# ---- single hooks ---------------------------------------------------------------------------------------------------------------
+# ---- single hooks -------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["prefix", "window", "rolling", "random"])
@@ -164,11 +169,24 @@ def test_a_hook_from_a_file(tmp_path: Path) -> None:
 
 
 def test_the_list_of_hooks_is_the_design_s() -> None:
-    assert HOOKS == ("levels", "channels", "choose", "assign", "dispatch", "adapt", "loss", "penalty", "remember", "reply",
-                     "weight", "merge", "step")  # fmt: skip
+    assert HOOKS == (
+        "levels",
+        "channels",
+        "choose",
+        "assign",
+        "dispatch",
+        "adapt",
+        "loss",
+        "penalty",
+        "remember",
+        "reply",
+        "weight",
+        "merge",
+        "step",
+    )
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------------------
+# ---- options -------------------------------------------------
 
 
 def with_options(*options: str, name: str = "fedavg", **hooks: Any) -> dict[str, Any]:
@@ -251,7 +269,7 @@ def test_penalties_add_up() -> None:
     assert total("costing_nothing") is None
 
 
-# ---- functions without an import path -------------------------------------------------------------------------------------------
+# ---- functions without an import path -------------------------------------------------
 
 
 def test_is_portable() -> None:
@@ -274,8 +292,11 @@ def test_objects_stand_in_for_names() -> None:
 def test_functions_without_an_import_path_work_on_local() -> None:
     """A lambda as weight, and a Method made by hand: the same bits as by their names."""
     states = []
-    for spec in ({"name": "fedavg", "hooks": {"weight": lambda update: 1.0}}, {"name": Method(weight=by_count)},
-                 {"name": "exclusivefl", "hooks": {"weight": "by_count"}}):  # fmt: skip
+    for spec in (
+        {"name": "fedavg", "hooks": {"weight": lambda update: 1.0}},
+        {"name": Method(weight=by_count)},
+        {"name": "exclusivefl", "hooks": {"weight": "by_count"}},
+    ):
         federation, simulation = tiny_federation(spec)
         *_, last = run(federation, local_engine(simulation), Settings(2, Local(lr=0.1)), start(federation))
         assert not last.report["failures"]

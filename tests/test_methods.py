@@ -76,7 +76,7 @@ def width_levels(federation: Federation) -> Federation:
     return replace(federation, levels=levels)
 
 
-# ---- a whole round of ScaleFL by plain loops ------------------------------------------------------------------------------------
+# ---- a whole round of ScaleFL by plain loops -------------------------------------------------
 
 # level -> (channels of axis a, of axis b, exits), by hand: floor(0.5 * 8) = 4, floor(0.5 * 6) granules of 2 = 6;
 # floor(0.75 * 8) = 6, floor(0.75 * 6) = 4 granules = 8
@@ -124,17 +124,18 @@ def equation_5(beta: float, tau: float) -> Any:
 
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3, 4, 5), (0, 1, 3, 4), (0,)], ids=str)
 def test_a_round_of_scalefl_is_algorithms_1_to_3(chosen: tuple[int, ...]) -> None:
-    """Two rounds over clients of three levels: split by hand, train with Eq. 5 by plain SGD, average by counts (Eq. 2).
+    """Two rounds over clients of three levels: split by hand, train with Eq. 5 by plain SGD, average by counts (Eq.
+    2).
 
-    Element j of tensor W becomes (sum of the W_kj of the clients k that have it) / (number of those clients); what no chosen
-    client has (block 3 and the outer channels, when level 3 is left out) keeps its value bit for bit. All samples are one
-    batch, so that their order does not matter.
+    Element j of tensor W becomes (sum of the W_kj of the clients k that have it) / (number of those clients); what no
+    chosen client has (block 3 and the outer channels, when level 3 is left out) keeps its value bit for bit. All
+    samples are one batch, so that their order does not matter.
     """
     spec = {"name": "scalefl", "beta": 0.3, "temperature": 2.0, "hooks": {"choose": only(*chosen)}}
     federation, simulation = tiny_federation(spec)
-    assert [(len(v.submodel.channels["a"]), len(v.submodel.channels["b"]), v.submodel.exits) for v in federation.levels] == [
-        SIZES[i] for i in range(3)
-    ]
+    assert [
+        (len(v.submodel.channels["a"]), len(v.submodel.channels["b"]), v.submodel.exits) for v in federation.levels
+    ] == [SIZES[i] for i in range(3)]
     server = start(federation)
     for _ in range(2):
         before = server.state
@@ -200,7 +201,12 @@ def test_warmup_is_without_distillation() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"beta": 1.0}, "beta"), ({"beta": -0.1}, "beta"), ({"warmup": 1.5}, "warmup"), ({"temperature": 0.0}, "temperature")],
+    [
+        ({"beta": 1.0}, "beta"),
+        ({"beta": -0.1}, "beta"),
+        ({"warmup": 1.5}, "warmup"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
     ids=str,
 )
 def test_scalefl_refuses_what_makes_no_sense(wrong: Mapping[str, float], message: str) -> None:
@@ -208,7 +214,7 @@ def test_scalefl_refuses_what_makes_no_sense(wrong: Mapping[str, float], message
         build({"name": "scalefl", **wrong})
 
 
-# ---- HeteroFL -----------------------------------------------------------------------------------------------------------------
+# ---- HeteroFL -------------------------------------------------
 
 
 def scaled(fraction: float) -> Any:
@@ -238,7 +244,9 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     piece = workpiece(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(state)
     piece.module.train()
-    found = {on: float(width_loss(job, simulation.device(0), on, False)(piece.module, x, y).detach()) for on in (True, False)}
+    found = {
+        on: float(width_loss(job, simulation.device(0), on, False)(piece.module, x, y).detach()) for on in (True, False)
+    }
     double = {n: t.double() for n, t in state.items()}
     for on, moments in ((True, scaled(0.5)), (False, of_the_batch)):
         expected = F.cross_entropy(plain_outputs(double, x.double(), (3,), moments)[-1], y)
@@ -258,7 +266,9 @@ def test_the_scaler_is_for_training_only(kind: str) -> None:
     federation = width_levels(federation)
     settings = Evaluation(split="train", norm="batch")
     specs = [{"name": "heterofl", "scaler": on} for on in (False, True)]
-    replies = [run_job(job_for(federation, 0, 0, kind, method=s, evaluation=settings), simulation.device(0))[0] for s in specs]
+    replies = [
+        run_job(job_for(federation, 0, 0, kind, method=s, evaluation=settings), simulation.device(0))[0] for s in specs
+    ]
     without, with_scaler = replies
     assert isinstance(without, Update) and isinstance(with_scaler, Update)
     assert without.metrics == with_scaler.metrics
@@ -278,10 +288,11 @@ def missing_classes(simulation: Simulation, lacking: Mapping[int, set[int]]) -> 
 
 
 def test_label_masked_averaging_of_the_output_rows() -> None:
-    """HeteroFL: the rows of a class are averaged over the clients that have it; class 3, which nobody has, keeps every bit.
+    """HeteroFL: the rows of a class are averaged over the clients that have it; class 3, which nobody has, keeps every
+    bit.
 
-    Clients 0, 1, 2 (levels 1, 2, 3) lack class 3; client 0 also lacks 0 and client 2 lacks 1. So the bias of class 0 is the mean
-    of clients 1 and 2, of class 1 that of clients 0 and 1, and of class 2 that of all.
+    Clients 0, 1, 2 (levels 1, 2, 3) lack class 3; client 0 also lacks 0 and client 2 lacks 1. So the bias of class 0
+    is the mean of clients 1 and 2, of class 1 that of clients 0 and 1, and of class 2 that of all.
     """
     spec = {"name": "heterofl", "masked": True, "hooks": {"choose": only(0, 1, 2)}}
     federation, simulation = tiny_federation(spec)
@@ -322,7 +333,7 @@ def test_masked_training_uses_zero_for_the_logits_of_absent_classes() -> None:
     close(trained(job, device).state, expected, atol=5e-6)
 
 
-# ---- FedProx ------------------------------------------------------------------------------------------------------------------
+# ---- FedProx -------------------------------------------------
 
 
 def test_fedprox_penalty_and_gradient() -> None:
@@ -370,7 +381,7 @@ def test_a_negative_mu_is_refused() -> None:
         build({"name": "fedavg", "plus": {"fedprox": {"mu": -1.0}}})
 
 
-# ---- Decoupled ----------------------------------------------------------------------------------------------------------------
+# ---- Decoupled -------------------------------------------------
 
 
 def decoupled_fleet(choose: Any = everybody) -> tuple[Federation, Simulation]:
@@ -437,14 +448,20 @@ def test_a_level_that_nobody_trained_stays() -> None:
     assert not torch.equal(three.state["level1/stem.weight"], two.state["level1/stem.weight"])
 
 
-# ---- FedRolex -----------------------------------------------------------------------------------------------------------------
+# ---- FedRolex -------------------------------------------------
 
 
 def test_fedrolex_windows_by_hand() -> None:
-    """Axis a: 8 channels, 4 kept. Axis b: 6 granules of two channels, 3 granules kept. The window moves one granule a round."""
+    """Axis a: 8 channels, 4 kept. Axis b: 6 granules of two channels, 3 granules kept. The window moves one granule a
+    round.
+    """
     federation = width_levels(tiny_federation({"name": "fedrolex"})[0])
-    expected = {0: ([0, 1, 2, 3], [0, 1, 2, 3, 4, 5]), 1: ([1, 2, 3, 4], [2, 3, 4, 5, 6, 7]),
-                5: ([0, 5, 6, 7], [0, 1, 2, 3, 10, 11]), 8: ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])}  # fmt: skip
+    expected = {
+        0: ([0, 1, 2, 3], [0, 1, 2, 3, 4, 5]),
+        1: ([1, 2, 3, 4], [2, 3, 4, 5, 6, 7]),
+        5: ([0, 5, 6, 7], [0, 1, 2, 3, 10, 11]),
+        8: ([0, 1, 2, 3], [4, 5, 6, 7, 8, 9]),
+    }
     for round, (a, b) in expected.items():
         channels = round_submodel(federation, round, 0).channels
         assert (list(channels["a"]), list(channels["b"])) == (a, b)
@@ -453,7 +470,9 @@ def test_fedrolex_windows_by_hand() -> None:
 
 
 def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:
-    """Over lcm(8, 6) = 24 rounds, level 1 alone trains every element; HeteroFL's prefix leaves most of them as they were."""
+    """Over lcm(8, 6) = 24 rounds, level 1 alone trains every element; HeteroFL's prefix leaves most of them as they
+    were.
+    """
     for name, everything in (("fedrolex", True), ("heterofl", False)):
         federation = width_levels(tiny_federation({"name": name})[0])
         layout = federation.problem.layout
@@ -477,7 +496,7 @@ def test_a_round_of_fedrolex_trains_the_rolled_channels() -> None:
     assert moved == [c in (0, 5, 6, 7) for c in range(8)]
 
 
-# ---- who takes part ---------------------------------------------------------------------------------------------------------------
+# ---- who takes part -------------------------------------------------
 
 
 def chosen_over(federation: Federation, rounds: int) -> list[list[int]]:

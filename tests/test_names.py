@@ -22,9 +22,15 @@ def test_a_built_in_name_is_its_path() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "wrong", "near"),
-    [("methods", "scalfl", "scalefl"), ("methods", "fedrollex", "fedrolex"), ("models", "rsnet110", "resnet110"),
-     ("options", "fedprx", "fedprox"), ("engines", "process", "processes"), ("data", "digit", "digits")],
-)  # fmt: skip
+    [
+        ("methods", "scalfl", "scalefl"),
+        ("methods", "fedrollex", "fedrolex"),
+        ("models", "rsnet110", "resnet110"),
+        ("options", "fedprx", "fedprox"),
+        ("engines", "process", "processes"),
+        ("data", "digit", "digits"),
+    ],
+)
 def test_an_unknown_name_gets_the_nearest_one(kind: str, wrong: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f'"{wrong}" is not among the {kind}.*Did you mean "{near}"'):
         names.resolve(kind, wrong)
@@ -38,9 +44,21 @@ def test_a_name_near_nothing_gets_the_list_only() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "scale-fl", "scale fl", "../scalefl", "fleetfit.methods.scalefl", "os.system", "__init__", "_private", "1st", "a/b",
-     "scalefl\n", "fedávg"],
-)  # fmt: skip
+    [
+        "",
+        "scale-fl",
+        "scale fl",
+        "../scalefl",
+        "fleetfit.methods.scalefl",
+        "os.system",
+        "__init__",
+        "_private",
+        "1st",
+        "a/b",
+        "scalefl\n",
+        "fedávg",
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_malformed_names_are_refused(kind: str, name: str) -> None:
     with pytest.raises(ConfigError):
@@ -55,9 +73,17 @@ def test_a_name_must_be_text(name: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("engines", "memories"), ("models", "blocks"), ("data", "dataset"), ("data", "parquet"), ("data", "augment"),
-     ("data", "partition"), ("data", "_cache"), ("data", "_decode")],
-)  # fmt: skip
+    [
+        ("engines", "memories"),
+        ("models", "blocks"),
+        ("data", "dataset"),
+        ("data", "parquet"),
+        ("data", "augment"),
+        ("data", "partition"),
+        ("data", "_cache"),
+        ("data", "_decode"),
+    ],
+)
 def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: str) -> None:
     assert name not in names.available(kind)
     with pytest.raises(ConfigError):
@@ -72,7 +98,7 @@ def test_every_available_name_resolves(kind: str) -> None:
         assert callable(names.resolve(kind, name)), name
 
 
-# ---- from outside the package ---------------------------------------------------------------------------------------------------
+# ---- from outside the package -------------------------------------------------
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -134,9 +160,13 @@ def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("ending", "message"),
-    [(":quite", 'has no "quite".*Did you mean "quiet"'), (":constant", "must be a function or a class, got int"), (":", "has no"),
-     (":_privat", "has no")],
-)  # fmt: skip
+    [
+        (":quite", 'has no "quite".*Did you mean "quiet"'),
+        (":constant", "must be a function or a class, got int"),
+        (":", "has no"),
+        (":_privat", "has no"),
+    ],
+)
 def test_what_a_file_has_not(plugin: Path, ending: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         names.resolve("methods", f"{plugin}{ending}")
@@ -144,9 +174,16 @@ def test_what_a_file_has_not(plugin: Path, ending: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("no_such_package_at_all.inner:f", "No module named"), ("there_is_no.py:f", "there is no file"), (":f", "no module name"),
-     ("a b:f", "no module name"), ("..x:f", "no module name"), ("a-b.c:f", "no module name"), ("os:no_such_thing", "has no")],
-)  # fmt: skip
+    [
+        ("no_such_package_at_all.inner:f", "No module named"),
+        ("there_is_no.py:f", "there is no file"),
+        (":f", "no module name"),
+        ("a b:f", "no module name"),
+        ("..x:f", "no module name"),
+        ("a-b.c:f", "no module name"),
+        ("os:no_such_thing", "has no"),
+    ],
+)
 def test_places_that_are_none(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         names.resolve("methods", name)
@@ -154,9 +191,14 @@ def test_places_that_are_none(name: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("import no_such_thing_anywhere", "ModuleNotFoundError"), ("def f(:\n", "SyntaxError"), ("1 / 0", "ZeroDivisionError"),
-     ("raise RuntimeError('on purpose')", "on purpose"), ("f = undefined_name", "NameError")],
-)  # fmt: skip
+    [
+        ("import no_such_thing_anywhere", "ModuleNotFoundError"),
+        ("def f(:\n", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise RuntimeError('on purpose')", "on purpose"),
+        ("f = undefined_name", "NameError"),
+    ],
+)
 def test_a_plug_in_that_fails_to_import_says_how(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "failing.py"
     path.write_text(text)
@@ -194,11 +236,17 @@ def test_anchored_names_are_seen_from_the_run_file(tmp_path: Path) -> None:
         assert names.anchored(kept, tmp_path) == kept
 
 
-# ---- values against a signature -----------------------------------------------------------------------------------------------
+# ---- values against a signature -------------------------------------------------
 
 
-def factory(rate: float = 0.1, count: int = 3, kind: Literal["a", "b"] = "a", on: bool = False,
-            sizes: tuple[int, ...] = (), shape: Any = None) -> dict[str, Any]:  # fmt: skip
+def factory(
+    rate: float = 0.1,
+    count: int = 3,
+    kind: Literal["a", "b"] = "a",
+    on: bool = False,
+    sizes: tuple[int, ...] = (),
+    shape: Any = None,
+) -> dict[str, Any]:
     return dict(locals())
 
 
@@ -209,17 +257,36 @@ def called(**values: Any) -> dict[str, Any]:
 
 def test_values_fit_their_annotations() -> None:
     assert called(rate=1, sizes=[1, 2], kind="b") == {
-        "rate": 1.0, "count": 3, "kind": "b", "on": False, "sizes": (1, 2), "shape": None
-    }  # fmt: skip
+        "rate": 1.0,
+        "count": 3,
+        "kind": "b",
+        "on": False,
+        "sizes": (1, 2),
+        "shape": None,
+    }
     assert isinstance(called(rate=1)["rate"], float)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rate": "fast"}, {"rate": "0.1"}, {"rate": True}, {"rate": None}, {"rate": [0.1]}, {"count": 2.5}, {"count": "3"},
-     {"count": True}, {"kind": "c"}, {"kind": 1}, {"on": "true"}, {"on": 2}, {"sizes": ["x"]}, {"sizes": 3}],
+    [
+        {"rate": "fast"},
+        {"rate": "0.1"},
+        {"rate": True},
+        {"rate": None},
+        {"rate": [0.1]},
+        {"count": 2.5},
+        {"count": "3"},
+        {"count": True},
+        {"kind": "c"},
+        {"kind": 1},
+        {"on": "true"},
+        {"on": 2},
+        {"sizes": ["x"]},
+        {"sizes": 3},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_wrong_types_are_refused_with_the_value(wrong: dict[str, Any]) -> None:
     ((key, value),) = wrong.items()
     with pytest.raises(ConfigError) as caught:

@@ -1,11 +1,12 @@
 """Which method equals FedAvg, with which settings, and what is checked of those which cannot.
 
-The table is `REDUCES`. Budgets are all 1, so that every client is at the full level with one exit, and extra terms are off; then
-the final state must equal FedAvg's bit for bit. A method that counts clients where FedAvg counts samples needs clients of equal
-size, and for equal bits of a size that is a power of two: n x rounds unless n is, and x_j <- sum n x_j / sum n would differ from
-sum x_j / K in the last bit.
+The table is `REDUCES`. Budgets are all 1, so that every client is at the full level with one exit, and extra terms are
+off; then the final state must equal FedAvg's bit for bit. A method that counts clients where FedAvg counts samples
+needs clients of equal size, and for equal bits of a size that is a power of two: n x rounds unless n is, and x_j <-
+sum n x_j / sum n would differ from sum x_j / K in the last bit.
 
-FedAvg here is itself held against a plain loop in `test_methods`, and FedSGD against one centralized gradient step below.
+FedAvg here is itself held against a plain loop in `test_methods`, and FedSGD against one centralized gradient step
+below.
 """
 
 from collections.abc import Mapping
@@ -63,7 +64,9 @@ CANNOT = {
 }
 
 
-def fleet(spec: Mapping[str, Any], sizes: tuple[int, ...] = (EACH,) * CLIENTS, **model: Any) -> tuple[Federation, Simulation]:
+def fleet(
+    spec: Mapping[str, Any], sizes: tuple[int, ...] = (EACH,) * CLIENTS, **model: Any
+) -> tuple[Federation, Simulation]:
     """Clients who all afford the full model, with the levels that the method asks for."""
     problem, data = tiny_problem(exits=(3,), **model), tiny_data()
     parts = tiny_parts(data, len(sizes))
@@ -146,15 +149,15 @@ def test_a_method_sets_only_what_it_needs(name: str) -> None:
     assert len(changed) <= 5, changed
 
 
-# ---- FedSGD -------------------------------------------------------------------------------------------------------------------
+# ---- FedSGD -------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg"])
 def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> None:
     """sum_k n_k / n (w - lr g_k) = w - lr g with g the gradient of the mean loss over all n samples.
 
-    Without norm layers, whose moments would make a sample's loss depend on its neighbours. FedSGD ignores the local settings;
-    FedAvg gets them.
+    Without norm layers, whose moments would make a sample's loss depend on its neighbours. FedSGD ignores the local
+    settings; FedAvg gets them.
     """
     sizes = (5, 9, 16, 1, 28, 20)
     federation, simulation = fleet({"name": name}, sizes=sizes, norm=False)

@@ -1,7 +1,8 @@
 """`resume` after kill -9 at any moment: the final state equals that of an unbroken run bit for bit.
 
-A real process is killed at times spread evenly over the wall time of an unbroken run: while Python starts, between rounds, while
-a checkpoint is written, while plots are drawn. The method keeps a memory on each client and one on the server.
+A real process is killed at times spread evenly over the wall time of an unbroken run: while Python starts, between
+rounds, while a checkpoint is written, while plots are drawn. The method keeps a memory on each client and one on the
+server.
 """
 
 import json
@@ -20,7 +21,7 @@ from safetensors import safe_open
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-ROUNDS = 60
+ROUNDS = 30
 RUN_FILE = f"""
 seed = 3
 rounds = {ROUNDS}
@@ -55,7 +56,8 @@ batch_size = 32
 """
 
 
-# ---- the method: pulls each client to its own mean logit of the last time; the server counts updates ----------------------------
+# ---- the method: pulls each client to its own mean logit of the last time; the server counts updates
+# ----------------------------
 
 
 def remembering_loss(job: Any, device: Any) -> Any:
@@ -82,11 +84,14 @@ def counting_step(federation: Any, server: Any, aggregate: Any, reports: Any) ->
 
     from fleetfit.method import take_mean
 
-    memory = {"updates": (server.memory or {"updates": 0})["updates"] + len(reports), "coverage": aggregate.coverage["stem.bias"]}
+    memory = {
+        "updates": (server.memory or {"updates": 0})["updates"] + len(reports),
+        "coverage": aggregate.coverage["stem.bias"],
+    }
     return replace(take_mean(federation, server, aggregate, reports), memory=memory)
 
 
-# ---- running and killing --------------------------------------------------------------------------------------------------------
+# ---- running and killing -------------------------------------------------
 
 
 def started(*arguments: Any) -> subprocess.Popen[bytes]:
@@ -141,7 +146,9 @@ def same(folder: Path, unbroken: Path) -> None:
     left = {p.name for p in folder.rglob("*") if p.name.endswith(".part")}
     assert not left
     ours, theirs = (json.loads((f / "summary.json").read_text()) for f in (folder, unbroken))
-    assert {k: v for k, v in ours.items() if "second" not in k} == {k: v for k, v in theirs.items() if "second" not in k}
+    assert {k: v for k, v in ours.items() if "second" not in k} == {
+        k: v for k, v in theirs.items() if "second" not in k
+    }
 
 
 class Unbroken:
@@ -181,18 +188,19 @@ def test_the_run_has_memories_to_lose(unbroken: Unbroken) -> None:
     assert not any(line["failures"] for line in lines)
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("part", [1, 2, 3, 4])
 def test_killed_at_any_moment(unbroken: Unbroken, tmp_path: Path, part: int) -> None:
-    """Kills at 1/6, 2/6, ... of the wall time."""
+    """Kills at 1/5, 2/5, ... of the wall time."""
     folder = tmp_path / "run"
-    killed(unbroken.seconds * part / 6, "run", unbroken.file, "--out", folder)
+    killed(unbroken.seconds * part / 5, "run", unbroken.file, "--out", folder)
     gone_on(unbroken, folder)
     same(folder, unbroken.folder)
 
 
 def test_killed_in_the_middle_again_and_again(unbroken: Unbroken, tmp_path: Path) -> None:
-    """Killed after a quarter of the rounds, and each time again after a quarter more: by progress, not by the clock, so that each
-    kill is in the middle of training however long Python takes to start."""
+    """Killed after a quarter of the rounds, and each time again after a quarter more: by progress, not by the clock,
+    so that each kill is in the middle of training however long Python takes to start.
+    """
     folder, hits = tmp_path / "run", 0
     for quarter in (1, 2, 3):
         process = started("resume", folder) if folder.exists() else started("run", unbroken.file, "--out", folder)
@@ -211,7 +219,9 @@ def test_killed_in_the_middle_again_and_again(unbroken: Unbroken, tmp_path: Path
 
 
 def test_a_half_written_line_and_checkpoint_are_dropped(unbroken: Unbroken, tmp_path: Path) -> None:
-    """What a kill between two writes leaves: a line without its checkpoint, half a line, a checkpoint beside its place."""
+    """What a kill between two writes leaves: a line without its checkpoint, half a line, a checkpoint beside its
+    place.
+    """
     folder = tmp_path / "run"
     process = started("run", unbroken.file, "--out", folder)
     limit = time.monotonic() + 60

@@ -1,4 +1,6 @@
-"""One job: local SGD, its batches, evaluation and statistics, each against a network and an optimiser written out plainly."""
+"""One job: local SGD, its batches, evaluation and statistics, each against a network and an optimiser written out
+plainly.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +24,8 @@ Moments = Callable[[str, Tensor], tuple[Tensor, Tensor]]
 Losses = Callable[[list[Tensor], Tensor], Tensor]
 
 
-# ---- the plain side: no module, no optimiser, float64; other tests import it ------------------------------------------------
+# ---- the plain side: no module, no optimiser, float64; other tests import it
+# -------------------------------------------------
 
 
 def of_the_batch(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,9 +51,17 @@ def plain_outputs(state: State, x: Tensor, exits: Sequence[int], moments: Moment
     return found
 
 
-def plain_sgd(state: State, exits: Sequence[int], batches: Sequence[tuple[Tensor, Tensor]], loss: Losses, local: Local,
-              penalty: Callable[[State], Tensor] | None = None) -> State:  # fmt: skip
-    """SGD with momentum, weight decay and clipping: v <- m v + (g + d w); w <- w - lr v, with g scaled to the largest norm."""
+def plain_sgd(
+    state: State,
+    exits: Sequence[int],
+    batches: Sequence[tuple[Tensor, Tensor]],
+    loss: Losses,
+    local: Local,
+    penalty: Callable[[State], Tensor] | None = None,
+) -> State:
+    """SGD with momentum, weight decay and clipping: v <- m v + (g + d w); w <- w - lr v, with g scaled to the largest
+    norm.
+    """
     weights = {name: tensor.detach().double().clone() for name, tensor in state.items()}
     speed = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for x, y in batches:
@@ -75,10 +86,12 @@ def last_exit(logits: list[Tensor], y: Tensor) -> Tensor:
 def close(found: State, expected: State, atol: float = 2e-6) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name].double(), tensor, rtol=1e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name].double(), tensor, rtol=1e-5, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
-# ---- jobs -------------------------------------------------------------------------------------------------------------------
+# ---- jobs -------------------------------------------------
 
 
 def job_for(federation: Federation, client: int, level: int, kind: str = "train", **fields: Any) -> Job:
@@ -112,7 +125,7 @@ def with_train(simulation: Simulation, client: int, n: int) -> Device:
     return replace(simulation, parts=parts).device(client)
 
 
-# ---- local SGD --------------------------------------------------------------------------------------------------------------
+# ---- local SGD -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,14 +143,16 @@ def with_train(simulation: Simulation, client: int, n: int) -> Device:
 def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
     """Four epochs of all samples at once, so that the order of the samples does not matter.
 
-    Clipping comes before weight decay, as it does where a loss is clipped and an optimiser decays. Heads that the loss never
-    used (the shallow ones of level 3) are decayed too.
+    Clipping comes before weight decay, as it does where a loss is clipped and an optimiser decays. Heads that the loss
+    never used (the shallow ones of level 3) are decayed too.
     """
     federation, simulation = fleet()
     local = replace(local, epochs=4, batch_size=None)
     job = job_for(federation, 5, level, local=local)
     device = simulation.device(5)
-    expected = plain_sgd(job.state, job.submodel.exits, [device.data.batch(device.data.split("train"))] * 4, last_exit, local)
+    expected = plain_sgd(
+        job.state, job.submodel.exits, [device.data.batch(device.data.split("train"))] * 4, last_exit, local
+    )
     close(trained(job, device).state, expected)
 
 
@@ -176,10 +191,13 @@ def rows(x: Tensor) -> list[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("n", "size", "expected"), [(16, 8, [8, 8]), (17, 8, [8, 9]), (18, 8, [8, 8, 2]), (9, 8, [9]), (5, 8, [5]), (7, None, [7])]
-)  # fmt: skip
+    ("n", "size", "expected"),
+    [(16, 8, [8, 8]), (17, 8, [8, 9]), (18, 8, [8, 8, 2]), (9, 8, [9]), (5, 8, [5]), (7, None, [7])],
+)
 def test_batches(n: int, size: int | None, expected: list[int]) -> None:
-    """Each sample exactly once per epoch, in an order of its own; a last batch of one sample joins the batch before it."""
+    """Each sample exactly once per epoch, in an order of its own; a last batch of one sample joins the batch before
+    it.
+    """
     seen, every = batches_seen(n, Local(lr=0.01, epochs=3, batch_size=size))
     assert [len(x) for x in seen] == expected * 3
     epochs = [torch.cat(seen[i * len(expected) : (i + 1) * len(expected)]) for i in range(3)]
@@ -244,7 +262,7 @@ def test_dropout_draws_from_the_job_s_seed() -> None:
         assert (gap > 1e-3) == differs
 
 
-# ---- failures -----------------------------------------------------------------------------------------------------------------
+# ---- failures -------------------------------------------------
 
 
 def declining(job: Job, device: Device) -> Job | None:
@@ -278,7 +296,7 @@ def test_one_sample_trains_where_no_norm_needs_more() -> None:
     close(trained(job, device).state, expected)
 
 
-# ---- statistics and static evaluation ---------------------------------------------------------------------------------------
+# ---- statistics and static evaluation -------------------------------------------------
 
 
 class Inline:
@@ -293,7 +311,9 @@ class Inline:
 
 
 def pooled_moments(federation: Federation, simulation: Simulation, state: State, level: int) -> dict[str, Tensor]:
-    """What the clients' sums must add up to: each client's training data in one batch, moments over all of them together."""
+    """What the clients' sums must add up to: each client's training data in one batch, moments over all of them
+    together.
+    """
     inputs: dict[str, list[Tensor]] = {}
 
     def noting(layer: str, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -374,7 +394,8 @@ def test_one_image_alone_is_classified_as_in_a_batch() -> None:
     losses = [u.metrics["loss"] for u in counts if isinstance(u, Update)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] == pytest.approx(losses[2], rel=1e-5)
     batch = [
-        run_job(replace(job, evaluation=Evaluation(batch_size=b, norm="batch")), simulation.device(5))[0] for b in (2, 64)
+        run_job(replace(job, evaluation=Evaluation(batch_size=b, norm="batch")), simulation.device(5))[0]
+        for b in (2, 64)
     ]
     unlike = [u.metrics["loss"] for u in batch if isinstance(u, Update)]
     assert unlike[0] != pytest.approx(unlike[1], rel=1e-3)

@@ -1,8 +1,8 @@
 """Golden runs: three rounds of every method on the tiny model with one seed; the losses are in `losses.json`.
 
-They say that a change changes nothing. Last bits differ between processors, so numbers are compared to 1e-6, relatively. A change
-that is meant to move them needs its reason in the commit; `PYTHONPATH=tests python tests/golden/test_golden.py` writes the
-file anew.
+They say that a change changes nothing. Last bits differ between processors, so numbers are compared to 1e-6,
+relatively. A change that is meant to move them needs its reason in the commit; `PYTHONPATH=tests python
+tests/golden/test_golden.py` writes the file anew.
 """
 
 import json
@@ -28,7 +28,9 @@ SETTINGS = Settings(
 )
 SPECS: dict[str, Mapping[str, Any]] = {
     **{name: {"name": name} for name in names.available("methods")},
-    **{f"scalefl, {kind}": {"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")},
+    **{
+        f"scalefl, {kind}": {"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")
+    },
     "scalefl, strong distillation": {"name": "scalefl", "beta": 0.5, "temperature": 2.0},
     "scalefl, printed": {"name": "scalefl", "printed": True},
     "heterofl, original": {"name": "heterofl", "scaler": True, "masked": True},
@@ -43,7 +45,11 @@ def golden(spec: Mapping[str, Any]) -> dict[str, Any]:
     state = rounds[-1].server.state
     length = sum(float((t.double() ** 2).sum()) for t in state.values()) ** 0.5
     right = rounds[-1].report["evaluate"]["static"]["test_levels"]
-    return {"losses": [r.report["train"]["loss"] for r in rounds], "norm": length, "right": {k: round(v * 48) for k, v in right.items()}}
+    return {
+        "losses": [r.report["train"]["loss"] for r in rounds],
+        "norm": length,
+        "right": {k: round(v * 48) for k, v in right.items()},
+    }
 
 
 @pytest.mark.parametrize("name", list(SPECS))
