@@ -71,8 +71,14 @@ def has_batch_norm(federation: Federation) -> bool:
 # ---- statistics --------------------------------------------------------------------------------------------------
 
 
-def statistics(federation: Federation, engine: Runs, server: Server, wanted: Wanted) -> Statistics:
-    """Re-estimate the batch-norm statistics of every level by statistics jobs."""
+def statistics(
+    federation: Federation, engine: Runs, server: Server, wanted: Wanted
+) -> tuple[Statistics, list[dict[str, Any]]]:
+    """Re-estimate the batch-norm statistics of every level by statistics jobs.
+
+    Returns:
+        What was found, without the levels of which nobody could measure any; and the jobs that failed.
+    """
     ids = np.flatnonzero(federation.clients.num_examples > 0)
     if len(ids) > _MOST_STATISTICS_CLIENTS:
         ids = np.sort(numpy_rng(federation.seed, "statistics").choice(ids, _MOST_STATISTICS_CLIENTS, replace=False))
@@ -86,12 +92,19 @@ def statistics(federation: Federation, engine: Runs, server: Server, wanted: Wan
                 yield _job("statistics", federation, server, level * len(ids) + i, int(client), level, state, settings)
 
     sums: dict[int, dict[str, Tensor]] = {}
-    for update in engine.run(jobs()):
-        if isinstance(update, Update):
-            into = sums.setdefault(update.level, {})
-            for name, value in update.state.items():
-                into[name] = into[name] + value if name in into else value
-    return {level: moments(found) for level, found in sums.items()}
+    failures: list[dict[str, Any]] = []
+    for reply in engine.run(jobs()):
+        if isinstance(reply, Failure):
+            failures.append(_failed("batch-norm statistics", reply))
+            continue
+        into = sums.setdefault(reply.level, {})
+        for name, value in reply.state.items():
+            into[name] = into[name] + value if name in into else value
+    return {level: moments(found) for level, found in sums.items()}, failures
+
+
+def _failed(what: str, reply: Failure) -> dict[str, Any]:
+    return {"client": reply.client, "level": reply.level + 1, "reason": f"{what}: {reply.reason}"}
 
 
 def moments(sums: State) -> State:
@@ -147,14 +160,16 @@ Tag = tuple[str, str, int, int | None]  # norm, split, level, client
 def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wanted) -> tuple[dict[str, Any], Statistics]:
     """Run the evaluation jobs and return the columns and the statistics they used."""
     normed = has_batch_norm(federation)
-    found = statistics(federation, engine, server, wanted) if normed and "static" in wanted.norms else {}
+    found: Statistics = {}
+    failures: list[dict[str, Any]] = []
+    if normed and "static" in wanted.norms:
+        found, failures = statistics(federation, engine, server, wanted)
     norms = wanted.norms if normed else wanted.norms[:1]
     tags = list(_tags(federation, wanted, norms))
     replies: dict[Tag, Mapping[str, Any]] = {}
-    failures: list[dict[str, Any]] = []
     for tag, reply in zip(tags, engine.run(_jobs(federation, server, wanted, tags, found)), strict=True):
         if isinstance(reply, Failure):
-            failures.append({"client": reply.client, "level": reply.level + 1, "reason": reply.reason})
+            failures.append(_failed("evaluation", reply))
         elif reply.metrics["n"]:
             replies[tag] = reply.metrics
     columns: dict[str, Any] = {"split": wanted.evaluation.split}

@@ -167,7 +167,8 @@ def build(spec: Mapping[str, Any]) -> Method:
         ConfigError: Unknown names or hyperparameters, or a hook that two parts set without the spec saying whose wins.
     """
     if is_portable(spec):
-        return _build_cached(json.dumps(spec, sort_keys=True))
+        # options keep their order, in which they chain; the order of all else says nothing
+        return _build_cached(json.dumps({key: spec[key] for key in sorted(spec)}))
     return _build(spec)
 
 

@@ -136,12 +136,16 @@ def one_round(
 
     def usable() -> Iterator[Update]:
         for reply in engine.run(jobs()):
+            if not waiting:
+                raise RunError("the engine gave more replies than it was given jobs: one each, in the jobs' order.")
             job = waiting.popleft()
             reply = checked(reply, job, federation)
             reports.append(replace(reply, state={}) if isinstance(reply, Update) else reply)
             if isinstance(reply, Update):
                 engine.accept(reply)
                 yield reply
+        if waiting:
+            raise RunError(f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.")
 
     updates = usable()
     aggregate = method.merge(federation, server, updates, method.weight)

@@ -62,10 +62,12 @@ def test_damage_is_a_sentence(extra: bytes, place: int, byte: int) -> None:
     message = bytearray(pack({"a": torch.arange(5.0), "b": [1, "x", (None,)]}))
     message[place % len(message)] = byte
     for damaged in (bytes(message), bytes(message[: place % len(message)]), bytes(message) + extra, extra):
+        refused = ""
         try:
             unpack(damaged)
         except RunError as error:
-            assert "message" in str(error)
+            refused = str(error)
+        assert not refused or "message" in refused
 
 
 def job_and_layout() -> tuple[Job, Update, object]:

@@ -25,7 +25,8 @@ from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.method import build
 from fleetfit.records import RunFolder, write_atomically
 from fleetfit.report import plots
-from fleetfit.report.tables import Table, compare_table
+from fleetfit.report.tables import compare_table
+from fleetfit.report.text import Table
 
 Choice = tuple[tuple[str, Any], ...]
 """Keys of a run file and their values: a setting of the grid."""

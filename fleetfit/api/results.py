@@ -149,7 +149,7 @@ class Run:
         found = self.checkpoint["statistics"]
         if found is None and evaluate.has_batch_norm(assembly.federation):
             with contextlib.closing(assembly.engine()) as engine:
-                found = evaluate.statistics(assembly.federation, engine, self.server, assembly.settings.wanted)
+                found, _ = evaluate.statistics(assembly.federation, engine, self.server, assembly.settings.wanted)
         return evaluate.level_module(assembly.federation, self.server, known.index(wanted), found)
 
     def evaluate(self, **sections: Any) -> dict[str, Any]:

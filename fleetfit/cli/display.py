@@ -16,7 +16,8 @@ from fleetfit.api.runs import proceed
 from fleetfit.config import Experiment
 from fleetfit.planner import Plan
 from fleetfit.report.plots import available as plots_available
-from fleetfit.report.tables import Table, duration, level_table, levels_of_rows, percent, plan_table, total_table
+from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
+from fleetfit.report.text import Table, duration, percent
 
 _PLAIN_WIDTH = 160  # where nobody says how wide the output is
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",

@@ -16,7 +16,8 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
 from fleetfit.report.papers import PaperTable, paper_table
-from fleetfit.report.tables import Table, data_table
+from fleetfit.report.tables import data_table
+from fleetfit.report.text import Table
 
 _IMAGE = (3, 32, 32)
 

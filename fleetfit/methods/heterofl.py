@@ -94,9 +94,7 @@ def own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State
     return rows_of(job, device, state, axes[0], present)
 
 
-def rows_of(
-    job: Job, device: Device, state: State, axis: str, kept: list[int]
-) -> tuple[Submodel, State]:
+def rows_of(job: Job, device: Device, state: State, axis: str, kept: list[int]) -> tuple[Submodel, State]:
     """Return the sub-model and state that keep these channels of one axis."""
     tensors = device.problem.layout.tensors
     index = torch.tensor(kept)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetfit.errors import MissingExtra
-from fleetfit.report.tables import percent
+from fleetfit.report.text import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

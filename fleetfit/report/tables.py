@@ -1,92 +1,13 @@
-"""Tables as they will stand in a paper: plain rows of text, their Markdown and CSV; numbers come from run folders."""
+"""Tables as they will stand in a paper; their numbers come from run folders."""
 
-import csv
-import io
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fleetfit.planner import Plan
+from fleetfit.report.text import Table, duration, percent, short, size, spread
 
 FORMAT = 1
 """Version of `summary.json`."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text.
-
-    Attributes:
-        columns: Headings.
-        rows: One text per column.
-        title: What stands above it.
-        notes: Sentences below it.
-        groups: Headings above the columns, each with the number of columns it spans; they add up to the columns.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    title: str = ""
-    notes: tuple[str, ...] = field(default=())
-    groups: tuple[tuple[str, int], ...] = field(default=())
-
-    def to_markdown(self) -> str:
-        """Return the table as Markdown; a heading above columns is repeated in each of them."""
-        lines = [_markdown_line(self.headings), "|" + " --- |" * len(self.columns)]
-        lines += [_markdown_line(row) for row in self.rows]
-        parts = [f"**{self.title}**\n"] if self.title else []
-        return "\n".join([*parts, *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
-
-    def to_csv(self) -> str:
-        """Return the table as CSV; a heading above columns is repeated in each of them."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.headings, *self.rows])
-        return text.getvalue()
-
-    @property
-    def headings(self) -> list[str]:
-        """One heading per column, with the one above it."""
-        above = [name for name, span in self.groups for _ in range(span)] or [""] * len(self.columns)
-        return [f"{a} {c}".strip() for a, c in zip(above, self.columns, strict=True)]
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in cells)
-    return f"| {' | '.join(escaped)} |"
-
-
-# ---- numbers as text -----------------------------------------------------------------------------------------------
-
-
-def percent(value: Any) -> str:
-    """Return an accuracy as in the papers, "79.61"; "-" where there is none."""
-    return "-" if value is None else f"{100 * value:.2f}"
-
-
-def short(count: float) -> str:
-    """Return a count in short: 950, 57.6 K, 1.73 M, 253.1 M."""
-    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if count >= unit:
-            scaled = count / unit
-            return f"{scaled:.2f}{name}" if scaled < 10 else f"{scaled:.1f}{name}"
-    return f"{count:g}"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes in short, in powers of ten: 12.3 MB."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in short: 3.2 s, 4 min 10 s, 2 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -130,7 +51,7 @@ def summary_of(
         "evaluate": {key: _without_clients(value) for key, value in columns.items()},
         "bytes_down": sum(m["bytes_down"] for m in metrics),
         "bytes_up": sum(m["bytes_up"] for m in metrics),
-        "failures": sum(len(m["failures"]) for m in metrics),
+        "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
         "seconds": sum(m["seconds"] for m in metrics),
         "left_out": list(plan.left_out),
         "notes": list(notes),
@@ -274,16 +195,6 @@ def _shape_of(level: Mapping[str, Any]) -> tuple[str, ...]:
         short(level["multiply_adds"]),
         str(level["clients"]),
     )
-
-
-def spread(values: Sequence[float | None]) -> str:
-    """Return "mean ± standard deviation" in percent; one value alone; "-" for none."""
-    known = [100 * v for v in values if v is not None]
-    if not known:
-        return "-"
-    if len(known) == 1:
-        return f"{known[0]:.2f}"
-    return f"{statistics.mean(known):.2f} ± {statistics.stdev(known):.2f}"
 
 
 def data_table(facts: Mapping[str, Any]) -> Table:

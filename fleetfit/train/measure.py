@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.errors import RunError
 from fleetfit.layout import State, batch_norms, outputs
 from fleetfit.method import Method
 from fleetfit.seeds import torch_rng
@@ -30,6 +31,8 @@ def evaluate(job: Job, device: Device, method: Method, dispatched: Submodel) -> 
     piece = workpiece(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     piece.module.eval()
+    if wanted.norm == "static" and not job.statistics and batch_norms(piece.module):
+        raise RunError("there are no batch-norm statistics for this level: no client could measure them")
     exits = len(job.submodel.exits)
     correct, loss = torch.zeros(exits), torch.zeros(exits)
     ensemble = 0

@@ -8,7 +8,7 @@ from fleetfit.cost import Cost
 from fleetfit.data import Facts
 from fleetfit.planner import Plan, PlannedLevel
 from fleetfit.report import tables
-from fleetfit.report.tables import Table
+from fleetfit.report.text import Table, duration, short, size, spread
 
 PLAN = Plan(
     "parameters",
@@ -87,7 +87,7 @@ def test_the_plan_table_says_what_level_l_leaves_out_and_who_is_left_out() -> No
 )
 def test_mean_and_standard_deviation(values: list[float | None], text: str) -> None:
     """50 and 70: mean 60, sample variance (100 + 100) / 1, standard deviation sqrt(200) = 14.142."""
-    assert tables.spread(values) == text
+    assert spread(values) == text
 
 
 def test_methods_are_rows_and_settings_have_local_and_global() -> None:
@@ -125,14 +125,14 @@ def test_data_sets_as_in_table_2() -> None:
     ("count", "text"), [(950, "950"), (6_983, "6.98 K"), (57_550, "57.5 K"), (1_731_000, "1.73 M"), (4e9, "4.00 G")]
 )
 def test_counts_in_short(count: float, text: str) -> None:
-    assert tables.short(count) == text
+    assert short(count) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (1_500, "1.5 kB"), (2_800_000, "2.8 MB"), (3e9, "3.0 GB")])
 def test_bytes_in_short(count: float, text: str) -> None:
-    assert tables.size(count) == text
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (250, "4 min 10 s"), (7500, "2 h 05 min")])
 def test_durations_in_short(seconds: float, text: str) -> None:
-    assert tables.duration(seconds) == text
+    assert duration(seconds) == text
