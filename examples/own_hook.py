@@ -6,9 +6,7 @@ A hook is named by function in a run file, `method.hooks.levels = "own_hook.py:o
 processes too.
 """
 
-from fleetfit.levels import split_levels
-from fleetfit.planner import Targets
-from fleetfit.values import Level, Problem
+from fleetfit import Level, Problem, Targets, split_levels
 
 
 def own_exit_only(problem: Problem, targets: Targets) -> list[Level]:

@@ -10,8 +10,7 @@ from functools import partial
 
 import torch
 
-from fleetfit import Method
-from fleetfit.method import take_mean
+from fleetfit import Method, take_mean
 from fleetfit.methods.scalefl import scalefl
 
 

@@ -8,42 +8,78 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleetfit.aggregate import Aggregate as Aggregate
     from fleetfit.api import Comparison as Comparison
     from fleetfit.api import Run as Run
     from fleetfit.api import compare as compare
     from fleetfit.api import load as load
     from fleetfit.api import resume as resume
     from fleetfit.api import run as run
+    from fleetfit.check import check_layout as check_layout
     from fleetfit.config import Experiment as Experiment
     from fleetfit.data import Data as Data
     from fleetfit.errors import FleetFitError as FleetFitError
     from fleetfit.layout import Architecture as Architecture
     from fleetfit.layout import Axis as Axis
     from fleetfit.layout import ExitModel as ExitModel
+    from fleetfit.layout import State as State
     from fleetfit.layout import alias as alias
     from fleetfit.layout import blocked as blocked
     from fleetfit.layout import interleaved as interleaved
+    from fleetfit.layout import outputs as outputs
     from fleetfit.layout import segments as segments
+    from fleetfit.levels import split_levels as split_levels
+    from fleetfit.method import Loss as Loss
     from fleetfit.method import Method as Method
+    from fleetfit.method import take_mean as take_mean
+    from fleetfit.planner import Targets as Targets
+    from fleetfit.submodel import Submodel as Submodel
+    from fleetfit.submodel import extract as extract
+    from fleetfit.values import Device as Device
+    from fleetfit.values import Failure as Failure
+    from fleetfit.values import Federation as Federation
+    from fleetfit.values import Job as Job
+    from fleetfit.values import Level as Level
+    from fleetfit.values import Problem as Problem
+    from fleetfit.values import Server as Server
+    from fleetfit.values import Update as Update
 
 _HOMES = {
+    "Aggregate": "aggregate",
     "Architecture": "layout",
     "Axis": "layout",
     "Comparison": "api",
     "Data": "data",
+    "Device": "values",
     "ExitModel": "layout",
     "Experiment": "config",
+    "Failure": "values",
+    "Federation": "values",
     "FleetFitError": "errors",
+    "Job": "values",
+    "Level": "values",
+    "Loss": "method",
     "Method": "method",
+    "Problem": "values",
     "Run": "api",
+    "Server": "values",
+    "State": "layout",
+    "Submodel": "submodel",
+    "Targets": "planner",
+    "Update": "values",
     "alias": "layout",
     "blocked": "layout",
+    "check_layout": "check",
     "compare": "api",
+    "extract": "submodel",
     "interleaved": "layout",
     "load": "api",
+    "outputs": "layout",
     "resume": "api",
     "run": "api",
     "segments": "layout",
+    "split_levels": "levels",
+    "take_mean": "method",
 }
 __version__ = "0.1.0"
 __all__ = [*_HOMES]

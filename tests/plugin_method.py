@@ -7,10 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.aggregate import Aggregate
-from fleetfit.layout import State, outputs
-from fleetfit.method import Loss, Method, take_mean
-from fleetfit.values import Device, Failure, Federation, Job, Server, Update
+from fleetfit import (
+    Aggregate,
+    Device,
+    Failure,
+    Federation,
+    Job,
+    Loss,
+    Method,
+    Server,
+    State,
+    Update,
+    outputs,
+    take_mean,
+)
 
 
 def counting(pull: float = 0.01) -> Method:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.api.comparison import _Planned
+from fleetfit.api.comparison import Planned
 from fleetfit.config import assemble, experiment_of
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.planner import Plan
@@ -52,7 +52,7 @@ def entries(path: Path) -> list[tuple[str, dict]]:
     if "compare" not in table:
         return [(path.stem, table)]
     found = {}
-    for entry in _Planned(table, path.stem).entries():  # what differs in seed or partition only has the same levels
+    for entry in Planned(table, path.stem).entries():  # what differs in seed or partition only has the same levels
         key = (entry.row, entry.table.get("data", {}).get("name"))
         found.setdefault(key, (str(entry.place.parent), dict(entry.table)))
     return list(found.values())

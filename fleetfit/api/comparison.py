@@ -93,7 +93,7 @@ def compare(
     base = anchored(read_table(file), Path(file).expanduser().resolve().parent)
     for text in overrides:
         base = merged(base, anchored(override(text), Path.cwd()))
-    plan = _Planned(base, Path(file).stem)
+    plan = Planned(base, Path(file).stem)
     folder = Path(out).expanduser() if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
     tuned = dict(_tune(plan, folder, on_run))
     runs: dict[tuple[str, str], list[Run]] = {}
@@ -108,7 +108,7 @@ def compare(
 # ---- what is to be run ---------------------------------------------------------------------------------------------
 
 
-class _Planned:
+class Planned:
     """The runs that a file asks for; everything that can be checked without data is checked here."""
 
     def __init__(self, base: Mapping[str, Any], stem: str) -> None:
@@ -235,7 +235,7 @@ def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: 
     return found
 
 
-def _tune(plan: _Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[tuple[str, str], Choice]]:
+def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[tuple[str, str], Choice]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
         return
@@ -258,7 +258,7 @@ def _tune(plan: _Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[
 
 
 def _reported(
-    plan: _Planned,
+    plan: Planned,
     folder: Path,
     runs: Mapping[tuple[str, str], Sequence[Run]],
     tuned: Mapping[tuple[str, str], str],
