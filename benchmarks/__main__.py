@@ -48,6 +48,8 @@ class Parts(Sequence[dict[str, Tensor]]):
         return self.clients
 
     def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < self.clients:
+            raise IndexError(i)
         first = (i * self.samples) % (self.total - self.samples + 1)
         none = torch.empty(0, dtype=torch.int64)
         return {"train": torch.arange(first, first + self.samples), "validation": none, "test": none}
@@ -151,7 +153,8 @@ def held(problem: Problem, pieces: list[Any], states: list[Any], cohort: int) ->
     mean = Mean(problem.layout)
     for i in range(cohort):
         mean.add(pieces[i % 10], states[i % 10], 1.0)
-    tensors = [v for v in vars(mean).values() if isinstance(v, Tensor)]
+    values = [v for held in vars(mean).values() for v in (held if isinstance(held, tuple) else (held,))]
+    tensors = {v.data_ptr(): v for v in values if isinstance(v, Tensor)}.values()
     return sum(t.numel() * t.element_size() for t in tensors)
 
 

@@ -41,10 +41,10 @@ class Mean:
         """Start with nothing added."""
         self._layout = layout
         self._full = cut(layout, whole(layout))
-        self._total = torch.zeros(self._full.size, device=device)
-        self._coverage = torch.zeros(self._full.size, device=device)
+        self._device = torch.device("cpu") if device is None else device
+        self._sums: tuple[Tensor, Tensor] | None = None  # weighted total and coverage, made by the first group
         self._group: Submodel | None = None
-        self._sum = self._total
+        self._sum: Tensor = torch.empty(0)
         self._room: Tensor | None = None
         self._weight = 0.0
 
@@ -61,7 +61,7 @@ class Mean:
         """
         if not 0 <= weight < float("inf"):
             raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.")
-        flat = flat_of(state).to(self._total.device)
+        flat = flat_of(state).to(self._device)
         if submodel == self._group:
             self._sum.add_(flat, alpha=weight)
             self._weight += weight
@@ -70,7 +70,11 @@ class Mean:
         self._group, self._weight = submodel, weight
         compiled = cut(self._layout, submodel)
         if compiled.whole:  # its places are the buffer itself
-            self._sum = self._total.add_(flat, alpha=weight)
+            if self._sums is None:
+                self._sums = flat * weight, torch.zeros_like(flat)
+                self._sum = self._sums[0]
+            else:
+                self._sum = self._sums[0].add_(flat, alpha=weight)
             return
         if self._room is None or self._room.numel() < compiled.size:
             self._room = torch.empty_like(flat)
@@ -81,16 +85,24 @@ class Mean:
         if self._group is None:
             return
         compiled = cut(self._layout, self._group)
+        total, coverage = self._made()
         if not compiled.whole:
-            compiled.scatter(self._total, self._sum, add=True)
-        compiled.scatter_scalar(self._coverage, self._weight)
+            compiled.scatter(total, self._sum, add=True)
+        compiled.scatter_scalar(coverage, self._weight)
         self._group = None
+
+    def _made(self) -> tuple[Tensor, Tensor]:
+        if self._sums is None:
+            total = torch.zeros(self._full.size, device=self._device)
+            self._sums = total, torch.zeros_like(total)
+        return self._sums
 
     def result(self, extra: Any = None) -> Aggregate:
         """Return the mean and the coverage of what was added."""
         self._close()
-        mean = self._total.div_(self._coverage)  # 0 / 0 where nobody trained: `applied` does not look there
-        return Aggregate(self._full.views(mean), self._full.views(self._coverage), extra)
+        total, coverage = self._made()
+        mean = total.div_(coverage)  # 0 / 0 where nobody trained: `applied` does not look there
+        return Aggregate(self._full.views(mean), self._full.views(coverage), extra)
 
 
 def applied(state: State, aggregate: Aggregate) -> State:
