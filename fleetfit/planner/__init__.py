@@ -14,9 +14,10 @@ Differs from the paper:
 - `strict` admits only pairs at or under every budget of the level.
 """
 
-from fleetfit.planner.budgets import Targets, as_fractions, assign, levels_of_budgets
+from fleetfit.planner.budgets import as_fractions, assign, levels_of_budgets
 from fleetfit.planner.plan import Plan, PlannedLevel, make_plan
-from fleetfit.planner.search import Mode, Split, one_level, search
+from fleetfit.planner.search import one_level, search
+from fleetfit.planner.targets import Mode, Split, Targets
 
 __all__ = [
     "Mode",

@@ -12,8 +12,9 @@ import tomli_w
 from fleetfit.cost import Cost, cost_grid, full_cost, submodel_cost
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import Architecture
-from fleetfit.planner.budgets import Targets, as_fractions, assign, levels_of_budgets
-from fleetfit.planner.search import Mode, Split, search
+from fleetfit.planner.budgets import as_fractions, assign, levels_of_budgets
+from fleetfit.planner.search import search
+from fleetfit.planner.targets import Mode, Split, Targets
 
 FORMAT = 1
 

@@ -10,34 +10,15 @@ add. The bound is the optimum of a relaxed problem, in which the shallower class
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fleetfit.cost import Grid
 from fleetfit.errors import PlanError
-from fleetfit.planner.budgets import Floats, Targets
+from fleetfit.planner.targets import Floats, Mode, Split, Targets
 
-Mode = Literal["both", "width", "depth"]
 _TINY = 1e-9
-
-
-@dataclass(frozen=True)
-class Split:
-    """One level's sub-model.
-
-    Attributes:
-        depth: Blocks kept; its own exit sits after them.
-        width: Fraction of the channels kept (s_w).
-        exits: Its exits, shallow to deep, the shallower levels' included.
-        share: Its cost as a fraction of cost(M).
-    """
-
-    depth: int
-    width: float
-    exits: tuple[int, ...]
-    share: float
 
 
 def search(

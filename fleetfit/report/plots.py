@@ -197,6 +197,7 @@ def _figure(width: float, height: float) -> tuple["Figure", "Axes"]:
 def _finish(axes: "Axes", x: str, y: str, title: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.locator_params(axis="x", integer=x == "round")
     axes.set_title(title, fontsize=10, loc="left", color=_DARK)
     axes.grid(color=_LIGHT, linewidth=0.6)
     axes.set_axisbelow(True)
