@@ -89,6 +89,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
         (["plan", "--paper", "table-9"], '"table-9" is no table of the papers'),
+        (["plan", "--budgets", "0.3,1", "--mode", "width"], "--budgets, --mode: only with --model"),
         (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
         (
             ["plan", "--model", "cnn", "--save", "/nowhere/plan.toml"],

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,19 +24,23 @@ _IMAGE = (3, 32, 32)
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `plan --model`, as typed."""
+    """The options of `plan --model`, as typed; the defaults are those of the command line."""
 
-    model: str
-    budgets: str
-    cost: str
-    tolerance: float
-    mode: str
-    levels: str
-    exits: str | None
-    widths: str | None
-    classes: int
-    input_shape: str | None
-    strict: bool
+    model: str | None = None
+    budgets: str = "0.125,0.25,0.5,1"
+    cost: str = "parameters"
+    tolerance: float = 0.1
+    mode: str = "both"
+    levels: str = "cluster"
+    exits: str | None = None
+    widths: str | None = None
+    classes: int = 10
+    input_shape: str | None = None
+    strict: bool = False
+
+    def changed(self) -> list[str]:
+        """Return the options, as typed, that say something else than their defaults."""
+        return [f"--{f.name.replace('_', '-')}" for f in fields(self) if getattr(self, f.name) != f.default]
 
 
 def of_run_file(file: Path | None, overrides: Sequence[str]) -> tuple[Plan, str]:
@@ -51,6 +55,7 @@ def of_run_file(file: Path | None, overrides: Sequence[str]) -> tuple[Plan, str]
 def of_model(asked: Asked, overrides: Sequence[str]) -> tuple[Plan, str]:
     """Return the plan for a model and budgets, and a title."""
     shape = shape_of(asked.input_shape)
+    assert asked.model is not None
     architecture = model_of(asked.model, asked.classes, shape, overrides)
     if asked.mode not in ("both", "width", "depth"):
         raise ConfigError(f'--mode must be both, width or depth, got "{asked.mode}".')

@@ -123,14 +123,17 @@ def plan(
         for table in planning.of_paper(paper):
             display.show(table)
         return
+    asked = planning.Asked(model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict)
     if model is not None:
         if file is not None:
             raise ConfigError("plan takes a run file or --model, not both.")
-        asked = planning.Asked(
-            model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict
-        )
         found, title = planning.of_model(asked, overrides or ())
     else:
+        if asked.changed():
+            raise ConfigError(
+                f"{', '.join(asked.changed())}: only with --model. What a run file plans for stands in its [fleet] and "
+                "[method]; change it with --set, such as --set fleet.tolerance=0.2."
+            )
         found, title = planning.of_run_file(file, overrides or ())
     display.plan(found, title)
     if save is not None:
