@@ -40,7 +40,7 @@ def self_distillation(
     for weight, student in zip(weights[:-1], logits[:-1], strict=True):
         term = task.loss(student, y)
         if beta:
-            term = term + beta * task.divergence(logits[-1], student, temperature)
+            term = term + beta * task.divergence(logits[-1], student, temperature, y)
         total = total + weight * term
     return total
 

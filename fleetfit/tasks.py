@@ -1,4 +1,8 @@
-"""Tasks: what a prediction is worth. A task is a loss, a divergence of a student from a teacher, and metrics."""
+"""Tasks: what a prediction is worth. A task is a loss, a divergence of a student from a teacher, and metrics.
+
+An accuracy is at most 1 and larger is better, for every task: of a regression it is the explained variance, which the
+data set makes possible by scaling its targets to variance one.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, did_you_mean
+
+NOT_SCORED = -100
+"""The label of a position that is not scored (padding)."""
 
 
 @dataclass(frozen=True)
@@ -16,15 +23,17 @@ class Task:
 
     Attributes:
         name: Its name in a configuration.
-        loss: (logits [B, C], y [B]) -> mean loss, a scalar.
-        divergence: (teacher logits, student logits, temperature) -> scalar, averaged over the batch.
-        hits: (logits [B, C], y [B]) -> bool [B]; its mean is the task's accuracy.
-        scores: logits [B, C] -> what an ensemble of exits averages, [B, C].
+        measure: What its accuracy is, for people.
+        loss: (outputs [B, ...], y [B, ...]) -> mean loss, a scalar.
+        divergence: (teacher, student, temperature, y) -> scalar, averaged over what is scored.
+        hits: (outputs, y) -> one number per unit that is scored [units], 1 at best; their mean is the task's accuracy.
+        scores: outputs -> what an ensemble of exits averages, of the same shape; `hits` takes it like outputs.
     """
 
     name: str
+    measure: str
     loss: Callable[[Tensor, Tensor], Tensor]
-    divergence: Callable[[Tensor, Tensor, float], Tensor]
+    divergence: Callable[[Tensor, Tensor, float, Tensor], Tensor]
     hits: Callable[[Tensor, Tensor], Tensor]
     scores: Callable[[Tensor], Tensor]
 
@@ -45,17 +54,88 @@ def softened_kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     return F.kl_div(guess, target, reduction="batchmean", log_target=True) * temperature**2
 
 
-def _hits(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.argmax(dim=-1) == y
-
-
 def _probabilities(logits: Tensor) -> Tensor:
     return torch.softmax(logits, dim=-1)
 
 
-classification = Task("classification", F.cross_entropy, softened_kl, _hits, _probabilities)
+# ---- classification: logits [B, C], y int64 [B] ------------------------------------------------------------------
 
-_TASKS = {task.name: task for task in (classification,)}
+
+def _class_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
+    return softened_kl(teacher, student, temperature)
+
+
+def _class_hits(logits: Tensor, y: Tensor) -> Tensor:
+    return logits.argmax(dim=-1) == y
+
+
+classification = Task(
+    "classification", "accuracy", F.cross_entropy, _class_divergence, _class_hits, _probabilities
+)  # fmt: skip
+
+
+# ---- next token: logits [B, L, V], y int64 [B, L] ----------------------------------------------------------------
+
+
+def _next_loss(logits: Tensor, y: Tensor) -> Tensor:
+    total = F.cross_entropy(logits.flatten(0, -2), y.flatten(), ignore_index=NOT_SCORED, reduction="sum")
+    return total / (y != NOT_SCORED).sum().clamp_min(1)
+
+
+def _next_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
+    scored = y != NOT_SCORED
+    return softened_kl(teacher[scored], student[scored], temperature) if bool(scored.any()) else student.sum() * 0
+
+
+def _next_hits(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.argmax(dim=-1) == y)[y != NOT_SCORED]
+
+
+next_token = Task("next_token", "accuracy per token", _next_loss, _next_divergence, _next_hits, _probabilities)
+
+
+# ---- regression: outputs and y [B, C], y with mean 0 and variance 1 over the training data -----------------------
+
+
+def _squared_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
+    return F.mse_loss(student, teacher.detach())
+
+
+def _explained(outputs: Tensor, y: Tensor) -> Tensor:
+    return (1 - (outputs - y).square()).flatten()
+
+
+def _as_they_are(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+regression = Task("regression", "explained variance (R2)", F.mse_loss, _squared_divergence, _explained, _as_they_are)
+
+
+# ---- multi-label: logits [B, C], y [B, C] of 0 and 1 -------------------------------------------------------------
+
+
+def _label_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
+    """Return tau^2 * the mean over labels of KL(Bernoulli(teacher / tau) || Bernoulli(student / tau))."""
+    target, guess = teacher.detach() / temperature, student / temperature
+    p = torch.sigmoid(target)
+    kl = p * (F.logsigmoid(target) - F.logsigmoid(guess)) + (1 - p) * (F.logsigmoid(-target) - F.logsigmoid(-guess))
+    return kl.mean() * temperature**2
+
+
+def _label_hits(logits: Tensor, y: Tensor) -> Tensor:
+    return ((logits > 0) == (y > 0.5)).flatten()
+
+
+def _centred(logits: Tensor) -> Tensor:
+    return torch.sigmoid(logits) - 0.5  # above zero where the label is more likely than not, as for logits
+
+
+multi_label = Task(
+    "multi_label", "share of labels right", F.binary_cross_entropy_with_logits, _label_divergence, _label_hits, _centred
+)
+
+_TASKS = {task.name: task for task in (classification, next_token, regression, multi_label)}
 
 
 def task_named(name: str) -> Task:
@@ -65,5 +145,5 @@ def task_named(name: str) -> Task:
         ConfigError: There is none.
     """
     if name not in _TASKS:
-        raise ConfigError(f'there is no task "{name}"; there are {", ".join(_TASKS)}.')
+        raise ConfigError(f'there is no task "{name}"; there are {", ".join(_TASKS)}.{did_you_mean(name, _TASKS)}')
     return _TASKS[name]

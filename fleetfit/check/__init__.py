@@ -15,7 +15,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from fleetfit.check.channels import random_channels, unreachable
@@ -23,7 +22,7 @@ from fleetfit.check.full import TOLERANCE, Full, describe
 from fleetfit.check.permute import permuted
 from fleetfit.check.shapes import loaded
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, infer_layout
+from fleetfit.layout import Architecture, Layout, infer_layout, some_input
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
 
@@ -83,7 +82,7 @@ def check_layout(
         levels: Sub-models to build; by default four of different width and depth.
         channels_part: Also compare random channels with the masked full model.
         input_shape: Shape of one sample, of which random ones are drawn.
-        example: A batch to use instead, for models that do not take floats.
+        example: A batch to use instead.
 
     Returns:
         A report that prints readably. Without `layout` and `example` it is cached by the architecture's parameters.
@@ -125,7 +124,7 @@ def _checked(
     layout = layout or infer_layout(architecture, _some_exits(architecture))
     rng = torch_rng("check_layout")
     if example is None:
-        example = torch.randn(_BATCH, *input_shape, generator=rng, dtype=torch.float64)
+        example = some_input(architecture, input_shape, _BATCH, rng)
     full = Full(architecture, layout, example, rng)
     permutation = {axis: moved for axis in layout.axes if (moved := permuted(full, axis)) is not None}
     levels = levels or _some_levels(architecture, layout)

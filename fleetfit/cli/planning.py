@@ -137,7 +137,7 @@ def listed(kind: str) -> Table:
     if kind == "data":
         modules = {name: importlib.import_module(f"fleetfit.data.{name}") for name in known}
         return data_table({name: getattr(module, "FACTS", None) for name, module in modules.items()})
-    skip = {"classes", "channels", "input_shape", "simulation"}
+    skip = {"classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
     rows = []
     for name in known:
         keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in skip]

@@ -118,7 +118,7 @@ def _called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given
 
 def check_keys(experiment: Experiment) -> None:
     """Check the free keys of model, data set, engine and partition against their signatures, calling nothing."""
-    given = {"classes": None, "channels": None, "input_shape": None}
+    given = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
     for kind, where, section, known in (
         ("engines", "[engine]", experiment.engine, {"simulation": None}),
         ("models", "[model]", experiment.model, given),
@@ -133,9 +133,9 @@ def check_keys(experiment: Experiment) -> None:
             )
     division = experiment.data.partition
     if division.kind in KINDS:
-        given = {"data": None, "clients": None, "rng": None}
+        known = {"data": None, "clients": None, "rng": None}
         function = _without_calling(KINDS[division.kind])
-        names.call(function, division.kind, "[data] partition", division.settings, **given)
+        names.call(function, division.kind, "[data] partition", division.settings, **known)
 
 
 def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,8 +177,9 @@ def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]
 def problem_of(experiment: Experiment, data: Data) -> Problem:
     """Return the problem with the full model's last exit only; the method's levels say which exits there are."""
     section = experiment.model
-    shape = tuple(data.x.shape[1:])
-    given = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape}
+    shape = data.sample_shape
+    given = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape,
+             "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
     spec = None
     if isinstance(section.name, str) or (callable(section.name) and not hasattr(section.name, "build")):
         architecture = _called("models", section.name, "[model]", section.settings, **given)

@@ -4,17 +4,13 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
 from torch import Tensor
 
+from fleetfit.data._checks import SPLITS, check_labels, check_samples, checked_splits, normalisation
 from fleetfit.data.augment import augmented, check_augmentation
 from fleetfit.errors import DataError, did_you_mean
-
-SPLITS = ("train", "validation", "test")
-_KINDS_OF_X = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_HOLD_OUT = 0x401D  # keeps this use of a seed apart from every other
 
 
 @dataclass(frozen=True)
@@ -43,15 +39,19 @@ class Data:
     Attributes:
         name: What it is called in messages and reports.
         x: All samples: uint8 images [N, C, H, W], or your own floats or int64 tokens [N, ...]; may be memory-mapped.
-        y: Labels, int64 [N] in 0..classes-1. A task other than classification may have any tensor [N, ...].
+        y: Labels. Classification: int64 [N] in 0..classes-1. Next token: int64 [N, L], -100 where nothing is scored.
+            Regression: floats [N, classes]. Multi-label: 0 or 1, [N, classes]. A task of your own: any tensor [N, ...].
         splits: "train", "validation", "test" -> int64 indices into x, on the host; a missing split is empty.
-        classes: Number of classes.
+        classes: Number of classes; of tokens to predict, of regression targets, of labels.
         groups: The natural group (writer, speaker, role) of each sample, int64 [N]; None if the set has none.
         class_names: One name per class, or ().
         mean: Per channel, or one for all, subtracted after uint8 is scaled to [0, 1]; () leaves it there.
         std: Per channel, or one for all, divided by after that.
         augment: What training batches go through, a name in `augment.AUGMENTATIONS`, or None.
-        task: What is learned; labels are checked for "classification" only.
+        task: What is learned: "classification", "next_token", "regression" or "multi_label".
+        vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
+        padding: The token that fills short samples; each batch is cut to its longest sample. -1: there is none.
+        resize: Height and width that images are brought to, batch by batch, after augmentation.
     """
 
     name: str
@@ -65,8 +65,12 @@ class Data:
     std: tuple[float, ...] = ()
     augment: str | None = None
     task: str = "classification"
+    vocabulary: int = 0
+    padding: int = -1
+    resize: tuple[int, int] | None = None
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
+    _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Check everything once, so that `batch` need not.
@@ -74,14 +78,41 @@ class Data:
         Raises:
             DataError: A shape, a dtype, a label or an index does not fit.
         """
-        _check_samples(self)
-        _check_labels(self)
+        check_samples(self)
+        check_labels(self)
         if self.augment is not None:
             check_augmentation(self.augment, self.x)
-        scale, shift = _normalisation(self)
+        scale, shift = normalisation(self)
         object.__setattr__(self, "_scale", scale)
         object.__setattr__(self, "_shift", shift)
-        object.__setattr__(self, "splits", _checked_splits(self, self.splits))
+        object.__setattr__(self, "splits", checked_splits(self, self.splits))
+        if self.task == "regression":
+            object.__setattr__(self, "_targets", self._standard_targets())
+
+    def _standard_targets(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the training targets, each [classes]."""
+        y = self.y[self.splits["train"].to(self.y.device)].double()
+        if len(y) < 2:
+            return torch.zeros(self.classes, device=y.device), torch.ones(self.classes, device=y.device)
+        std = y.std(0, correction=0)
+        return y.mean(0).float(), torch.where(std > 0, std, 1).float()
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample as a model gets it, without the batch."""
+        shape = tuple(self.x.shape[1:])
+        return shape if self.resize is None else (*shape[:-2], *self.resize)
+
+    @property
+    def target_scale(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the training targets of a regression: prediction * std + mean has their unit.
+
+        Raises:
+            DataError: The task is another one.
+        """
+        if self._targets is None:
+            raise DataError(f"{self.name}: only a regression has scaled targets; the task is {self.task}.")
+        return self._targets
 
     def __repr__(self) -> str:
         """Return name, shape and split sizes; never the tensors."""
@@ -110,23 +141,33 @@ class Data:
             rng: Given for a training batch: the host generator that augmentation draws from. None: no augmentation.
 
         Returns:
-            x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data.
+            x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data. Targets of a
+            regression have mean 0 and variance 1 over the training split.
         """
         x = self.x
         if indices.device != x.device:
             indices = indices.to(x.device)
-        y = self.y.index_select(0, indices)
+        y = self._labels(indices)
         x = x.index_select(0, indices)
         if rng is not None and self.augment is not None:
             x = augmented(x, self.augment, rng)
         if x.dtype == torch.int64:
-            return x, y
+            return (x, y) if self.padding < 0 else _without_tail(x, y, self.padding)
         x = x.to(torch.float32)
         if self._scale is not None:
             x.mul_(self._scale)
         if self._shift is not None:
             x.add_(self._shift)
+        if self.resize is not None:
+            x = F.interpolate(x, self.resize, mode="bilinear", antialias=False, align_corners=False)
         return x, y
+
+    def _labels(self, indices: Tensor) -> Tensor:
+        y = self.y.index_select(0, indices)
+        if self._targets is not None:
+            mean, std = self._targets
+            return (y.to(torch.float32) - mean) / std
+        return y.to(torch.float32) if self.task == "multi_label" else y
 
     def share(self, splits: Mapping[str, Tensor]) -> "Data":
         """Return a client's view: the same tensors, other splits. Nothing is copied.
@@ -135,7 +176,7 @@ class Data:
             DataError: An index does not fit.
         """
         view = copy.copy(self)
-        object.__setattr__(view, "splits", _checked_splits(self, splits))
+        object.__setattr__(view, "splits", checked_splits(self, splits))
         return view
 
     def to(self, device: torch.device | str) -> "Data":
@@ -144,141 +185,13 @@ class Data:
         for name in ("x", "y", "groups", "_scale", "_shift"):
             tensor = getattr(self, name)
             object.__setattr__(moved, name, None if tensor is None else tensor.to(device))
+        if self._targets is not None:
+            object.__setattr__(moved, "_targets", tuple(tensor.to(device) for tensor in self._targets))
         return moved
 
 
-def hold_out(
-    indices: NDArray[np.int64], strata: NDArray[np.int64], fraction: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide samples at random into those kept and those held out, with the same share of every stratum.
-
-    A stratum of n samples gives up floor(fraction * n) or one more, those with the largest remainders first, so that
-    round(fraction * len(indices)) are held out in all.
-
-    Args:
-        indices: The samples to divide, [n].
-        strata: What must stay in proportion (the label, the writer), of each of them, [n], not negative.
-        fraction: How many are held out, 0 <= fraction < 1.
-        seed: Not negative; the same seed gives the same division.
-
-    Returns:
-        The kept and the held out indices, each in ascending order.
-
-    Raises:
-        DataError: The fraction or the seed is out of range.
-    """
-    if not 0 <= fraction < 1:
-        raise DataError(f"a fraction of the data to hold out must be at least 0 and below 1, got {fraction}.")
-    rng = generator(seed, _HOLD_OUT)
-    order = rng.permutation(len(indices))
-    order = order[np.argsort(strata[order], kind="stable")]
-    sizes = np.bincount(strata) if len(strata) else np.zeros(0, dtype=np.int64)
-    exact = sizes * fraction
-    quota = np.floor(exact + 1e-9).astype(np.int64)
-    extra = round(fraction * len(indices)) - int(quota.sum())
-    if extra > 0:
-        quota[np.argsort(quota - exact, kind="stable")[:extra]] += 1
-    starts = np.cumsum(sizes) - sizes
-    rank = np.arange(len(indices)) - np.repeat(starts, sizes)
-    held = rank < np.repeat(quota, sizes)
-    return np.sort(indices[order[~held]]), np.sort(indices[order[held]])
-
-
-def generator(seed: int, purpose: int) -> np.random.Generator:
-    """Return a NumPy generator for one purpose of a seed.
-
-    Raises:
-        DataError: The seed is no whole number or is negative.
-    """
-    given: object = seed
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise DataError(f"a seed must be a whole number of at least 0, got {seed!r}.")
-    return np.random.default_rng([seed, purpose])
-
-
-def _check_samples(data: Data) -> None:
-    x, y = data.x, data.y
-    given: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
-    for name, value in given:
-        if not isinstance(value, Tensor):
-            raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.")
-    if x.dtype not in _KINDS_OF_X:
-        raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.")
-    if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
-        raise DataError(
-            f"{data.name}: x and y must have one entry per sample, got shapes {list(x.shape)} and {list(y.shape)}."
-        )
-    groups = data.groups
-    if groups is not None:
-        if groups.dtype != torch.int64 or groups.shape != (len(x),):
-            raise DataError(f"{data.name}: groups must be int64 [{len(x)}], got {groups.dtype} {list(groups.shape)}.")
-        if len(groups) and int(groups.min()) < 0:
-            raise DataError(f"{data.name}: groups must not be negative, got {int(groups.min())}.")
-
-
-def _check_labels(data: Data) -> None:
-    if data.classes < 1:
-        raise DataError(f"{data.name}: classes must be at least 1, got {data.classes}.")
-    if data.class_names and len(data.class_names) != data.classes:
-        raise DataError(f"{data.name} has {data.classes} classes but {len(data.class_names)} class names.")
-    y = data.y
-    if data.task != "classification":
-        return
-    if y.dtype != torch.int64 or y.ndim != 1:
-        raise DataError(f"{data.name}: labels must be int64 [{len(y)}], got {y.dtype} {list(y.shape)}.")
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= data.classes):
-        row = int(((y < 0) | (y >= data.classes)).nonzero()[0])
-        raise DataError(
-            f"{data.name}: labels must lie in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}."
-        )
-
-
-def _normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
-    """Return scale and shift, shaped to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
-    x, mean, std = data.x, tuple(data.mean), tuple(data.std)
-    if len(mean) != len(std):
-        raise DataError(f"{data.name}: mean and std must have the same length, got {len(mean)} and {len(std)}.")
-    if not mean:
-        return (torch.tensor(1 / 255).to(x.device), None) if x.dtype == torch.uint8 else (None, None)
-    if x.dtype == torch.int64:
-        raise DataError(f"{data.name}: int64 tokens cannot be normalised; leave mean and std empty.")
-    channels = x.shape[1] if x.ndim > 1 else 1
-    if len(mean) not in (1, channels):
-        raise DataError(f"{data.name}: mean and std need 1 or {channels} values (one per channel), got {len(mean)}.")
-    if min(std) <= 0:
-        raise DataError(f"{data.name}: std must be positive, got {std}.")
-    unit = 255.0 if x.dtype == torch.uint8 else 1.0
-    shape = (1, -1) + (1,) * (x.ndim - 2)
-    scale = torch.tensor([1 / (unit * s) for s in std]).view(shape)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).view(shape)
-    return scale.to(x.device), shift.to(x.device)
-
-
-def _checked_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all three splits on the host, or say which index is wrong."""
-    for name in splits:
-        if name not in SPLITS:
-            raise DataError(
-                f'{data.name}: "{name}" is no split; the splits are {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}'
-            )
-    total = len(data.x)
-    taken = torch.zeros(total, dtype=torch.bool)
-    checked = {}
-    for name in SPLITS:
-        indices = splits.get(name, torch.empty(0, dtype=torch.int64)).cpu()
-        if indices.dtype != torch.int64 or indices.ndim != 1:
-            raise DataError(
-                f'{data.name}: split "{name}" must be int64 indices [n], got {indices.dtype} {list(indices.shape)}.'
-            )
-        if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= total):
-            raise DataError(
-                f'{data.name}: split "{name}" holds indices {int(indices.min())}..{int(indices.max())}, '
-                f"but there are {total} samples."
-            )
-        seen = taken[indices]
-        if bool(seen.any()):
-            index = int(indices[seen][0])
-            raise DataError(f'{data.name}: sample {index} of split "{name}" is in an earlier split too; none may be.')
-        taken[indices] = True
-        checked[name] = indices
-    return checked
+def _without_tail(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Cut off the columns in which every sample of a batch is padded; at least one column stays."""
+    used = (x != padding).any(0).nonzero()
+    length = int(used[-1]) + 1 if len(used) else 1
+    return x[:, :length], y[:, :length] if y.ndim == 2 and y.shape[1] == x.shape[1] else y

@@ -5,7 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data.dataset import SPLITS, Data
+from fleetfit.data._checks import SPLITS
+from fleetfit.data.dataset import Data
 from fleetfit.errors import DataError
 
 Ints = NDArray[np.int64]

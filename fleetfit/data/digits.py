@@ -7,7 +7,8 @@ parts, scikit-learn has the one of 1,797 images.
 import numpy as np
 import torch
 
-from fleetfit.data.dataset import Data, Facts, hold_out
+from fleetfit.data._hold_out import hold_out
+from fleetfit.data.dataset import Data, Facts
 
 FACTS = Facts(
     train=1_438,

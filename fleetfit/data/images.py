@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit.data import parquet
-from fleetfit.data.dataset import Data, Facts, hold_out
+from fleetfit.data._hold_out import hold_out
+from fleetfit.data.dataset import Data, Facts
 from fleetfit.errors import DataError
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files")

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data import _cache
+from fleetfit.data._checks import SPLITS
 from fleetfit.data._decode import decode, need
-from fleetfit.data.dataset import SPLITS
 from fleetfit.errors import DataError
 
 _ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}

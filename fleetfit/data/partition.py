@@ -22,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit.data.dataset import SPLITS, Data, generator
+from fleetfit.data._checks import SPLITS
+from fleetfit.data._hold_out import generator
+from fleetfit.data.dataset import Data
 from fleetfit.data.dealing import Part, collected, dealt, dirichlet_counts, labels_of, with_followers
 from fleetfit.errors import DataError, did_you_mean
 

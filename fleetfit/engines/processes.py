@@ -6,7 +6,6 @@ dies loses no round: its job runs again on another one. Workers end when this pr
 """
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import signal
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.data import Data
+from fleetfit.data.stored import store, stored
 from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import accelerator_named, on_accelerator
 from fleetfit.engines.memories import Memories
@@ -223,14 +222,8 @@ class Processes:
 
 
 def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
-    data = simulation.data
-    np.save(folder / "x.npy", data.x.cpu().numpy())
-    np.save(folder / "y.npy", data.y.cpu().numpy())
-    apart = {"x", "y", "splits"}
-    fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in apart}
     nest = {
-        "problem": simulation.problem.spec, "base": simulation.problem.base, "data": fields,
-        "splits": dict(data.splits),
+        "problem": simulation.problem.spec, "base": simulation.problem.base, "data": store(simulation.data, folder),
         "parts": [dict(part) for part in simulation.parts], "threads": threads, "path": [p for p in sys.path if p],
         "budgets": None if simulation.budgets is None else torch.from_numpy(np.asarray(simulation.budgets)),
     }  # fmt: skip
@@ -240,9 +233,7 @@ def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
 
 def _read_setup(path: Path, device: str) -> tuple[Simulation, int]:
     nest = unpack(path.read_bytes())
-    x = torch.from_numpy(np.load(path.parent / "x.npy", mmap_mode="c"))
-    y = torch.from_numpy(np.load(path.parent / "y.npy"))
-    data = Data(x=x, y=y, splits=nest["splits"], **nest["data"])
+    data = stored(nest["data"], path.parent)
     problem = replace(Problem.rebuilt(nest["problem"]), base=nest["base"])
     budgets = None if nest["budgets"] is None else nest["budgets"].numpy()
     return on_accelerator(Simulation(problem, data, nest["parts"], budgets), accelerator_named(device)), nest["threads"]

@@ -15,6 +15,7 @@ from fleetfit.layout.axes import (
     State,
     default_sizes,
     outputs,
+    some_input,
 )
 from fleetfit.layout.declare import Declaration, alias, blocked, interleaved, segments
 from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
@@ -41,4 +42,5 @@ __all__ = [
     "named_tensors",
     "outputs",
     "segments",
+    "some_input",
 ]

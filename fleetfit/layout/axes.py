@@ -1,10 +1,11 @@
 """What a model family says of itself: its axes, how it is built, and the segments and heads of what it builds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
@@ -47,6 +48,8 @@ class Architecture(Protocol):
 
     axes: Mapping[str, Axis]
     blocks: int
+    tokens: int = 0
+    """Above 0: samples are int64 tokens below it, of shape (L,); 0: samples are real numbers."""
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
@@ -134,6 +137,16 @@ class ExitModel(nn.Module):
             carry = self.segment(i, carry)
             logits.append(self.head(i, carry))
         return logits
+
+
+def some_input(
+    architecture: Architecture, input_shape: Sequence[int], batch: int, rng: torch.Generator | None = None
+) -> Tensor:
+    """Return inputs that an architecture takes [batch, ...]: normal numbers or tokens; zeros without a generator."""
+    tokens, shape = getattr(architecture, "tokens", 0), (batch, *input_shape)
+    if rng is None:
+        return torch.zeros(shape, dtype=torch.int64 if tokens else torch.float32)
+    return torch.randint(tokens, shape, generator=rng) if tokens else torch.randn(shape, generator=rng)
 
 
 def outputs(module: nn.Module, x: Any) -> list[Tensor]:

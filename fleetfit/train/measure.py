@@ -26,7 +26,11 @@ def _chosen(job: Job, device: Device) -> Tensor:
 
 @torch.no_grad()
 def evaluate(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
-    """Count correct predictions of every exit in one pass; metrics: n, correct and loss (sums per exit), ensemble."""
+    """Score every exit in one pass.
+
+    Metrics: n, the units that the task scores (samples, tokens, labels); per exit the sums of their hits ("correct")
+    and of the samples' losses; the ensemble's hits.
+    """
     task, wanted, indices = device.problem.task, job.evaluation, _chosen(job, device)
     piece = workpiece(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
@@ -34,18 +38,20 @@ def evaluate(job: Job, device: Device, method: Method, dispatched: Submodel) -> 
     if wanted.norm == "static" and not job.statistics and batch_norms(piece.module):
         raise RunError("there are no batch-norm statistics for this level: no client could measure them")
     exits = len(job.submodel.exits)
-    correct, loss = torch.zeros(exits), torch.zeros(exits)
-    ensemble = 0
+    correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
+    units, ensemble = 0, 0.0
     with with_statistics(piece.module, job.statistics if wanted.norm == "static" else {}):
         for batch in joined(indices, wanted.batch_size):
             x, y = device.data.batch(batch)
             y = device.put(y)
             logits = outputs(piece.module, device.put(x))
-            correct += torch.stack([task.hits(z, y).sum() for z in logits]).cpu()
+            hits = [task.hits(z, y) for z in logits]
+            units += hits[0].numel()
+            correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
             loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
             scores = torch.stack([task.scores(z) for z in logits]).mean(0)
-            ensemble += int(task.hits(scores, y).sum())
-    metrics = {"n": len(indices), "correct": [int(c) for c in correct], "loss": loss.tolist(), "ensemble": ensemble}
+            ensemble += float(task.hits(scores, y).sum(dtype=torch.float64))
+    metrics = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
     return _measured(job, dispatched, {}, len(indices), metrics), device.memory
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetfit.data import Data
-from fleetfit.data.dataset import hold_out
+from fleetfit.data._hold_out import hold_out
 from fleetfit.errors import DataError
 
 
@@ -167,8 +167,54 @@ def test_unknown_split() -> None:
 
 
 def test_other_tasks_may_have_other_labels() -> None:
-    data = small(y=torch.rand(20, 2), task="regression", classes=2)
+    data = small(y=torch.rand(20, 2), task="my_task", classes=2)
     assert torch.equal(data.batch(torch.tensor([3]))[1], data.y[3:4])
+
+
+def test_targets_of_a_regression_have_mean_0_and_variance_1_over_the_training_split() -> None:
+    y = 5 + 3 * torch.rand(20, 2)
+    y[:, 1] = 7.0  # constant: left at 0, not divided by 0
+    data = small(y=y, task="regression", classes=2)
+    train = data.split("train")
+    found = data.batch(train)[1]
+    assert torch.allclose(found[:, 0].mean(), torch.tensor(0.0), atol=1e-5)
+    assert torch.allclose(found[:, 0].var(correction=0), torch.tensor(1.0), atol=1e-4)
+    assert bool((found[:, 1] == 0).all())
+    mean, std = data.target_scale
+    assert torch.allclose(found * std + mean, y[train], atol=1e-5)
+    one = data.share({"train": train[:1]}).batch(train[:1])[1]
+    assert torch.equal(one, found[:1])  # a client's share is scaled as the whole is
+
+
+def test_padding_is_cut_to_the_longest_sample_of_a_batch() -> None:
+    x = torch.tensor([[5, 6, 9, 9], [5, 9, 7, 9], [9, 9, 9, 9]])
+    data = Data("words", x, torch.tensor([0, 1, 0]), {"train": torch.arange(3)}, 2, vocabulary=10, padding=9)
+    assert [data.batch(torch.tensor(i))[0].shape[1] for i in ([0], [1], [0, 1], [2])] == [2, 3, 3, 1]
+    following = Data("next", x, x.clone(), {"train": torch.arange(3)}, 10, task="next_token", vocabulary=10, padding=9)
+    assert [tuple(t.shape) for t in following.batch(torch.tensor([0]))] == [(1, 2), (1, 2)]
+
+
+def test_images_are_resized_batch_by_batch() -> None:
+    data = small(x=torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8), mean=(), std=(), resize=(16, 12))
+    assert data.sample_shape == (3, 16, 12)
+    found = data.batch(torch.tensor([1, 4]))[0]
+    plain = torch.nn.functional.interpolate(data.x[[1, 4]].float() / 255, (16, 12), mode="bilinear")
+    assert torch.allclose(found, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"y": torch.zeros(20), "task": "regression"}, "must be floats"),
+        ({"y": torch.full((20, 2), torch.nan), "task": "regression", "classes": 2}, "not finite"),
+        ({"y": torch.full((20, 2), 2), "task": "multi_label", "classes": 2}, "must be 0 or 1"),
+        ({"task": "next_token"}, "next-token data are int64 tokens"),
+        ({"vocabulary": 10}, r"tokens must be int64 \[N, L\]"),
+    ],
+)
+def test_labels_that_do_not_fit_the_task(changed: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        small(**changed)
 
 
 @given(

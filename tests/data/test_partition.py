@@ -292,12 +292,12 @@ def test_natural_leaves_small_groups_out() -> None:
 
 
 def test_tasks_without_classes_are_iid_or_natural() -> None:
-    data = made([0] * 40, (20, 10, 10), torch.arange(40) % 4, task="regression")
+    data = made([0] * 40, (20, 10, 10), torch.arange(40) % 4, task="their_own")
     parts = partition(data, "iid", 4, 0)
     assert_valid(data, parts)
     assert [[len(p[s]) for s in SPLITS] for p in parts] == [[5, 3, 3], [5, 3, 3], [5, 2, 2], [5, 2, 2]]
     assert len(partition(data, "natural", None, 0)) == 4
-    with pytest.raises(DataError, match="goes by class labels, but made is regression; use iid or natural"):
+    with pytest.raises(DataError, match="goes by class labels, but made is their_own; use iid or natural"):
         partition(data, "dirichlet", 4, 0)
 
 

@@ -1,0 +1,57 @@
+"""Validation and test samples that are held out at random, in proportion."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetfit.errors import DataError
+
+_HOLD_OUT = 0x401D  # keeps this use of a seed apart from every other
+
+
+def hold_out(
+    indices: NDArray[np.int64], strata: NDArray[np.int64], fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide samples at random into those kept and those held out, with the same share of every stratum.
+
+    A stratum of n samples gives up floor(fraction * n) or one more, those with the largest remainders first, so that
+    round(fraction * len(indices)) are held out in all.
+
+    Args:
+        indices: The samples to divide, [n].
+        strata: What must stay in proportion (the label, the writer), of each of them, [n], not negative.
+        fraction: How many are held out, 0 <= fraction < 1.
+        seed: Not negative; the same seed gives the same division.
+
+    Returns:
+        The kept and the held out indices, each in ascending order.
+
+    Raises:
+        DataError: The fraction or the seed is out of range.
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"a fraction of the data to hold out must be at least 0 and below 1, got {fraction}.")
+    rng = generator(seed, _HOLD_OUT)
+    order = rng.permutation(len(indices))
+    order = order[np.argsort(strata[order], kind="stable")]
+    sizes = np.bincount(strata) if len(strata) else np.zeros(0, dtype=np.int64)
+    exact = sizes * fraction
+    quota = np.floor(exact + 1e-9).astype(np.int64)
+    extra = round(fraction * len(indices)) - int(quota.sum())
+    if extra > 0:
+        quota[np.argsort(quota - exact, kind="stable")[:extra]] += 1
+    starts = np.cumsum(sizes) - sizes
+    rank = np.arange(len(indices)) - np.repeat(starts, sizes)
+    held = rank < np.repeat(quota, sizes)
+    return np.sort(indices[order[~held]]), np.sort(indices[order[held]])
+
+
+def generator(seed: int, purpose: int) -> np.random.Generator:
+    """Return a NumPy generator for one purpose of a seed.
+
+    Raises:
+        DataError: The seed is no whole number or is negative.
+    """
+    given: object = seed
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise DataError(f"a seed must be a whole number of at least 0, got {seed!r}.")
+    return np.random.default_rng([seed, purpose])
