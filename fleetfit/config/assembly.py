@@ -86,6 +86,8 @@ def assemble(experiment: Experiment) -> Assembly:
         raise PlanError(
             f"nobody can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
         )
+    if problem.task.measure != "accuracy":
+        notes.append(f"Accuracy here is {problem.task.measure}.")
     plan = plan_of(federation, fleet, targets)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
 

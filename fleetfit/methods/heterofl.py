@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.errors import ConfigError
 from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, all_of_it, by_count
+from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Job
+from fleetfit.values import Device, Job, Level, Problem
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -35,11 +37,18 @@ def heterofl(scaler: bool = False, masked: bool = False) -> Method:
         masked: Cross-entropy and average of the output layer over the client's own classes only.
     """
     return Method(
-        levels=partial(split_levels, mode="width"),
+        levels=levels_of_classes if masked else partial(split_levels, mode="width"),
         loss=partial(width_loss, scaler=scaler, masked=masked),
         reply=own_classes if masked else all_of_it,
         weight=by_count,
     )
+
+
+def levels_of_classes(problem: Problem, targets: Targets) -> list[Level]:
+    """Return the width-only levels of a task with classes; another task has none to mask."""
+    if problem.task.name != "classification":
+        raise ConfigError(f"heterofl's masked = true needs a classification; the task here is {problem.task.name}.")
+    return split_levels(problem, targets, mode="width")
 
 
 def classes_of(device: Device) -> Tensor:
