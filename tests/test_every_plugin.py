@@ -1,4 +1,4 @@
-"""One body for every method, option, model, data set and engine that is found on disk: what each must be able to do."""
+"""One body for every method, option, data set and engine that is found on disk; models have `test_every_model`."""
 
 import contextlib
 import inspect
@@ -15,18 +15,15 @@ from tiny import tiny_data, tiny_federation, tiny_parts, tiny_problem
 from torch import Tensor
 
 from fleetfit import names
-from fleetfit.check import check_layout
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import FleetFitError
-from fleetfit.evaluate import Wanted, has_batch_norm, level_module
+from fleetfit.evaluate import Wanted, level_module
 from fleetfit.layout import State, outputs
 from fleetfit.method import build, is_portable
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
-from fleetfit.tasks import classification
-from fleetfit.train import initial_state, run_job
-from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Problem, Simulation, Update
+from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
 DATA, ENGINES = names.available("data"), names.available("engines")
@@ -156,78 +153,6 @@ def test_a_method_goes_with_every_option(name: str) -> None:
     for option in OPTIONS:
         federation, simulation = planned({"name": name, "plus": {option: {}}})
         assert not finished(federation, simulation).report["failures"]
-
-
-# ---- models -------------------------------------------------
-
-
-def images(channels: int, side: int, n: int = 6) -> Data:
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (n, channels, side, side), generator=rng, dtype=torch.uint8)
-    return Data("noise", x, torch.arange(n) % 4, {"train": torch.arange(n)}, 4)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_scales_and_trains(name: str) -> None:
-    """Its layout is inferred, every width and depth builds what the layout predicts, and a narrow shallow piece
-    trains.
-    """
-    data = images(1, 8) if name == "cnn" else images(3, 16)
-    shape = tuple(data.x.shape[1:])
-    given = {"classes": 4, "channels": shape[0], "input_shape": shape}
-    architecture = names.call(names.resolve("models", name), name, "[model]", {}, **given)
-    positions = tuple(architecture.positions)
-    assert positions == tuple(sorted(set(positions))) and positions[-1] == architecture.blocks
-    exits = (positions[0], architecture.blocks)
-    problem = Problem(architecture, shape, classification, exits)
-    state = initial_state(problem, 0)
-    assert all(bool(torch.isfinite(t).all()) for t in state.values())
-    assert same(state, initial_state(problem, 0)) and not same(state, initial_state(problem, 1))
-    layout = problem.layout
-    federation, _ = tiny_federation({"name": "scalefl"})
-    for width in (0.26, 1.0):
-        piece = problem.submodel(width, exits[:1])
-        sizes = architecture.sizes(width)
-        assert all(1 <= sizes[a] <= axis.size and sizes[a] % axis.granule == 0 for a, axis in architecture.axes.items())
-        with torch.device("meta"):
-            module = architecture.build(sizes, piece.exits)
-        built = {n: tuple(t.shape) for n, t in module.named_parameters()}
-        assert built == {n: s for n, s in layout.shapes(piece.sizes, piece.exits).items() if n in built}
-    piece = problem.submodel(0.26, exits[:1])
-    sent = federation.method.dispatch(
-        replace(federation, problem=problem), replace(start(federation), state=state), None, piece
-    )
-    device = Simulation(problem, data, [{"train": torch.arange(6)}]).device(0)
-    job = Job("train", 0, 1, 0, 0, piece, sent, {"name": "scalefl"}, 1, local=Local(lr=0.01, batch_size=None))
-    reply, _ = run_job(job, device)
-    assert isinstance(reply, Update), reply
-    assert not same(reply.state, sent)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_may_have_an_exit_after_every_position(name: str) -> None:
-    shape = (1, 8, 8) if name == "cnn" else (3, 16, 16)
-    architecture = names.call(
-        names.resolve("models", name), name, "[model]", {}, classes=4, channels=shape[0], input_shape=shape
-    )
-    positions = tuple(architecture.positions)
-    with torch.device("meta"):
-        module = architecture.build({n: a.size for n, a in architecture.axes.items()}, positions)
-        found = outputs(module.eval(), torch.empty(2, *shape))
-    assert [tuple(z.shape) for z in found] == [(2, 4)] * len(positions)
-
-
-@pytest.mark.parametrize("name", [n for n in MODELS if n in ("cnn", "resnet20")])
-@pytest.mark.parametrize("norm", ["batch", "group"])
-def test_a_model_s_layout_is_proven(name: str, norm: str) -> None:
-    shape = (1, 8, 8) if name == "cnn" else (3, 8, 8)
-    given = {"classes": 4, "channels": shape[0], "input_shape": shape}
-    architecture = names.call(names.resolve("models", name), name, "[model]", {"norm": norm}, **given)
-    report = check_layout(architecture, input_shape=shape)
-    assert str(report)
-    federation, _ = tiny_federation({"name": "fedavg"})
-    problem = Problem(architecture, shape, classification, (architecture.blocks,))
-    assert has_batch_norm(replace(federation, problem=problem)) == (norm == "batch")
 
 
 # ---- data -------------------------------------------------

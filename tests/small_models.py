@@ -1,0 +1,95 @@
+"""Every built-in model at a size for tests: its keys, and data that it takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fleetfit import names
+from fleetfit.data import Data
+from fleetfit.layout import Architecture
+from fleetfit.tasks import task_named
+from fleetfit.values import Problem
+
+CLASSES, VOCABULARY, PADDING = 4, 20, 0
+
+
+@dataclass(frozen=True)
+class Small:
+    """How a test uses a model.
+
+    Attributes:
+        shape: Of one sample; (L,) for tokens.
+        keys: Keys of [model] that make it small.
+        kind: "images", "texts" (tokens with a class) or "next" (tokens with the next ones).
+        family: The model that it is a size of: that one is trained by the tests, this one only built.
+    """
+
+    shape: tuple[int, ...]
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "images"
+    family: str = ""
+
+
+SMALL: dict[str, Small] = {
+    "cnn": Small((1, 8, 8)),
+    "resnet": Small((3, 8, 8), {"depth": 8}),
+    "resnet20": Small((3, 8, 8)),
+    "resnet32": Small((3, 8, 8), family="resnet"),
+    "resnet56": Small((3, 8, 8), family="resnet"),
+    "resnet110": Small((3, 8, 8), family="resnet"),
+}
+
+
+def architecture_of(name: str, **keys: Any) -> Architecture:
+    """Return a model at its size for tests, as a run would make it."""
+    small = SMALL[name]
+    given = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
+             "input_shape": small.shape, "vocabulary": 0 if small.kind == "images" else VOCABULARY,
+             "padding": -1 if small.kind == "images" else PADDING}  # fmt: skip
+    made: Architecture = names.call(names.resolve("models", name), name, "[model]", {**small.keys, **keys}, **given)
+    return made
+
+
+def spec_of(name: str, exits: tuple[int, ...]) -> dict[str, Any]:
+    """Return the spec from which a worker rebuilds the problem."""
+    small = SMALL[name]
+    tokens = small.kind != "images"
+    given = {"classes": VOCABULARY if small.kind == "next" else CLASSES, "channels": small.shape[0],
+             "input_shape": list(small.shape), "vocabulary": VOCABULARY if tokens else 0,
+             "padding": PADDING if tokens else -1}  # fmt: skip
+    return {"model": {"name": name, **small.keys}, "given": given, "task": task_of(name), "exits": list(exits)}
+
+
+def task_of(name: str) -> str:
+    """Return the task of the model's data."""
+    return "next_token" if SMALL[name].kind == "next" else "classification"
+
+
+def data_of(name: str, n: int = 24) -> Data:
+    """Return noise of the right kind; texts are padded at their ends, each to another length."""
+    small, rng = SMALL[name], torch.Generator().manual_seed(0)
+    splits = {"train": torch.arange(n // 2), "test": torch.arange(n // 2, n)}
+    y = torch.arange(n) % CLASSES
+    if small.kind == "images":
+        x = torch.randint(0, 256, (n, *small.shape), generator=rng, dtype=torch.uint8)
+        return Data("noise", x, y, splits, CLASSES, mean=(0.5,), std=(0.25,))
+    x = torch.randint(1, VOCABULARY, (n, *small.shape), generator=rng)
+    lengths = 2 + torch.arange(n) % (small.shape[0] - 1)
+    padded = torch.arange(small.shape[0]) >= lengths[:, None]
+    x[padded] = PADDING
+    if small.kind == "texts":
+        return Data("noise", x, y, splits, CLASSES, vocabulary=VOCABULARY, padding=PADDING)
+    following = torch.roll(x, -1, 1)
+    following[:, -1] = 1
+    following[padded] = -100
+    return Data("noise", x, following, splits, VOCABULARY, task="next_token", vocabulary=VOCABULARY, padding=PADDING)
+
+
+def problem_of(name: str, exits: tuple[int, ...] = ()) -> Problem:
+    """Return the problem of a model on its data; by default with the first and the last exit."""
+    architecture = architecture_of(name)
+    positions = tuple(architecture.positions)
+    exits = exits or tuple(sorted({positions[0], architecture.blocks}))
+    return Problem(architecture, SMALL[name].shape, task_named(task_of(name)), exits, spec=spec_of(name, exits))

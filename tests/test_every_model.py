@@ -1,0 +1,116 @@
+"""Every built-in model: its layout is right, it trains with the core methods, and engines give the same bits."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import CLASSES, SMALL, VOCABULARY, architecture_of, data_of, problem_of
+from tiny import tiny_parts
+
+from fleetfit import names
+from fleetfit.check import check_layout
+from fleetfit.data import Data
+from fleetfit.engines.local import local
+from fleetfit.engines.processes import processes
+from fleetfit.evaluate import Wanted
+from fleetfit.layout import State, infer_layout, outputs, some_input
+from fleetfit.method import build
+from fleetfit.rounds import Engine, Round, Settings, run, start
+from fleetfit.train import initial_state
+from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Simulation
+
+MODELS = names.available("models")
+TRAINED = [name for name in MODELS if not SMALL[name].family]
+METHODS = ("fedavg", "heterofl", "scalefl")
+
+
+def test_every_model_has_a_size_for_tests() -> None:
+    assert set(SMALL) == set(MODELS)
+    assert all(small.family in TRAINED for small in SMALL.values() if small.family)
+
+
+# ---- built --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_width_and_depth_builds_what_the_layout_predicts(name: str) -> None:
+    architecture = architecture_of(name)
+    positions = tuple(architecture.positions)
+    assert positions == tuple(sorted(set(positions))) and positions[-1] == architecture.blocks
+    exits = tuple(sorted({positions[0], positions[len(positions) // 2], architecture.blocks}))
+    layout = infer_layout(architecture, exits)
+    for width, kept in ((0.26, exits[:1]), (0.6, exits[:2]), (1.0, exits)):
+        sizes = architecture.sizes(width)
+        assert all(1 <= sizes[a] <= axis.size and sizes[a] % axis.granule == 0 for a, axis in architecture.axes.items())
+        with torch.device("meta"):
+            module = architecture.build(sizes, kept)
+        built = {n: tuple(t.shape) for n, t in module.named_parameters()}
+        assert built == {n: s for n, s in layout.shapes(sizes, kept).items() if n in built}
+        assert {n for n in layout.shapes(sizes, kept) if layout.tensors[n].trainable} <= built.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exit_may_sit_at_every_position(name: str) -> None:
+    architecture = architecture_of(name)
+    positions = tuple(architecture.positions)
+    with torch.device("meta"):
+        module = architecture.build({n: a.size for n, a in architecture.axes.items()}, positions)
+        found = outputs(module.eval(), some_input(architecture, SMALL[name].shape, 2))
+    shape = (2, *SMALL[name].shape, VOCABULARY) if SMALL[name].kind == "next" else (2, CLASSES)
+    assert [tuple(z.shape) for z in found] == [shape] * len(positions)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_its_layout_is_proven(name: str) -> None:
+    report = check_layout(architecture_of(name), input_shape=SMALL[name].shape)
+    assert report.levels and max(report.permutation.values()) < 1e-5
+
+
+# ---- trained ------------------------------------------------------------------------------------------------------
+
+
+def fleet_of(problem: Problem, data: Data, method: str) -> tuple[Federation, Simulation]:
+    """Four clients of two levels: half as wide (and with ScaleFL as deep as the first exit), and all of it."""
+    first, last = problem.exits[0], problem.exits[-1]
+    small, full = {"fedavg": ((last,), (last,)), "heterofl": ((last,), (last,)),
+                   "scalefl": ((first,), problem.exits)}[method]  # fmt: skip
+    levels = (Level("1", problem.submodel(0.5, small), 0.5, 0.5), Level("2", problem.submodel(1.0, full), 1.0, 1.0))
+    parts = tiny_parts(data, 4)
+    reported = np.array([0.5, 1.0] * 2)
+    simulation = Simulation(problem, data, parts, reported)
+    clients = Clients(np.array([len(p["train"]) for p in parts]), reported)
+    spec = {"name": method}
+    return Federation(problem, clients, levels, 3, build(spec), spec, 0, simulation.device(None)), simulation
+
+
+def two_rounds(federation: Federation, engine: Engine) -> Round:
+    settings = Settings(2, Local(lr=0.01, batch_size=3), wanted=Wanted(Evaluation(batch_size=8), statistics_samples=12))
+    *_, last = run(federation, engine, settings, start(federation))
+    return last
+
+
+def same(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINED)
+def test_it_trains_with_the_core_methods_and_engines_agree(name: str) -> None:
+    problem, data = problem_of(name), data_of(name)
+    engine = processes(fleet_of(problem, data, "scalefl")[1], workers=1)
+    try:
+        for method in METHODS:
+            federation, simulation = fleet_of(problem, data, method)
+            here, there = two_rounds(federation, local(simulation)), two_rounds(federation, engine)
+            assert not here.report["failures"], method
+            assert all(bool(torch.isfinite(t).all()) for t in here.server.state.values()), method
+            assert not same(here.server.state, initial_state(problem, 0)), method
+            assert same(here.server.state, there.server.state), method
+            assert without_time(here) == without_time(there), method
+    finally:
+        engine.close()
+
+
+def without_time(found: Round) -> dict[str, Any]:
+    return {key: value for key, value in found.report.items() if key != "seconds"}
