@@ -21,7 +21,7 @@ def store(data: Data, folder: Path) -> dict[str, Any]:
     return {"fields": rest, "splits": dict(data.splits)}
 
 
-def stored(nest: Mapping[str, Any], folder: Path) -> Data:
+def restored(nest: Mapping[str, Any], folder: Path) -> Data:
     """Return what `store` wrote, its samples memory-mapped."""
     x = torch.from_numpy(np.load(folder / "x.npy", mmap_mode="c"))
     y = torch.from_numpy(np.load(folder / "y.npy"))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.data.stored import store, stored
+from fleetfit.data.stored import restored, store
 from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import accelerator_named, on_accelerator
 from fleetfit.engines.memories import Memories
@@ -233,7 +233,7 @@ def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
 
 def _read_setup(path: Path, device: str) -> tuple[Simulation, int]:
     nest = unpack(path.read_bytes())
-    data = stored(nest["data"], path.parent)
+    data = restored(nest["data"], path.parent)
     problem = replace(Problem.rebuilt(nest["problem"]), base=nest["base"])
     budgets = None if nest["budgets"] is None else nest["budgets"].numpy()
     return on_accelerator(Simulation(problem, data, nest["parts"], budgets), accelerator_named(device)), nest["threads"]
