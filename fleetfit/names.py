@@ -25,7 +25,7 @@ _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _PRIVATE = {
     "engines": {"allocator", "memories"},
     "models": {"blocks"},
-    "data": {"dataset", "parquet", "augment", "partition", "dealing"},
+    "data": {"dataset", "parquet", "augment", "partition", "stored", "dealing"},
 }  # modules that are no entry
 
 
