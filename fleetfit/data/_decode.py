@@ -31,8 +31,13 @@ class Source(Protocol):
         """Yield the encoded images, some at a time."""
 
 
-def need(module: str) -> Any:
-    """Return a module that only comes with the extra "images".
+def need(module: str, extra: str = "images", what: str = "Reading images from Parquet files") -> Any:
+    """Return a module that only comes with an extra.
+
+    Args:
+        module: Its name.
+        extra: The extra of FleetFit that has it.
+        what: The feature that needs it, as the start of a sentence.
 
     Raises:
         MissingExtra: It is not installed.
@@ -40,7 +45,7 @@ def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra("images", "Reading images from Parquet files") from error
+        raise MissingExtra(extra, what) from error
 
 
 def decode(

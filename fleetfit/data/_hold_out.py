@@ -1,5 +1,7 @@
 """Validation and test samples that are held out at random, in proportion."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,6 +45,37 @@ def hold_out(
     rank = np.arange(len(indices)) - np.repeat(starts, sizes)
     held = rank < np.repeat(quota, sizes)
     return np.sort(indices[order[~held]]), np.sort(indices[order[held]])
+
+
+def completed(
+    sizes: Mapping[str, int], strata: NDArray[np.int64], validation: float, test: float, seed: int
+) -> dict[str, NDArray[np.int64]]:
+    """Return the indices of every split; what has no file of its own is held out of the training samples.
+
+    Without a test file but with a validation file, the validation file is the test set, as is the habit with ImageNet.
+
+    Args:
+        sizes: split -> number of samples, in the order of the samples; "train" must be there.
+        strata: What must stay in proportion, of each sample, [n].
+        validation: Share of the training samples that is held out, if there is no validation file.
+        test: Share that is held out as the test set, if there is only a train file.
+        seed: Of what is held out.
+
+    Raises:
+        DataError: A share or the seed is out of range.
+    """
+    splits: dict[str, NDArray[np.int64]] = {}
+    start = 0
+    for split, size in sizes.items():
+        splits[split] = np.arange(start, start + size)
+        start += size
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    for split, share in (("test", test), ("validation", validation)):
+        if split not in splits:
+            rest = splits["train"]
+            splits["train"], splits[split] = hold_out(rest, strata[rest], share, seed)
+    return splits
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:

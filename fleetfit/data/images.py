@@ -6,12 +6,10 @@ For example Tiny ImageNet, FEMNIST with its writers, or a set of your own. See `
 import os
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fleetfit.data import parquet
-from fleetfit.data._hold_out import hold_out
+from fleetfit.data._hold_out import completed
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.errors import DataError
 
@@ -106,18 +104,8 @@ def from_table(
     std: tuple[float, ...],
 ) -> Data:
     """Return the rows of the files as a data set, with whatever split they lack held out; see `images`."""
-    splits: dict[str, NDArray[np.int64]] = {}
-    start = 0
-    for split, size in table.sizes.items():
-        splits[split] = np.arange(start, start + size)
-        start += size
-    if "test" not in splits and "validation" in splits:
-        splits["test"] = splits.pop("validation")
     strata = table.y if table.groups is None else table.groups
-    for split, share in (("test", test), ("validation", validation)):
-        if split not in splits:
-            rest = splits["train"]
-            splits["train"], splits[split] = hold_out(rest, strata[rest], share, seed)
+    splits = completed(table.sizes, strata, validation, test, seed)
     return Data(
         name=name,
         x=torch.from_numpy(table.x),

@@ -77,10 +77,10 @@ def read(
     if channels not in (None, 1, 3):
         raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {channels}.")
     splits = locate(name, folder)
-    files = [_File(path) for paths in splits.values() for path in paths]
+    files = [File(path) for paths in splits.values() for path in paths]
     image = files[0].column(image, _IMAGE, "image")
     label = files[0].column(label, _LABEL, "label")
-    y, classes, class_names = _labels(files, label)
+    y, classes, class_names = labels_of(files, label)
     rows = sum(file.rows for file in files)
     return Table(
         x=_cache.cached(
@@ -92,7 +92,7 @@ def read(
         sizes={split: sum(file.rows for file in files if file.path in paths) for split, paths in splits.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else _numbered(_values(files, groups))[0],
+        groups=None if groups is None else numbered(values_of(files, groups))[0],
     )
 
 
@@ -137,7 +137,7 @@ def _files_of(place: Path, split: str) -> list[Path]:
     return []
 
 
-class _File:
+class File:
     """One Parquet file: its rows and columns, errors as sentences."""
 
     def __init__(self, path: Path) -> None:
@@ -184,6 +184,20 @@ class _File:
             row += len(encoded)
             yield encoded
 
+    def texts(self, column: str) -> list[str]:
+        """Return a column of text.
+
+        Raises:
+            DataError: There is no such column, it holds something else, or a row of it is empty.
+        """
+        types = need("pyarrow.types")
+        values = self.values(column)
+        if types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if not (types.is_string(values.type) or types.is_large_string(values.type)):
+            raise DataError(f'column "{column}" of {self.path} holds {values.type}; it must hold text.')
+        return list(values.to_pylist())
+
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the class names that the schema's metadata gives for a column, or ()."""
         try:
@@ -193,7 +207,7 @@ class _File:
             return ()
 
 
-def _values(files: Sequence[_File], column: str) -> NDArray[Any]:
+def values_of(files: Sequence[File], column: str) -> NDArray[Any]:
     """Return a column of integers or text over all files."""
     types = need("pyarrow.types")
     parts = []
@@ -212,16 +226,21 @@ def _values(files: Sequence[_File], column: str) -> NDArray[Any]:
     return np.concatenate(parts)
 
 
-def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return each value's place among the distinct values in ascending order, and those values."""
     names, places = np.unique(values, return_inverse=True)
     return places.astype(np.int64), tuple(str(name) for name in names)
 
 
-def _labels(files: Sequence[_File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
-    values = _values(files, column)
+def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+    """Return a column of labels over all files, the number of classes and their names or ().
+
+    Raises:
+        DataError: A label is missing, withheld (-1) or out of range.
+    """
+    values = values_of(files, column)
     if values.dtype.kind == "U":
-        y, names = _numbered(values)
+        y, names = numbered(values)
         return y, len(names), names
     names = files[0].class_names(column)
     classes = len(names) or int(values.max(initial=0)) + 1
