@@ -1,16 +1,37 @@
 """Costs against a formula for convolutions written out by hand, and the grid against sub-models really built."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from zoo import Attention, Deep
 
-from fleetfit.cost import COSTS, WIDTHS, Cost, cost_grid, full_cost, submodel_cost
+from fleetfit import wire
+from fleetfit.cost import (
+    COSTS,
+    WIDTHS,
+    Conditions,
+    Cost,
+    cost_grid,
+    cost_of,
+    count,
+    full_cost,
+    latency,
+    latency_of,
+    parts,
+    submodel_cost,
+    training_memory,
+)
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.cnn import cnn
@@ -18,6 +39,7 @@ from fleetfit.models.resnet import resnet
 from fleetfit.submodel import Submodel
 
 CIFAR = (3, 32, 32)
+EXACT = [name for name, kind in COSTS.items() if kind.samples is None]
 
 
 def resnet_by_hand(n: int, exits: tuple[int, ...], stages: tuple[int, int, int], side: int = 32) -> int:
@@ -136,15 +158,57 @@ def test_the_grid_is_what_sub_models_cost(name: str, column: int, seed: int) -> 
     architecture, shape = FAMILIES[name]
     rng = np.random.default_rng(seed)
     exits = tuple(sorted(rng.permutation(architecture.positions)[: rng.integers(1, 4)].tolist()))
-    built = submodel_cost(architecture, (architecture.sizes(WIDTHS[column]), exits), shape)
-    for cost in COSTS:
+    sizes = architecture.sizes(WIDTHS[column])
+    built = submodel_cost(architecture, (sizes, exits), shape)
+    for cost in EXACT:
         grid = cost_grid(architecture, shape, cost)
-        assert grid.of(WIDTHS[column], exits) == getattr(built, cost)
-        assert grid.full == getattr(full_cost(architecture, shape), cost)
+        counted = cost_of(architecture, (sizes, exits), shape, cost)
+        assert grid.of(WIDTHS[column], exits) == grid.exactly(WIDTHS[column], exits) == counted
+        assert grid.full == cost_of(architecture, ({}, (architecture.blocks,)), shape, cost)
+        if cost != "size_bytes":
+            assert counted == getattr(built, cost)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_one_pass_and_three_probes_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The multiply-adds of all widths follow from a few passes, for attention too."""
+    passes = []
+
+    def counting(*given: Any) -> Any:
+        passes.append(given)
+        return count.count(*given)
+
+    monkeypatch.setattr(parts, "count", counting)
+    architecture, shape = FAMILIES[name]
+    measure = COSTS["multiply_adds"].parts(architecture, shape, Conditions())
+    for width in WIDTHS:
+        measure(architecture.sizes(width))
+    assert len(passes) == 4
+
+
+class Table(nn.Module):
+    """Costs that no rule gives: a matrix whose size is not proportional to any axis."""
+
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.hidden, self.fc = hidden, nn.Linear(5, classes)
+        self.scale = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.ones(5 + self.hidden // 2, len(x), device=x.device) @ x  # [5 + hidden / 2, B] @ [B, 5]
+        return self.fc(x) + table.sum() + self.scale.sum()
+
+
+def test_what_follows_no_rule_is_counted_at_every_width() -> None:
+    made = zoo.Made({"a": Axis(9), "classes": Axis(3, scaled=False)}, lambda s: Table(s["a"], s["classes"]))
+    grid = cost_grid(made, (5,), "multiply_adds")
+    for width in (0.2, 0.5, 1.0):
+        assert grid.of(width, (1,)) == submodel_cost(made, (made.sizes(width), (1,)), (5,)).multiply_adds
+    assert grid.full == 5 * 3 + 5 * (5 + 4)  # per sample: the batch is the inner dimension of the product
 
 
 def test_costs_grow_with_width_and_depth() -> None:
-    for cost in COSTS:
+    for cost in EXACT:
         grid = cost_grid(resnet(depth=14), (3, 16, 16), cost)
         assert (np.diff(grid.trunk, axis=1) >= 0).all()
         assert (np.diff(grid.trunk, axis=0) > 0).all()
@@ -173,3 +237,262 @@ def test_mistakes_are_named() -> None:
     for width, exits in ((0.505, (6,)), (0.5, (7,)), (0.5, ())):
         with pytest.raises(ModelError, match="the cost grid has no width"):
             grid.of(width, exits)
+
+
+# ---- multiply-adds of what has no weights ------------------------------------------------------------------------
+
+
+def test_attention_by_hand() -> None:
+    """Four products of hidden x hidden per token, and queries by keys and scores by values: 2 L^2 hidden."""
+    hidden, inner, tokens = 12, 7, 6
+    embed, qkv_out, feed = 5 * hidden, 4 * hidden * hidden, 2 * hidden * inner
+    made = zoo.attention()
+    assert full_cost(made, (tokens, 5)).multiply_adds == (
+        tokens * (embed + qkv_out + feed) + 2 * tokens**2 * hidden + hidden * 3
+    )
+
+
+def test_an_lstm_by_hand() -> None:
+    """Four gates, each from 5 inputs and from the hidden state, at every step; then the classifier."""
+    hidden, steps = 6, 4
+    assert full_cost(zoo.lstm(), (steps, 5)).multiply_adds == steps * 4 * hidden * (5 + hidden) + hidden * 3
+    grid = cost_grid(zoo.lstm(), (steps, 5), "multiply_adds")
+    assert grid.of(0.5, (1,)) == steps * 4 * 3 * (5 + 3) + 3 * 3
+
+
+class Scan(nn.Module):
+    """A recurrence in elementwise operations, which torch does not count: it says itself what it costs."""
+
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.up, self.fc = nn.Linear(5, hidden), nn.Linear(hidden, classes)
+        self.scan = Decay(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.scan(self.up(x)))
+
+
+class Decay(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.keep = nn.Parameter(torch.full((hidden,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x[:, 0]
+        for step in x[:, 1:].unbind(1):
+            state = state * self.keep + step
+        return state
+
+    def extra_flops(self, inputs: tuple[Tensor, ...]) -> int:
+        return 2 * inputs[0].numel()
+
+
+def test_a_module_adds_what_torch_does_not_count() -> None:
+    made = zoo.Made({"a": Axis(8), "classes": Axis(3, scaled=False)}, lambda s: Scan(s["a"], s["classes"]))
+    assert full_cost(made, (6, 5)).multiply_adds == 6 * 5 * 8 + 6 * 8 + 8 * 3
+    grid = cost_grid(made, (6, 5), "multiply_adds")
+    assert grid.of(0.5, (1,)) == 6 * 5 * 4 + 6 * 4 + 4 * 3
+
+
+class Reading(nn.Module):
+    """An embedding, which takes tokens only."""
+
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(11, hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.words(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Reader(zoo.Made):
+    tokens: int = 11
+
+
+def test_models_that_read_tokens_get_tokens() -> None:
+    """The logits [B, L, classes] of a next token are a loss too."""
+    axes = {"a": Axis(8), "classes": Axis(11, scaled=False)}
+    made = Reader(axes, lambda s: Reading(s["a"], s["classes"]))
+    assert full_cost(made, (7,)) == Cost(11 * 8 + 8 * 11 + 11, 7 * 8 * 11)
+    for cost in COSTS:
+        assert cost_of(made, ({"a": 4}, (1,)), (7,), cost) > 0
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_size_is_that_of_a_message(name: str) -> None:
+    """The header is filled up to a multiple of eight bytes; the rest is counted to the byte."""
+    architecture, shape = FAMILIES[name]
+    layout = count.layout_of(architecture)
+    for width, exits in ((1.0, (2,)), (0.4, (1, 2))):
+        sizes = architecture.sizes(width)
+        state = {name: torch.zeros(s) for name, s in layout.shapes(sizes, exits).items()}
+        said = cost_of(architecture, (sizes, exits), shape, "size_bytes")
+        assert 0 <= len(wire.pack(state)) - said < 8
+
+
+# ---- training memory ---------------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    def __init__(self, hidden: int, classes: int, layers: int) -> None:
+        super().__init__()
+        self.up, self.fc = nn.Linear(5, hidden, bias=False), nn.Linear(hidden, classes, bias=False)
+        self.inner = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        for layer in self.inner:
+            h = layer(h).tanh()
+        return self.fc(h)
+
+
+@pytest.mark.parametrize(("hidden", "layers", "batch"), [(16, 10, 300), (40, 6, 64), (64, 3, 1)])
+def test_training_memory_between_bounds_by_hand(hidden: int, layers: int, batch: int) -> None:
+    """Three numbers a parameter, the batch, one activation a layer; and at most three more of the largest tensors."""
+    made = zoo.Made(
+        {"a": Axis(hidden), "classes": Axis(3, scaled=False)}, lambda s: Chain(s["a"], s["classes"], layers)
+    )
+    numbers = 5 * hidden + layers * hidden**2 + 3 * hidden
+    kept = 4 * (3 * numbers + 5 * batch + (layers + 1) * batch * hidden)
+    largest = 4 * max(hidden**2, hidden * batch)
+    found = training_memory(made, {"a": hidden, "classes": 3}, (1,), (5,), batch)
+    assert kept < found < kept + 3 * largest
+
+
+def test_estimates_of_memory_are_near_what_is_predicted() -> None:
+    """The grid's parts are estimates; the full model is met exactly, and sub-models within a few percent."""
+    made, conditions = resnet(depth=20), Conditions(batch_size=8)
+    grid = cost_grid(made, CIFAR, "memory_bytes", conditions)
+    assert grid.full == pytest.approx(training_memory(made, made.sizes(1.0), (9,), CIFAR, 8))
+    for width, exits in ((0.25, (5,)), (0.5, (2, 6)), (0.8, (3, 5, 8)), (1.0, (4,))):
+        built = training_memory(made, made.sizes(width), exits, CIFAR, 8)
+        assert grid.exactly(width, exits) == built
+        assert grid.of(width, exits) == pytest.approx(built, rel=0.08)
+    twice = cost_of(made, ({}, (9,)), CIFAR, "memory_bytes", Conditions(batch_size=16))
+    assert twice > 1.7 * grid.full
+
+
+CHILD = """
+import sys, torch
+from torch.nn import functional as F
+from fleetfit.layout import build_module
+from fleetfit.models.resnet import resnet
+torch.set_num_threads(1)
+made, batch, width, exits = resnet(depth=20), int(sys.argv[1]), float(sys.argv[2]), tuple(map(int, sys.argv[3:]))
+module = build_module(made, made.sizes(width), exits)
+sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+def step(size):
+    x, y = torch.randn(size, 3, 32, 32), torch.zeros(size, dtype=torch.int64)
+    sum(F.cross_entropy(logits, y) for logits in module(x)).backward()
+    sgd.step()
+    sgd.zero_grad(set_to_none=False)
+def peak():  # not ru_maxrss, which a child inherits from the process that started it
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+step(2)
+before = peak()
+step(batch), step(batch)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc, which only Linux has")
+@pytest.mark.parametrize(("batch", "width", "exits"), [(64, 1.0, (9,)), (128, 0.5, (5, 9))])
+def test_predicted_memory_is_what_a_process_takes(batch: int, width: float, exits: tuple[int, ...]) -> None:
+    """A child warms up with two samples, then trains: how much its peak grows, beside the predicted difference.
+
+    Without the threshold the allocator keeps freed pieces, and the process looks larger than what is alive.
+    """
+    said = [sys.executable, "-c", CHILD, str(batch), str(width), *map(str, exits)]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(said, env=environment, capture_output=True, text=True, check=True)
+    made = resnet(depth=20)
+    small, large = (training_memory(made, made.sizes(width), exits, CIFAR, size) for size in (2, batch))
+    assert large - small == pytest.approx(int(done.stdout), rel=0.15)
+
+
+# ---- latency -----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that only modules move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+class Slow(nn.Module):
+    """Takes so long, each third time much longer."""
+
+    def __init__(self, seconds: float, width: int) -> None:
+        super().__init__()
+        self.seconds, self.calls, self.weight = seconds, 0, nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        CLOCK.now += self.seconds * (100 if self.calls % 3 == 0 else 1)
+        return x * self.weight.sum()
+
+
+class SlowStack(zoo.Stack):
+    def __init__(self, sizes: Mapping[str, int], exits: tuple[int, ...], count: int) -> None:
+        super().__init__(sizes, exits, count)
+        a = sizes["a"]
+        self.stem = Slow(0.001 * a, a)
+        self.blocks = nn.ModuleList(Slow(0.002 * (i + 1) * a, a) for i in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): Slow(0.0005 * a, a) for e in exits})
+
+
+@dataclass(frozen=True)
+class Sluggish(zoo.Deep):
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        return SlowStack(axes, exits, self.blocks)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(latency, "time", CLOCK)
+    return CLOCK
+
+
+def test_latency_is_a_median_and_its_parts_add_up(clock: Clock) -> None:
+    """Six channels: 6 ms in the stem, 12, 24 and 36 ms in the blocks, 3 ms in each classifier; two passes of three."""
+    conditions = Conditions()
+    found = latency_of(Sluggish(), {"a": 6, "classes": 3}, (1, 3), (5,), conditions)
+    assert found.median_s == pytest.approx(0.006 + 0.012 + 0.024 + 0.036 + 2 * 0.003)
+    assert found.spread_s > 10 * found.median_s  # a third of the passes took a hundred times as long
+    grid = cost_grid(Sluggish(), (5,), "latency_s", conditions)
+    assert grid.full == pytest.approx(0.006 + 0.072 + 0.003)
+    assert grid.of(0.5, (1, 2)) == pytest.approx((0.006 + 0.012 + 0.024 + 2 * 0.003) / 2)
+
+
+def test_what_was_measured_is_not_measured_again(clock: Clock) -> None:
+    first = Conditions()
+    grid = cost_grid(Sluggish(), (5,), "latency_s", first)
+    before = grid.exactly(0.5, (1, 2))
+    recorded = {what: list(numbers) for what, numbers in first.measured.items()}
+    clock.now += 1e6
+    at = clock.now
+    again = cost_grid(Sluggish(), (5,), "latency_s", Conditions(measured=recorded))
+    assert again.exactly(0.5, (1, 2)) == before
+    assert (again.trunk == grid.trunk).all()
+    assert clock.now == at  # no module ran
+
+
+def test_measuring_leaves_threads_and_randomness_as_they_were() -> None:
+    torch.manual_seed(3)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    assert latency_of(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8), Conditions()).median_s > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,167 @@
+"""One sub-model counted exactly, by building it on the meta device: parameters and multiply-adds.
+
+Torch's counter sees convolutions, matrix products, attention and LSTMs there (on a CPU it misses the last two). A
+module may add what it does not see, such as a Mamba scan, with a method `extra_flops(self, inputs) -> int`: the FLOPs
+(two per multiply-add) of a call with these inputs, a tuple of what `forward` got.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, Layout, build_module, infer_layout, some_input
+from fleetfit.submodel import Submodel
+
+Piece = Submodel | tuple[Mapping[str, int], Sequence[int]]
+"""A sub-model, or a pair of sizes by axis (axes not named are whole) and exits."""
+R = TypeVar("R")
+_BATCH = 2  # batch norm refuses a single value per channel
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a sub-model costs.
+
+    Attributes:
+        parameters: Trained numbers, classifiers included.
+        multiply_adds: Multiply-adds of one forward pass of one sample; half of what torch counts as FLOPs.
+    """
+
+    parameters: int
+    multiply_adds: int
+
+
+def submodel_cost(architecture: Architecture, submodel: Piece, input_shape: Sequence[int]) -> Cost:
+    """Return the cost of a sub-model, all its classifiers included, by building it on the meta device.
+
+    Args:
+        architecture: The model family.
+        submodel: The sub-model, or a pair of sizes by axis (axes not named are whole) and exits.
+        input_shape: Shape of one sample, such as (3, 32, 32).
+
+    Raises:
+        ModelError: The model cannot be built or does not accept the input.
+    """
+    sizes, exits = sizes_and_exits(architecture, submodel)
+    return cached(_submodel_cost, architecture, tuple(sorted(sizes.items())), exits, tuple(input_shape))
+
+
+def full_cost(architecture: Architecture, input_shape: Sequence[int]) -> Cost:
+    """Return cost(M): the full model without early classifiers."""
+    return submodel_cost(architecture, ({}, (architecture.blocks,)), input_shape)
+
+
+def sizes_and_exits(architecture: Architecture, submodel: Piece) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Return the size of every axis, and the exits."""
+    sizes, exits = (submodel.sizes, submodel.exits) if isinstance(submodel, Submodel) else submodel
+    whole = {name: axis.size for name, axis in architecture.axes.items()}
+    return {**whole, **sizes}, tuple(exits)
+
+
+def layout_of(architecture: Architecture) -> Layout:
+    """Return the layout with every possible exit."""
+    return cached(infer_layout, architecture)
+
+
+def _submodel_cost(
+    architecture: Architecture, key: tuple[tuple[str, int], ...], exits: tuple[int, ...], input_shape: tuple[int, ...]
+) -> Cost:
+    module, counted = count(architecture, dict(key), exits, input_shape)
+    return Cost(sum(p.numel() for p in module.parameters()), sum(counted.values()))
+
+
+def count(
+    architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: tuple[int, ...]
+) -> tuple[nn.Module, dict[str, int]]:
+    """Run a module on the meta device; return it and the multiply-adds of one sample by module, children not counted.
+
+    Raises:
+        ModelError: The model cannot be built or does not accept the input.
+    """
+    module, x = on_meta(architecture, sizes, exits, input_shape, _BATCH)
+    counter, extra = FlopCounterMode(display=False), _Extra(module.eval())
+    with torch.no_grad(), accepting(architecture, input_shape), extra, counter:
+        module(x)
+    counts = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    root = type(module).__name__
+    total = {name.removeprefix(root).removeprefix("."): n for name, n in counts.items() if name.startswith(root)}
+    total[""] = counter.get_total_flops()
+    own = dict(total)
+    for name, n in total.items():
+        if name:
+            own[_parent(name, total)] -= n
+    for name, n in extra.flops.items():
+        own[name] = own.get(name, 0) + n
+    return module, {name: n // (2 * _BATCH) for name, n in own.items()}
+
+
+def on_meta(
+    architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int], batch: int
+) -> tuple[nn.Module, Tensor]:
+    """Build a module and inputs for it [batch, ...] on the meta device."""
+    with torch.device("meta"):
+        return build_module(architecture, sizes, exits), some_input(architecture, input_shape, batch)
+
+
+@contextlib.contextmanager
+def accepting(architecture: Architecture, input_shape: Sequence[int]) -> Iterator[None]:
+    """Turn what a module raises into a sentence that names the input."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        message = f"{type(architecture).__name__} does not accept an input of shape {tuple(input_shape)}: {error}"
+        raise ModelError(message) from error
+
+
+class _Extra:
+    """Collects what modules say of themselves, by their names, while the module runs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.flops: dict[str, int] = {}
+        self._saying = {name: part for name, part in module.named_modules() if hasattr(part, "extra_flops")}
+
+    def __enter__(self) -> None:
+        self._hooks = [
+            part.register_forward_hook(functools.partial(self._ask, name)) for name, part in self._saying.items()
+        ]
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _ask(self, name: str, part: Any, inputs: tuple[Any, ...], _: Any) -> None:
+        self.flops[name] = self.flops.get(name, 0) + int(part.extra_flops(inputs))
+
+
+def _parent(name: str, known: Mapping[str, Any]) -> str:
+    while name:
+        name = name.rpartition(".")[0]
+        if name in known:
+            break
+    return name
+
+
+# ---- what is counted once ------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(function: Callable[..., Any], *key: Hashable) -> Any:
+    return function(*key)
+
+
+def cached(function: Callable[..., R], architecture: Architecture, *key: Hashable) -> R:
+    """Call a function, or return what it gave for an equal architecture; one that cannot be hashed is counted anew."""
+    try:
+        hash(architecture)
+    except TypeError:
+        return function(architecture, *key)
+    return cast(R, _remembered(function, cast(Hashable, architecture), *key))

@@ -1,0 +1,222 @@
+"""Many sub-models: the costs of every depth and width of an architecture, by parts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fleetfit.cost.conditions import Conditions
+from fleetfit.cost.count import Piece, cached, layout_of, sizes_and_exits, submodel_cost
+from fleetfit.cost.latency import latency_of, latency_s
+from fleetfit.cost.memory import memory_bytes, training_memory
+from fleetfit.cost.parts import Measure, Profile, message_size, multiply_adds, parameters, size_bytes
+from fleetfit.errors import ConfigError, ModelError, did_you_mean
+from fleetfit.layout import Architecture
+
+Floats = npt.NDArray[np.float64]
+Sizes = Mapping[str, int]
+
+WIDTHS = tuple(w / 100 for w in range(1, 101))
+"""The widths that the grid search of ScaleFL Eq. 1 goes through."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of cost.
+
+    Attributes:
+        of: The cost of one sub-model: (architecture, sizes of all axes, exits, shape of a sample, conditions).
+        parts: Makes the measure of a set of sizes by parts.
+        samples: None where the parts add up exactly; else at how many sets of sizes they are taken, the other sets are
+            interpolated, and the sum is an estimate.
+    """
+
+    of: Callable[[Architecture, Sizes, tuple[int, ...], tuple[int, ...], Conditions], float]
+    parts: Callable[[Architecture, tuple[int, ...], Conditions], Measure]
+    samples: int | None = None
+
+
+def _parameters(
+    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
+) -> float:
+    return submodel_cost(a, (sizes, exits), shape).parameters
+
+
+def _multiply_adds(
+    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
+) -> float:
+    return submodel_cost(a, (sizes, exits), shape).multiply_adds
+
+
+def _size_bytes(
+    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
+) -> float:
+    return message_size(layout_of(a).shapes(sizes, exits))
+
+
+def _memory_bytes(
+    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
+) -> float:
+    return training_memory(a, sizes, exits, shape, conditions.batch_size)
+
+
+def _latency_s(
+    a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
+) -> float:
+    return latency_of(a, sizes, exits, shape, conditions).median_s
+
+
+COSTS: Mapping[str, Kind] = {
+    "parameters": Kind(_parameters, parameters),
+    "multiply_adds": Kind(_multiply_adds, multiply_adds),
+    "size_bytes": Kind(_size_bytes, size_bytes),
+    "memory_bytes": Kind(_memory_bytes, memory_bytes, samples=8),
+    "latency_s": Kind(_latency_s, latency_s, samples=5),
+}
+"""Every cost by its name in `fleet.cost` and in budgets."""
+
+
+def kind_of(cost: str) -> Kind:
+    """Return a cost by its name.
+
+    Raises:
+        ConfigError: There is no such cost.
+    """
+    if cost not in COSTS:
+        raise ConfigError(f'"{cost}" is no cost; choose one of {", ".join(COSTS)}.{did_you_mean(cost, COSTS)}')
+    return COSTS[cost]
+
+
+def cost_of(
+    architecture: Architecture,
+    submodel: Piece,
+    input_shape: Sequence[int],
+    cost: str = "parameters",
+    conditions: Conditions | None = None,
+) -> float:
+    """Return one cost of a sub-model, all its classifiers included: counted, predicted or measured, not estimated.
+
+    Args:
+        architecture: The model family.
+        submodel: The sub-model, or a pair of sizes by axis (axes not named are whole) and exits.
+        input_shape: Shape of one sample.
+        cost: A name in `COSTS`.
+        conditions: Batch size, and what was measured before.
+
+    Raises:
+        ConfigError: There is no such cost.
+        ModelError: The model cannot be built or does not accept the input.
+    """
+    sizes, exits = sizes_and_exits(architecture, submodel)
+    return kind_of(cost).of(architecture, sizes, exits, tuple(input_shape), conditions or Conditions())
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Costs of every depth and width of an architecture.
+
+    Attributes:
+        cost: The cost's name.
+        blocks: Full depth.
+        positions: Block counts after which a classifier may sit (P of them).
+        widths: Widths (W of them), ascending; the last is 1.
+        trunk: Cost of the blocks up to each position and the rest, without classifiers [P, W].
+        heads: Cost of each position's classifier [P, W].
+        measure: The cost of a width and exits itself, where trunk and heads are estimates.
+    """
+
+    cost: str
+    blocks: int
+    positions: tuple[int, ...]
+    widths: tuple[float, ...]
+    trunk: np.ndarray[Any, np.dtype[np.float64]]
+    heads: np.ndarray[Any, np.dtype[np.float64]]
+    measure: Callable[[float, tuple[int, ...]], float] | None = None
+
+    @property
+    def full(self) -> float:
+        """cost(M): the full model without early classifiers."""
+        return float(self.trunk[-1, -1] + self.heads[-1, -1])
+
+    def of(self, width: float, exits: Sequence[int]) -> float:
+        """Return the cost of a sub-model with these exits, its last one its depth: the sum of its parts.
+
+        Raises:
+            ModelError: The grid has no such width or position.
+        """
+        column = int(np.argmin(np.abs(np.array(self.widths) - width)))
+        unknown = [e for e in exits if e not in self.positions]
+        if unknown or abs(self.widths[column] - width) > 1e-9 or not exits:
+            raise ModelError(f"the cost grid has no width {width} with exits {tuple(exits)}; widths go by 0.01 up to "
+                             f"1, exits are among {self.positions}.")  # fmt: skip
+        rows = [self.positions.index(e) for e in exits]
+        return float(self.trunk[rows[-1], column] + self.heads[rows, column].sum())
+
+    def exactly(self, width: float, exits: Sequence[int]) -> float:
+        """Return the cost of a sub-model, counted or measured where the sum of its parts is an estimate."""
+        return self.of(width, exits) if self.measure is None else self.measure(width, tuple(exits))
+
+
+def cost_grid(
+    architecture: Architecture,
+    input_shape: Sequence[int],
+    cost: str = "parameters",
+    conditions: Conditions | None = None,
+) -> Grid:
+    """Return the costs of every depth and width; what does not depend on the machine is cached by the parameters.
+
+    Raises:
+        ConfigError: There is no such cost.
+    """
+    kind_of(cost)
+    if cost == "latency_s":
+        return _grid(architecture, tuple(input_shape), cost, conditions or Conditions())
+    batch_size = Conditions(conditions.batch_size) if conditions is not None else Conditions()
+    return cached(_grid, architecture, tuple(input_shape), cost, batch_size)
+
+
+def _grid(architecture: Architecture, input_shape: tuple[int, ...], cost: str, conditions: Conditions) -> Grid:
+    positions, kind = tuple(architecture.positions), COSTS[cost]
+    every = [architecture.sizes(width) for width in WIDTHS]
+    keys = [tuple(sorted(sizes.items())) for sizes in every]
+    distinct = dict(zip(keys, every, strict=True))
+    taken = list(distinct)
+    if kind.samples is not None and len(taken) > kind.samples:
+        taken = [taken[i] for i in np.linspace(0, len(taken) - 1, kind.samples).round().astype(int)]
+    measure = kind.parts(architecture, input_shape, conditions)
+    found = {key: _columns(positions, measure(distinct[key])) for key in taken}
+    if len(taken) < len(distinct):
+        found = _interpolated(found, {key: _kept(architecture, sizes) for key, sizes in distinct.items()})
+    trunk, heads = (np.stack([found[key][i] for key in keys], axis=1) for i in (0, 1))
+    if kind.samples is None:
+        return Grid(cost, architecture.blocks, positions, WIDTHS, trunk, heads)
+
+    def exactly(width: float, exits: tuple[int, ...]) -> float:
+        return cost_of(architecture, (architecture.sizes(width), exits), input_shape, cost, conditions)
+
+    scale = exactly(1.0, (architecture.blocks,)) / (trunk[-1, -1] + heads[-1, -1])
+    return Grid(cost, architecture.blocks, positions, WIDTHS, trunk * scale, heads * scale, exactly)
+
+
+def _columns(positions: Sequence[int], profile: Profile) -> Floats:
+    """Return the cost up to each position and that of its classifier [2, P]."""
+    upto = np.cumsum([profile.rest, *profile.blocks])
+    return np.array([upto[list(positions)], [profile.heads[p] for p in positions]])
+
+
+def _kept(architecture: Architecture, sizes: Sizes) -> float:
+    """Return the mean fraction of channels that is kept."""
+    scaled = [name for name, axis in architecture.axes.items() if axis.scaled]
+    return float(np.mean([sizes[name] / architecture.axes[name].size for name in scaled])) if scaled else 1.0
+
+
+def _interpolated(found: Mapping[Any, Floats], kept: Mapping[Any, float]) -> dict[Any, Floats]:
+    """Fill in what was not taken, linearly in the fraction of channels kept."""
+    known = [kept[key] for key in found]
+    values = np.stack(list(found.values()))
+    shape = values.shape[1:]
+    flat = values.reshape(len(values), -1)
+    every = np.array([[np.interp(x, known, column) for column in flat.T] for x in kept.values()])
+    return {key: row.reshape(shape) for key, row in zip(kept, every, strict=True)}

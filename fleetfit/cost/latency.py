@@ -1,0 +1,149 @@
+"""How long one sample takes on this machine: warm-up, then the median and the spread of many passes, one thread.
+
+What is measured differs from run to run, so it is kept in `Conditions.measured`, which a run records: planning from a
+latency is a choice made by measuring, and a run that is taken up again must make the same.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleetfit.cost.conditions import Conditions
+from fleetfit.cost.count import accepting, layout_of, submodel_cost
+from fleetfit.cost.parts import Measure, Profile
+from fleetfit.layout import Architecture, build_module, some_input
+
+_WARM_UP, _FEWEST, _MOST = 3, 9, 200
+_PATIENCE_S = 1.0  # no more passes after so long
+_DIGITS = 7  # of what is kept: tenths of a microsecond
+_PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The time of one forward pass of one sample, all exits included.
+
+    Attributes:
+        median_s: Its median in seconds.
+        spread_s: Between its quartiles.
+    """
+
+    median_s: float
+    spread_s: float
+
+
+def latency_of(
+    architecture: Architecture,
+    sizes: Mapping[str, int],
+    exits: Sequence[int],
+    input_shape: Sequence[int],
+    conditions: Conditions,
+) -> Latency:
+    """Return the latency of a sub-model, measured now unless the conditions know it.
+
+    Args:
+        architecture: The model family.
+        sizes: Size of every axis.
+        exits: Its exits.
+        input_shape: Shape of one sample.
+        conditions: What was measured before; the new measurement is added.
+
+    Raises:
+        ModelError: The model cannot be built or does not accept the input.
+    """
+    key = f"latency_s {_named(architecture, sizes, exits, input_shape)}"
+    if key not in conditions.measured:
+        module, x = _real(architecture, sizes, tuple(exits), input_shape)
+        with accepting(architecture, input_shape):
+            times = [sum(row.values()) for row in _times(module, x, {})]
+        low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
+        conditions.measured[key] = [round(median, _DIGITS), round(high - low, _DIGITS)]
+    return Latency(*conditions.measured[key])
+
+
+def latency_s(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
+    """Estimate by parts: the median time of each block and classifier of the model with all exits."""
+    layout = layout_of(architecture)
+    places = [("blocks", i) for i in range(architecture.blocks)] + [("heads", e) for e in layout.exits]
+
+    def measure(sizes: Mapping[str, int]) -> Profile:
+        key = f"latency_s by part {_named(architecture, sizes, layout.exits, input_shape)}"
+        if key not in conditions.measured:
+            module, x = _real(architecture, sizes, layout.exits, input_shape)
+            parts = {}
+            for name, part in module.named_modules():
+                matched = _PART.fullmatch(name)
+                if matched is not None:
+                    parts[part] = matched["kind"], int(matched["number"])
+            with accepting(architecture, input_shape):
+                rows = _times(module, x, parts)
+            medians = [float(np.median([row.get(place, 0.0) for row in rows])) for place in (None, *places)]
+            conditions.measured[key] = [round(m, _DIGITS) for m in medians]
+        rest, *others = conditions.measured[key]
+        blocks, heads = others[: architecture.blocks], others[architecture.blocks :]
+        return Profile(rest, blocks, dict(zip(layout.exits, heads, strict=True)))
+
+    return measure
+
+
+def _named(
+    architecture: Architecture, sizes: Mapping[str, int], exits: Sequence[int], input_shape: Sequence[int]
+) -> str:
+    """Name a sub-model; its parameters tell apart models that have the same axes."""
+    parameters = submodel_cost(architecture, (sizes, exits), input_shape).parameters
+    said = " ".join(f"{axis}={n}" for axis, n in sorted(sizes.items()))
+    shape = "x".join(map(str, input_shape))
+    return f"{said} exits={','.join(map(str, exits))} input={shape} parameters={parameters}"
+
+
+def _real(
+    architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int]
+) -> tuple[nn.Module, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        module = build_module(architecture, sizes, exits).eval()
+    return module, some_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
+
+
+Part = tuple[str, int] | None
+
+
+def _times(module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part]) -> list[dict[Part, float]]:
+    """Run a module again and again; return for each pass the seconds of each part, None for what is in none."""
+    row: dict[Part, float] = {}
+    began: list[float] = []
+    hooks = []
+    for part, name in parts.items():
+
+        def leave(*_: object, name: Part = name) -> None:
+            took = time.perf_counter() - began.pop()
+            row[name] = row.get(name, 0.0) + took
+
+        hooks.append(part.register_forward_pre_hook(lambda *_: began.append(time.perf_counter())))
+        hooks.append(part.register_forward_hook(leave))
+    rows: list[dict[Part, float]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            end = 0.0
+            for i in range(-_WARM_UP, _MOST):
+                row.clear()
+                start = time.perf_counter()
+                module(x)
+                now = time.perf_counter()
+                row[None] = now - start - sum(row.values())
+                end = now + _PATIENCE_S if i < 0 else end
+                if i >= 0:
+                    rows.append(dict(row))
+                if i >= _FEWEST - 1 and now > end:
+                    break
+    finally:
+        torch.set_num_threads(threads)
+        for hook in hooks:
+            hook.remove()
+    return rows

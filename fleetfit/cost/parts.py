@@ -1,0 +1,207 @@
+"""Costs that add up exactly, by parts: what is outside the blocks, each block, each classifier."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fleetfit.cost.conditions import Conditions
+from fleetfit.cost.count import count, layout_of
+from fleetfit.layout import Architecture, Layout
+
+_PROBES = (0.37, 0.53, 0.71)
+_FRAME = 17  # bytes of a message before its header, and the header's braces
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The cost of one set of sizes by parts.
+
+    Attributes:
+        rest: What every depth has (the stem).
+        blocks: Each block.
+        heads: Each classifier, by block count.
+    """
+
+    rest: float
+    blocks: Sequence[float]
+    heads: Mapping[int, float]
+
+
+Measure = Callable[[Mapping[str, int]], Profile]
+"""The parts' costs of a set of sizes."""
+Place = tuple[int | None, int | None]
+"""A block or an exit, or neither."""
+
+
+def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
+    """Count trained numbers, by layout arithmetic."""
+    layout = layout_of(architecture)
+
+    def measure(sizes: Mapping[str, int]) -> Profile:
+        shapes = layout.shapes(sizes, layout.exits)
+        return profile_of(
+            architecture,
+            [(place_of(layout, name), numel(s)) for name, s in shapes.items() if layout.tensors[name].trainable],
+        )
+
+    return measure
+
+
+def size_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
+    """Count the bytes of a message that holds the state; see `message_size`."""
+    layout = layout_of(architecture)
+
+    def measure(sizes: Mapping[str, int]) -> Profile:
+        shapes = layout.shapes(sizes, layout.exits)
+        found = [(place_of(layout, name), _entry(name, shape)) for name, shape in shapes.items()]
+        return profile_of(architecture, [((None, None), _FRAME), *found])
+
+    return measure
+
+
+def message_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the bytes of a message of `fleetfit.wire` that holds float32 tensors of these names and shapes.
+
+    Four bytes a number, and a header with each tensor's name and shape; the up to 7 bytes that fill the header up to a
+    multiple of 8 are left out, so that the parts of a model add up.
+    """
+    return _FRAME + sum(_entry(name, shape) for name, shape in shapes.items())
+
+
+def _entry(name: str, shape: tuple[int, ...]) -> int:
+    said = json.dumps({name: {"$t": ["float32", list(shape)]}}, separators=(",", ":"))
+    return len(said) - 1 + 4 * numel(shape)  # without its two braces, with a comma
+
+
+def multiply_adds(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
+    """Count multiply-adds of one sample.
+
+    One pass at full size gives each module's. How they shrink with the sizes is known for most modules (`_Scaling`),
+    and passes at three other widths confirm it; else every set of sizes is counted by running it. What runs outside
+    blocks and classifiers counts at every depth.
+    """
+    layout = layout_of(architecture)
+
+    def exact(sizes: Mapping[str, int]) -> dict[str, int]:
+        _, counted = count(architecture, sizes, layout.exits, input_shape)
+        return {name: n for name, n in counted.items() if n}
+
+    scaling = _Scaling(layout, exact(layout.full_sizes))
+    known = scaling.fit([(sizes, exact(sizes)) for sizes in map(architecture.sizes, _PROBES)])
+    places = {name: _place_around(layout, f"{name}.") for name in scaling.whole}
+
+    def measure(sizes: Mapping[str, int]) -> Profile:
+        counted = scaling.of(sizes) if known else exact(sizes)
+        return profile_of(architecture, [(places[name], n) for name, n in counted.items()])
+
+    return measure
+
+
+class _Scaling:
+    """How each module's multiply-adds follow from the sizes.
+
+    A convolution's, a linear layer's and an LSTM's are the numbers in its weights times the places where it is applied,
+    and the places do not depend on width. What has no weights, such as attention or a scan, is proportional to one axis
+    or to the product of two.
+    """
+
+    def __init__(self, layout: Layout, whole: Mapping[str, int]) -> None:
+        self.layout, self.whole = layout, whole
+        self._factors: dict[str, tuple[str, ...]] = {}
+
+    @cached_property
+    def _kernels(self) -> dict[str, list[str]]:
+        """Names of each module's own matrices and kernels."""
+        found: dict[str, list[str]] = {}
+        for name, tensor in self.layout.tensors.items():
+            if len(tensor.dims) > 1:
+                found.setdefault(name.rpartition(".")[0], []).append(name)
+        return found
+
+    @cached_property
+    def _full_weights(self) -> dict[str, int]:
+        return self._weights(self.layout.full_sizes)
+
+    def _weights(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        shapes = self.layout.shapes(sizes, self.layout.exits)
+        return {name: sum(numel(shapes[k]) for k in kernels) for name, kernels in self._kernels.items()}
+
+    def fit(self, probes: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]) -> bool:
+        """Find a rule for each module that gives exactly what was counted at some sizes; tell whether all have one."""
+        if any(counted.keys() != self.whole.keys() for _, counted in probes):
+            return False
+        weights = [self._weights(sizes) for sizes, _ in probes]
+        for name in self.whole:
+            for axes in self._candidates(name):
+                if all(
+                    self._scaled(name, axes, sizes, own) == counted[name]
+                    for (sizes, counted), own in zip(probes, weights, strict=True)
+                ):
+                    self._factors[name] = axes
+                    break
+            else:
+                return False
+        return True
+
+    def _candidates(self, name: str) -> Iterable[tuple[str, ...]]:
+        if name in self._kernels:
+            yield ()  # by its weights
+        axes = [name for name, axis in self.layout.axes.items() if axis.scaled]
+        yield from ((a,) for a in axes)
+        yield from ((a, b) for i, a in enumerate(axes) for b in axes[i:])
+        yield ("",)  # constant
+
+    def _scaled(
+        self, name: str, axes: tuple[str, ...], sizes: Mapping[str, int], weights: Mapping[str, int]
+    ) -> int | None:
+        """Return the multiply-adds at some sizes, or None where the rule does not give a whole number."""
+        n, by = self.whole[name], 1
+        if not axes:
+            n, by = n * weights[name], self._full_weights[name]
+        for axis in filter(None, axes):
+            n, by = n * sizes[axis], by * self.layout.full_sizes[axis]
+        return None if n % by else n // by
+
+    def of(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """Return each module's multiply-adds."""
+        weights = self._weights(sizes)
+        return {name: self._scaled(name, axes, sizes, weights) or 0 for name, axes in self._factors.items()}
+
+
+# ---- where a part belongs ------------------------------------------------------------------------------------------
+
+
+def place_of(layout: Layout, tensor: str) -> Place:
+    """Return the block or the exit that a tensor belongs to."""
+    found = layout.tensors[tensor]
+    return found.block, found.exit
+
+
+def _place_around(layout: Layout, prefix: str) -> Place:
+    """Return the block and exit that a module's tensors agree on, or those of the nearest module around it with any."""
+    found = {place_of(layout, key) for key in layout.tensors if key.startswith(prefix)}
+    if not found and prefix:
+        return _place_around(layout, prefix[: prefix.rstrip(".").rfind(".") + 1])
+    return found.pop() if len(found) == 1 else (None, None)
+
+
+def profile_of(architecture: Architecture, parts: Iterable[tuple[Place, float]]) -> Profile:
+    """Add parts up by their places."""
+    rest, blocks = 0.0, [0.0] * architecture.blocks
+    heads = dict.fromkeys(architecture.positions, 0.0)
+    for (block, head), n in parts:
+        if head is not None:
+            heads[head] += n
+        elif block is not None:
+            blocks[block] += n
+        else:
+            rest += n
+    return Profile(rest, blocks, heads)
+
+
+def numel(shape: Sequence[int]) -> int:
+    """Return how many numbers a shape holds."""
+    return int(np.prod(shape, dtype=np.int64))
