@@ -27,11 +27,13 @@ class Aggregate:
         mean: The weighted mean of each element; where coverage is 0 it means nothing.
         coverage: Sum of the aggregation weights of those who trained the element.
         extra: Whatever a method's own merge adds.
+        before: What the mean replaces, where that is not the server's whole state (Decoupled: some levels' models).
     """
 
     mean: State
     coverage: State
     extra: Any = None
+    before: State | None = None
 
 
 class Mean:

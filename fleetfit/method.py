@@ -123,7 +123,10 @@ def take_mean(
     federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
 ) -> Server:
     """Replace what was trained by its mean."""
-    return Server(applied(server.state, aggregate), server.round + 1, server.memory)
+    if aggregate.before is None:
+        return Server(applied(server.state, aggregate), server.round + 1, server.memory)
+    moved = applied(aggregate.before, aggregate) if aggregate.before else {}
+    return Server({**server.state, **moved}, server.round + 1, server.memory)
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
     changes: dict[str, Any] = {}
     for hook in HOOKS:
         ours, theirs, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
-        if theirs is default:
+        if theirs is default or theirs is ours:
             continue
         if ours is default:
             changes[hook] = theirs

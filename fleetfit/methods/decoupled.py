@@ -5,17 +5,17 @@ The levels are the width-only ones by default, as in ScaleFL's comparison. The s
 initial model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from fleetfit.aggregate import Aggregate, Mean, applied
+from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State
 from fleetfit.levels import split_levels
 from fleetfit.method import Method, Weight
 from fleetfit.submodel import Submodel, extract
-from fleetfit.values import Failure, Federation, Server, Update
+from fleetfit.values import Federation, Server, Update
 
 
 def decoupled(split: Literal["width", "both", "depth"] = "width") -> Method:
@@ -24,7 +24,7 @@ def decoupled(split: Literal["width", "both", "depth"] = "width") -> Method:
     Args:
         split: How the levels' models are cut out of the full one.
     """
-    return Method(levels=partial(split_levels, mode=split, exits="last"), dispatch=own, merge=apart, step=keep_apart)
+    return Method(levels=partial(split_levels, mode=split, exits="last"), dispatch=own, merge=apart)
 
 
 def own(federation: Federation, server: Server, client: int | None, piece: Submodel) -> State:
@@ -45,20 +45,12 @@ def apart(federation: Federation, server: Server, updates: Iterator[Update], wei
     found = {level: mean.result() for level, mean in means.items()}
     mean_state = {_prefix(level) + name: t for level, a in found.items() for name, t in a.mean.items()}
     coverage = {_prefix(level) + name: t for level, a in found.items() for name, t in a.coverage.items()}
-    return Aggregate(mean_state, coverage, pieces)
-
-
-def keep_apart(
-    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
-) -> Server:
-    """Replace each level's model by its mean; the other levels stay."""
     before = {
         _prefix(level) + name: tensor
-        for level, piece in aggregate.extra.items()
+        for level, piece in pieces.items()
         for name, tensor in own(federation, server, None, piece).items()
     }
-    after = {**server.state, **(applied(before, aggregate) if before else {})}
-    return Server(after, server.round + 1, server.memory)
+    return Aggregate(mean_state, coverage, before=before)
 
 
 def shared(state: State) -> State:

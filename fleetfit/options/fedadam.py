@@ -1,0 +1,62 @@
+"""FedAdam: Adam on the server, with the round's movement as the gradient (Reddi et al., ICLR 2021, Algorithm 2).
+
+d = mean - x;  m <- beta1 m + (1 - beta1) d;  v <- beta2 v + (1 - beta2) d^2;  x <- x + lr m / (sqrt(v) + tau), with v
+beginning at tau^2 and no bias correction, as there. An element that nobody trained keeps its value and its moments.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.method import Method
+from fleetfit.options._covered import Movement, in_range
+from fleetfit.values import Failure, Federation, Server, Update
+
+Second = Callable[[Tensor, Tensor, float], Tensor]
+"""(v, d, beta2) -> the new second moment."""
+
+
+def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+    """Make the option.
+
+    Args:
+        lr: The server's learning rate, above 0.
+        beta1: Decay of the first moment, in [0, 1).
+        beta2: Decay of the second moment, in [0, 1).
+        tau: Degree of adaptivity, above 0.
+    """
+    return adaptive(_mean_of_squares, lr, beta1, beta2, tau)
+
+
+def adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float) -> Method:
+    """Make an adaptive server optimiser of a rule for its second moment."""
+    in_range("lr", lr, 0)
+    in_range("beta1", beta1, 0, 1, closed=True)
+    in_range("beta2", beta2, 0, 1, closed=True)
+    in_range("tau", tau, 0)
+    return Method(step=partial(step, second=second, lr=lr, beta1=beta1, beta2=beta2, tau=tau))
+
+
+def step(
+    federation: Federation,
+    server: Server,
+    aggregate: Aggregate,
+    reports: Sequence[Update | Failure],
+    second: Second,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+) -> Server:
+    """Move each element by its own step size."""
+    found = Movement(server, aggregate)
+    moved = found.mean - found.old
+    m0, v0 = found.remembered("first"), found.remembered("second", tau**2)
+    m, v = beta1 * m0 + (1 - beta1) * moved, second(v0, moved, beta2)
+    return found.after(found.old + lr * m / (v.sqrt() + tau), first=(m, m0), second=(v, v0))
+
+
+def _mean_of_squares(v: Tensor, moved: Tensor, beta2: float) -> Tensor:
+    return beta2 * v + (1 - beta2) * moved.square()

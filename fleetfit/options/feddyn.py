@@ -1,0 +1,87 @@
+"""FedDyn: clients correct their drift, the server corrects the mean (Acar et al., ICLR 2021, Algorithm 1).
+
+Client k adds -<g_k, w> + alpha/2 ||w - w_received||^2 to its loss and remembers g_k <- g_k - alpha (w_k - w_received).
+The server keeps h <- h - (alpha / K) sum_k (w_k - x) over the round's clients, K being all clients, and x <- mean -
+h / alpha, with the mean over the round's clients.
+
+With unequal sub-models each element sums over those who trained it, and an element that nobody trained keeps its value
+and its h. A client's g_k belongs to the sub-model it trained; when the next one keeps other channels, what both have
+moves along and the rest begins at zero. Every client counts alike, so the option comes with the weight by count.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.layout import State
+from fleetfit.method import Method, by_count
+from fleetfit.options._covered import Movement, in_range
+from fleetfit.submodel import FlatState, Submodel, flat_of, recut, shapes_of
+from fleetfit.values import Device, Failure, Federation, Job, Server, Update
+
+
+def feddyn(alpha: float = 0.1) -> Method:
+    """Make the option.
+
+    Args:
+        alpha: Strength, above 0.
+    """
+    in_range("alpha", alpha, 0)
+    return Method(
+        penalty=partial(penalty, alpha=alpha),
+        remember=partial(remember, alpha=alpha),
+        step=partial(step, alpha=alpha),
+        weight=by_count,
+    )
+
+
+def gradient_of(job: Job, device: Device) -> Tensor:
+    """Return g_k for the sub-model of a job, flat; zeros for a client that has none yet."""
+    if not device.memory or "gradient" not in device.memory:
+        return torch.zeros_like(flat_of(job.state))
+    kept = device.memory["gradient"]
+    channels = {axis: tuple(channels) for axis, channels in kept["channels"].items()}
+    source = Submodel(channels, tuple(kept["exits"]))
+    return flat_of(recut(device.problem.layout, kept["state"], source, job.submodel))
+
+
+def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
+    """Return the linear and the quadratic term of this job."""
+    shapes = shapes_of(job.state)
+    gradient = FlatState(gradient_of(job, device).to(device.accelerator), shapes)
+    received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
+
+    def terms(module: nn.Module) -> Tensor:
+        found = []
+        for name, p in module.named_parameters():
+            if name in received:
+                found.append(alpha / 2 * (p - received[name]).square().sum() - (gradient[name] * p).sum())
+        return torch.stack(found).sum()
+
+    return terms
+
+
+def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
+    """Keep g_k - alpha (w_k - w_received), with its sub-model."""
+    gradient = gradient_of(job, device) - alpha * (flat_of(state) - flat_of(job.state))
+    piece = job.submodel
+    kept = {
+        "state": dict(FlatState(gradient, shapes_of(job.state))),
+        "channels": {axis: list(channels) for axis, channels in piece.channels.items()},
+        "exits": list(piece.exits),
+    }
+    return {**(device.memory or {}), "gradient": kept}
+
+
+def step(
+    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure], alpha: float
+) -> Server:
+    """Move h by the round's movement, and the state to the mean less h / alpha."""
+    found = Movement(server, aggregate)
+    before = found.remembered("h")
+    h = before - alpha / len(federation.clients) * found.weight * (found.mean - found.old)
+    return found.after(found.mean - h / alpha, h=(h, before))

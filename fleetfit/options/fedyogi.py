@@ -1,0 +1,26 @@
+"""FedYogi: Yogi on the server, with the round's movement as the gradient (Reddi et al., ICLR 2021, Algorithm 2).
+
+As FedAdam, but v <- v - (1 - beta2) d^2 sign(v - d^2).
+"""
+
+from torch import Tensor
+
+from fleetfit.method import Method
+from fleetfit.options.fedadam import adaptive
+
+
+def fedyogi(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+    """Make the option.
+
+    Args:
+        lr: The server's learning rate, above 0.
+        beta1: Decay of the first moment, in [0, 1).
+        beta2: Decay of the second moment, in [0, 1).
+        tau: Degree of adaptivity, above 0.
+    """
+    return adaptive(_controlled, lr, beta1, beta2, tau)
+
+
+def _controlled(v: Tensor, moved: Tensor, beta2: float) -> Tensor:
+    square = moved.square()
+    return v - (1 - beta2) * square * (v - square).sign()

@@ -1,0 +1,179 @@
+"""Server optimisers and FedDyn against plain loops over numbers, with elements that a round does not cover."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_train import close, last_exit, plain_sgd
+from tiny import tiny_federation
+from torch import Tensor
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import ConfigError
+from fleetfit.layout import State
+from fleetfit.method import build, by_count
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.values import Federation, Local, Server, Simulation
+
+# the means of two rounds; None: nobody trained the element
+ROUNDS = [[1.5, None, 0.2], [1.0, 3.0, None]]
+START = [1.0, 2.0, -0.5]
+
+
+def moved(option: str, **values: Any) -> list[tuple[list[float], Mapping[str, Any]]]:
+    """Step through the two rounds and return state and memory after each."""
+    step = build({"name": "fedavg", "plus": {option: values}}).step
+    federation, _ = tiny_federation({"name": "fedavg"})
+    server, found = Server({"w": torch.tensor(START)}), []
+    for means in ROUNDS:
+        mean = torch.tensor([math.nan if m is None else m for m in means])
+        coverage = torch.tensor([0.0 if m is None else 2.0 for m in means])
+        server = step(federation, server, Aggregate({"w": mean}, {"w": coverage}), [])
+        found.append((server.state["w"].tolist(), server.memory))
+    assert server.round == 2
+    return found
+
+
+def test_fedavgm_is_the_formula() -> None:
+    beta, lr = 0.9, 0.5
+    x, v = list(START), [0.0, 0.0, 0.0]
+    for means, (state, memory) in zip(ROUNDS, moved("fedavgm", momentum=beta, lr=lr), strict=True):
+        for i, m in enumerate(means):
+            if m is not None:
+                v[i] = beta * v[i] + (m - x[i])
+                x[i] += lr * v[i]
+        assert state == pytest.approx(x, rel=1e-6)
+        assert memory["velocity"]["w"].tolist() == pytest.approx(v, rel=1e-6)
+
+
+@pytest.mark.parametrize("option", ["fedadam", "fedyogi"])
+def test_adaptive_options_are_the_formulas(option: str) -> None:
+    lr, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
+    x, m, v = list(START), [0.0] * 3, [tau**2] * 3
+    for means, (state, memory) in zip(ROUNDS, moved(option), strict=True):
+        for i, mean in enumerate(means):
+            if mean is None:
+                continue
+            d = mean - x[i]
+            m[i] = b1 * m[i] + (1 - b1) * d
+            if option == "fedadam":
+                v[i] = b2 * v[i] + (1 - b2) * d * d
+            else:
+                v[i] -= (1 - b2) * d * d * (1 if v[i] > d * d else -1 if v[i] < d * d else 0)
+            x[i] += lr * m[i] / (math.sqrt(v[i]) + tau)
+        assert state == pytest.approx(x, rel=1e-5)
+        assert memory["first"]["w"].tolist() == pytest.approx(m, rel=1e-5)
+        assert memory["second"]["w"].tolist() == pytest.approx(v, rel=1e-5)
+
+
+@pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
+def test_what_nobody_trained_stays_bit_for_bit(option: str) -> None:
+    """Neither by a nan nor by old momentum: element 2 has momentum from round 1 and is not covered in round 2."""
+    first, second = moved(option)
+    assert first[0][1] == START[1]
+    assert second[0][2] == first[0][2] != START[2]
+    assert all(kept["w"][2] == before["w"][2] for kept, before in zip(
+        second[1].values(), first[1].values(), strict=True))  # fmt: skip
+    assert all(bool(torch.isfinite(kept["w"]).all()) for kept in second[1].values())
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "message"),
+    [
+        ("fedavgm", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ("fedavgm", {"lr": 0.0}, "lr must be above 0, got 0.0"),
+        ("fedadam", {"tau": 0.0}, "tau must be above 0"),
+        ("fedyogi", {"beta2": -0.1}, "beta2 must be at least 0 and below 1"),
+        ("feddyn", {"alpha": 0.0}, "alpha must be above 0"),
+    ],
+)
+def test_a_hyperparameter_out_of_range_is_a_sentence(option: str, values: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build({"name": "fedavg", "plus": {option: values}})
+
+
+# ---- FedDyn against a plain run ----------------------------------------------------------------------------------
+
+LOCAL = Local(lr=0.05, epochs=3, batch_size=None)
+CHOSEN = {0: [0, 1, 2, 3], 1: [1, 2], 2: [0, 2, 5]}
+
+
+def by_round(federation: Federation, server: Server, rng: Any) -> list[int]:
+    return CHOSEN[server.round]
+
+
+def alike(spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
+    """Six clients that all train the full model."""
+    federation, simulation = tiny_federation({**spec, "hooks": {"choose": by_round}}, norm=False)
+    levels = (replace(federation.levels[2], needs=0.0),)
+    return replace(federation, levels=levels), simulation
+
+
+def plain_feddyn(federation: Federation, simulation: Simulation, alpha: float) -> State:
+    """Acar et al., Algorithm 1, with full models: a loop over rounds, clients and tensors, in float64."""
+    x = {n: t.double() for n, t in start(federation).state.items()}
+    h = {n: torch.zeros_like(t) for n, t in x.items()}
+    g = {client: {n: torch.zeros_like(t) for n, t in x.items()} for client in range(6)}
+    for chosen in CHOSEN.values():
+        trained = []
+        for client in chosen:
+
+            def penalty(weights: State, client: int = client, x: State = x) -> Tensor:
+                linear = sum((g[client][n] * w).sum() for n, w in weights.items())
+                return alpha / 2 * sum(((w - x[n]) ** 2).sum() for n, w in weights.items()) - linear  # type: ignore[return-value]
+
+            data = simulation.device(client).data
+            batches = [data.batch(data.split("train"))] * LOCAL.epochs
+            w = plain_sgd(x, (1, 2, 3), batches, last_exit, LOCAL, penalty)
+            g[client] = {n: g[client][n] - alpha * (w[n] - x[n]) for n in x}
+            trained.append(w)
+        for n in x:
+            h[n] = h[n] - alpha / 6 * sum(w[n] - x[n] for w in trained)
+        x = {n: sum(w[n] for w in trained) / len(trained) - h[n] / alpha for n in x}  # type: ignore[misc]
+    return x
+
+
+def test_feddyn_is_algorithm_1() -> None:
+    federation, simulation = alike({"name": "fedavg", "plus": {"feddyn": {"alpha": 0.2}}})
+    engine, server = local_engine(simulation), start(federation)
+    for _ in CHOSEN:
+        server, report = one_round(federation, engine, Settings(3, LOCAL), server)
+        assert not report["failures"]
+    close(server.state, plain_feddyn(federation, simulation, 0.2), atol=2e-5)
+
+
+def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:
+    """A gradient kept for other channels is moved to the new ones; and two parts that both count clients agree."""
+    spec = {"name": "scalefl", "hooks": {"channels": "rolling"}, "plus": {"feddyn": {}}}
+    federation, simulation = tiny_federation(spec)
+    assert federation.method.weight is by_count
+    engine, server = local_engine(simulation), start(federation)
+    for _ in range(4):
+        server, report = one_round(federation, engine, Settings(4, Local(lr=0.05, batch_size=8)), server)
+        assert not report["failures"]
+    assert all(bool(torch.isfinite(t).all()) for t in server.state.values())
+
+
+@pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
+def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
+    """A level alone in the fleet moves as it does beside others; and one that nobody trained in a round stays."""
+    spec = {"name": "decoupled", "plus": {option: {}}}
+
+    def finished(chosen: Mapping[int, list[int]]) -> Server:
+        hooks = {"choose": lambda federation, server, rng: chosen[server.round]}
+        federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
+        engine, server = local_engine(simulation), start(federation)
+        for _ in chosen:
+            server, report = one_round(federation, engine, Settings(3, Local(lr=0.1, batch_size=None)), server)
+            assert not report["failures"]
+        return server
+
+    both, alone = finished({0: [0, 1], 1: [0], 2: [0, 1]}), finished({0: [0], 1: [0], 2: [0]})
+    mine = {n: t for n, t in both.state.items() if n.startswith("level1/")}
+    # a job's seed has its place in the round, so the samples of a batch are added up in another order
+    assert mine and all(torch.allclose(t, alone.state[n], atol=1e-4) for n, t in mine.items())
+    assert any(n.startswith("level2/") for n in next(iter(both.memory.values())))
