@@ -1,4 +1,4 @@
-"""Losses of models with exits, as pure functions: ScaleFL's Eq. 5 (CVPR 2023), HeteroFL's masked CE (ICLR 2021).
+"""Losses of models with exits, as pure functions: ScaleFL Eq. 5, HeteroFL's masked CE, DepthFL's distillation.
 
 Differs from the paper: the printed weights i / (l(l+1)) of Eq. 5 sum to one half, so that a level-1 client would
 train half a cross-entropy while its baselines train a whole one; the default is 2i / (l(l+1)), which sums to one.
@@ -7,6 +7,7 @@ train half a cross-entropy while its baselines train a whole one; the default is
 
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -62,3 +63,23 @@ def check_temperature(temperature: float) -> None:
     """Refuse a temperature that is not above zero."""
     if not temperature > 0:
         raise ConfigError(f"the temperature must be above 0, got {temperature}.")
+
+
+def mutual_distillation(logits: Sequence[Tensor], y: Tensor, task: Task, share: float, temperature: float) -> Tensor:
+    """Return the loss of all exits with distillation from every exit to every other (DepthFL, ICLR 2023).
+
+    L = sum_i CE(exit i, y) + share / (l - 1) * sum_i sum_{j != i} KL(exit j, exit i), the teachers detached.
+
+    Args:
+        logits: Per exit [B, C], shallow to deep.
+        y: Labels [B].
+        task: Gives loss and divergence.
+        share: Weight of the distillation, at least 0.
+        temperature: tau > 0.
+    """
+    total = torch.stack([task.loss(z, y) for z in logits]).sum()
+    if share and len(logits) > 1:
+        pairs = [task.divergence(teacher, student, temperature, y) for i, student in enumerate(logits)
+                 for j, teacher in enumerate(logits) if i != j]  # fmt: skip
+        total = total + share / (len(logits) - 1) * torch.stack(pairs).sum()
+    return total

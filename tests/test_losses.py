@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fleetfit.losses import exit_weights, masked_cross_entropy, self_distillation
+from fleetfit.losses import exit_weights, masked_cross_entropy, mutual_distillation, self_distillation
+from fleetfit.methods.depthfl import ramped
 from fleetfit.tasks import classification, softened_kl
 
 
@@ -70,3 +71,27 @@ def test_masked_cross_entropy_sets_absent_logits_to_zero() -> None:
     expected = -math.log(softmax([0.2, 0.0, 0.5])[0])
     found = masked_cross_entropy(torch.tensor([True, False, True]))(torch.tensor([row]), torch.tensor([0]))
     assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("exits", [1, 2, 3])
+def test_mutual_distillation_is_depthfl_s_sum_over_pairs(share: float, exits: int) -> None:
+    """sum_i CE_i + share / (l - 1) * sum_i sum_{j != i} KL(exit j || exit i), averaged over the two samples."""
+    total = 0.0
+    for i in range(exits):
+        for b, y in enumerate(LABELS):
+            total += -math.log(softmax(EXITS[i][b])[y]) / 2
+            for j in range(exits):
+                if i != j:
+                    total += share / (exits - 1) * plain_kl(EXITS[i][b], EXITS[j][b], 2.0) / 2
+    logits = [torch.tensor(rows, dtype=torch.float64) for rows in EXITS[:exits]]
+    found = mutual_distillation(logits, torch.tensor(LABELS), classification, share, 2.0)
+    assert found.item() == pytest.approx(total, rel=1e-12)
+
+
+def test_depthfl_s_ramp() -> None:
+    """exp(-5 (1 - t/300)^2): e^-5 in the first round, e^(-5/4) half way, 1 from round 300 on."""
+    assert [ramped(t, 300) for t in (0, 150, 299, 300, 900)] == pytest.approx(
+        [0.006737947, 0.286504797, math.exp(-5 / 90000), 1.0, 1.0], rel=1e-6
+    )
+    assert ramped(0, 0) == 1.0

@@ -57,6 +57,7 @@ REDUCES = [
     Case({"name": "scalefl", "hooks": {"channels": "random"}}),
     Case({"name": "scalefl", "hooks": {"channels": "window"}}),
     Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
+    Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
     Case({"name": "fedavg", "plus": {"fedavgm": {"momentum": 0.0}}}),
 ]
 CANNOT = {
@@ -114,7 +115,7 @@ def test_budgets_of_one_give_one_level() -> None:
         assert federation.levels[0].submodel.sizes == {"a": 8, "b": 12, "classes": 4}
 
 
-COUNTING = ["heterofl", "fedrolex", "scalefl"]
+COUNTING = {"depthfl": {"alpha": 0.0}, "heterofl": {}, "fedrolex": {}, "scalefl": {}}  # without FedDyn
 
 
 @pytest.mark.parametrize("name", COUNTING)
@@ -122,8 +123,8 @@ def test_the_weights_are_the_only_other_difference(name: str) -> None:
     """With unequal clients, a method that counts clients differs from FedAvg; with FedAvg's weight it is FedAvg."""
     sizes = (5, 9, 16, 12, 28, 20)
     expected = final({"name": "fedavg"}, BASE, sizes=sizes)
-    counted = final({"name": name}, BASE, sizes=sizes)
-    weighed = final({"name": name, "hooks": {"weight": "by_samples"}}, BASE, sizes=sizes)
+    counted = final({"name": name, **COUNTING[name]}, BASE, sizes=sizes)
+    weighed = final({"name": name, **COUNTING[name], "hooks": {"weight": "by_samples"}}, BASE, sizes=sizes)
     assert not all(torch.equal(counted[n], expected[n]) for n in expected)
     assert all(torch.equal(weighed[n], expected[n]) for n in expected)
 
@@ -148,7 +149,7 @@ def test_printed_weights_are_half_the_loss() -> None:
 @pytest.mark.parametrize("name", names.available("methods"))
 def test_a_method_sets_only_what_it_needs(name: str) -> None:
     """A method is its difference from FedAvg: most hooks are FedAvg's own functions."""
-    method = build({"name": name})
+    method = build({"name": name, **COUNTING.get(name, {})})  # an option that it brings along is not its own
     changed = {hook for hook in HOOKS if getattr(method, hook) is not getattr(FEDAVG, hook)}
     assert len(changed) <= 5, changed
 

@@ -35,6 +35,10 @@ SPECS: dict[str, Mapping[str, Any]] = {
     "scalefl, printed": {"name": "scalefl", "printed": True},
     "heterofl, original": {"name": "heterofl", "scaler": True, "masked": True},
     "fedavg, fedprox": {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
+    "fedavg, fedavgm": {"name": "fedavg", "plus": {"fedavgm": {}}},
+    "scalefl, fedadam": {"name": "scalefl", "plus": {"fedadam": {"lr": 0.01}}},
+    "decoupled, fedyogi": {"name": "decoupled", "plus": {"fedyogi": {"lr": 0.01}}},
+    "scalefl, feddyn": {"name": "scalefl", "plus": {"feddyn": {}}},
 }
 
 

@@ -1,0 +1,56 @@
+"""DepthFL: depth only, every exit trained, exits teach each other, FedDyn on top (Kim et al., ICLR 2023).
+
+A client trains its blocks and every classifier up to its depth: the sum of the exits' losses and, between every pair
+of them, a divergence whose weight grows over the first rounds, exp(-5 (1 - t / ramp)^2) in round t < ramp and 1 after
+that. Clients count alike, and FedDyn corrects clients and server (`options/feddyn.py`).
+
+Differs from the paper: its classifiers differ by depth; here an exit has the classifier that the model gives it, as in
+the comparison of ReeFL (ICML 2024, appendix B).
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from fleetfit.errors import ConfigError
+from fleetfit.layout import outputs
+from fleetfit.levels import split_levels
+from fleetfit.losses import check_temperature, mutual_distillation
+from fleetfit.method import Loss, Method, by_count
+from fleetfit.options.feddyn import feddyn
+from fleetfit.values import Device, Job
+
+
+def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature: float = 1.0) -> Method:
+    """Make the method.
+
+    Args:
+        alpha: Strength of FedDyn; 0 is the plain mean.
+        ramp: Rounds until the distillation has its full weight; 0 is at once.
+        share: Full weight of the distillation; 0 switches it off.
+        temperature: Softens the distributions that are compared.
+    """
+    check_temperature(temperature)
+    if ramp < 0 or share < 0:
+        raise ConfigError(f"depthfl's ramp and share must be at least 0, got {ramp} and {share}.")
+    base = feddyn(alpha) if alpha else Method(weight=by_count)
+    loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
+    return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)
+
+
+def ramped(round: int, ramp: int) -> float:
+    """Return exp(-5 (1 - t / ramp)^2) before round `ramp`, counted from 0, and 1 from there on."""
+    return math.exp(-5 * (1 - round / ramp) ** 2) if round < ramp else 1.0
+
+
+def mutual_loss(job: Job, device: Device, ramp: int, share: float, temperature: float) -> Loss:
+    """Return the loss of all exits with mutual distillation, at this round's weight."""
+    task, weight = device.problem.task, share * ramped(job.round, ramp)
+
+    def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
+        return mutual_distillation(outputs(module, x), y, task, weight, temperature)
+
+    return loss
