@@ -39,6 +39,13 @@ SMALL: dict[str, Small] = {
     "resnet32": Small((3, 8, 8), family="resnet"),
     "resnet56": Small((3, 8, 8), family="resnet"),
     "resnet110": Small((3, 8, 8), family="resnet"),
+    "mlp_2nn": Small((1, 8, 8), {"hidden": [12, 10]}),
+    "fedavg_cnn": Small((1, 8, 8)),
+    "fedavg_cifar_cnn": Small((3, 8, 8)),
+    "char_lstm": Small((7,), {"hidden": 10}, "next"),
+    "word_lstm": Small((7,), {"embedding": 6, "hidden": 10}, "next"),
+    "vim": Small((3, 8, 8), {"depth": 3, "hidden": 12, "patch": 4, "rank": 3, "state": 4}),
+    "vim_ti": Small((3, 8, 8), {"patch": 4}, family="vim"),
 }
 
 
