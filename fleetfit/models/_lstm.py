@@ -88,7 +88,7 @@ class LanguageModel(Architecture):
 
     Attributes:
         classes: Tokens that can be predicted; never cut.
-        vocabulary: Tokens that can be read; never cut. Padding is read like any other token, for its labels do not count.
+        vocabulary: Tokens that can be read; never cut. Padding is read like any other token; its labels do not count.
         size: Channels of the embedding.
         hidden: Channels of an LSTM layer.
         layers: LSTM layers, each a block.
