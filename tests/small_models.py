@@ -52,7 +52,7 @@ SMALL: dict[str, Small] = {
     "bert_tiny": Small((7,), {}, "texts", family="bert"),
     "bert_small": Small((7,), {}, "texts", family="bert"),
     "bert_base": Small((7,), {}, "texts", family="bert"),
-    "vit": Small((3, 8, 8), {"hidden": 12, "layers": 3, "attention_heads": 3, "intermediate": 18, "patch": 4}),
+    "vit": Small((3, 8, 8), {"hidden": 12, "depth": 3, "attention_heads": 3, "intermediate": 18, "patch": 4}),
     "deit_ti": Small((3, 8, 8), {"patch": 4}, family="vit"),
     "deit_s": Small((3, 8, 8), {"patch": 4}, family="vit"),
     "deit_b": Small((3, 8, 8), {"patch": 4}, family="vit"),

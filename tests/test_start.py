@@ -134,7 +134,7 @@ def test_what_cannot_be_a_start_is_refused_and_leaves_nothing(backbone: ff.Run, 
         ff.run(TINY, out=out, start=tmp_path / "unborn")
     with pytest.raises(ModelError, match=r'which has no "blocks\.0\.conv\.weight"\. Is it the same \[model\]'):
         ff.run({"rounds": 1, "data": {"partition": {"clients": 8}}}, out=out, start=backbone.folder)
-    vit = {"name": "vit", "hidden": 12, "layers": 2, "attention_heads": 3, "patch": 2}
+    vit = {"name": "vit", "hidden": 12, "depth": 2, "attention_heads": 3, "patch": 2}
     small = ff.run(TINY, out=tmp_path / "small", model=vit, method="fedavg")
     with pytest.raises(ModelError, match=r'"embeddings\.class_token" is \(1, 1, 12\) there and \(1, 1, 24\) here'):
         ff.run(TINY, out=out, start=small.folder, model=vit | {"hidden": 24}, method="fedavg")

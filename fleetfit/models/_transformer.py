@@ -180,13 +180,14 @@ def table(rows: int, columns: int) -> nn.Embedding:
 
 # ---- sizes, from a checkpoint or from keys -------------------------------------------------------------------------
 
-CONFIG = {
+_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+_CONFIG = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
+    "depth": "num_hidden_layers",
     "attention_heads": "num_attention_heads",
     "intermediate": "intermediate_size",
-}
-"""Keys of a model section, and what a Hugging Face config.json calls them."""
+}  # keys of a model section, and what a Hugging Face config.json calls them
 
 
 def encoder_of(
@@ -200,7 +201,7 @@ def encoder_of(
 
     Args:
         config: The config.json of a checkpoint, if there is one.
-        given: The keys of `CONFIG`, None where the user did not say.
+        given: hidden, layers or depth, attention_heads and intermediate; None where the user did not say.
         heads: Which heads a narrower model keeps.
         dropout: All dropouts, or None for the checkpoint's or the usual ones.
         usual: The family's `dropout`, `attention_dropout`, `eps` and `norm_first`.
@@ -234,25 +235,26 @@ def encoder_of(
 
 
 def _from_keys(given: Mapping[str, int | None]) -> dict[str, int]:
-    hidden = given["hidden"] or 768
+    hidden = given["hidden"] or _SIZES["hidden_size"]
     return {
         "hidden": hidden,
-        "layers": given["layers"] or 12,
+        "layers": given.get("layers") or given.get("depth") or _SIZES["num_hidden_layers"],
         "attention_heads": given["attention_heads"] or max(1, hidden // _HEAD_SIZE),
         "intermediate": given["intermediate"] or 4 * hidden,
     }
 
 
 def _from_config(config: Mapping[str, Any], given: Mapping[str, int | None]) -> dict[str, int]:
-    usual = {"hidden": 768, "layers": 12, "attention_heads": 12, "intermediate": 3072}
-    found = {key: int(config.get(theirs, usual[key])) for key, theirs in CONFIG.items()}
+    found = {theirs: int(config.get(theirs, usual)) for theirs, usual in _SIZES.items()}
     for key, value in given.items():
-        if value is None or value == found[key]:
+        theirs = _CONFIG[key]
+        if value is None or value == found[theirs]:
             continue
-        if key != "layers" or value > found[key]:
+        fewer = theirs == "num_hidden_layers"
+        if not fewer or value > found[theirs]:
             raise ModelError(
-                f"{key} = {value} contradicts the checkpoint, whose {CONFIG[key]} is {found[key]}; leave {key} out."
-                + (" Only layers may be fewer than the checkpoint's." if key == "layers" else "")
+                f"{key} = {value} contradicts the checkpoint, whose {theirs} is {found[theirs]}; leave {key} out"
+                + (", or take fewer." if fewer else ".")
             )
-        found[key] = value
-    return found
+        found[theirs] = value
+    return dict(zip(("hidden", "layers", "attention_heads", "intermediate"), found.values(), strict=True))

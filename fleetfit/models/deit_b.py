@@ -8,10 +8,10 @@ def deit_b(
     classes: int = 1000,
     input_shape: tuple[int, ...] = (3, 224, 224),
     checkpoint: str | None = None,
-    layers: int = 12,
+    depth: int = 12,
     patch: int = 16,
     dropout: float | None = None,
     heads: Heads = "whole",
 ) -> Vit:
     """Return `vit` with the width and heads of DeiT-B; the arguments are explained there."""
-    return vit(classes, input_shape, checkpoint, 768, layers, 12, 3072, patch, dropout, heads)
+    return vit(classes, input_shape, checkpoint, 768, depth, 12, 3072, patch, dropout, heads)

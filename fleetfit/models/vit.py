@@ -181,7 +181,7 @@ def vit(
     input_shape: tuple[int, ...] = (3, 224, 224),
     checkpoint: str | None = None,
     hidden: int | None = None,
-    layers: int | None = None,
+    depth: int | None = None,
     attention_heads: int | None = None,
     intermediate: int | None = None,
     patch: int | None = None,
@@ -195,7 +195,7 @@ def vit(
         input_shape: (channels, height, width) of the images.
         checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
         hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
-        layers: Blocks; 12 by default. With a checkpoint, its first so many.
+        depth: Blocks; 12 by default. With a checkpoint, its first so many.
         attention_heads: Heads; one per 64 channels by default.
         intermediate: Width inside the MLP; four times `hidden` by default.
         patch: Side of a patch, which must divide height and width; 16 by default.
@@ -206,7 +206,7 @@ def vit(
         ModelError: Sizes do not fit each other, the images or the checkpoint.
     """
     config = None if checkpoint is None else read_config(checkpoint, ("vit", "deit"))
-    given = {"hidden": hidden, "layers": layers, "attention_heads": attention_heads, "intermediate": intermediate}
+    given = {"hidden": hidden, "depth": depth, "attention_heads": attention_heads, "intermediate": intermediate}
     encoder = encoder_of(config, given, heads, dropout, _USUAL)
     config = config or {}
     side = _side(config, patch)

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import data_of
 from torch import Tensor
 
+import fleetfit as ff
 from fleetfit import names
 from fleetfit.errors import ModelError
 from fleetfit.layout import State, build_module
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
+from fleetfit.report import plots
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state, notes_on_start
 from fleetfit.values import Problem
@@ -289,7 +292,10 @@ def test_damaged_folders_are_said_so(folder: Path, tmp_path: Path) -> None:
     ("keys", "said"),
     [
         ({"hidden": 32}, "hidden = 32 contradicts the checkpoint, whose hidden_size is 24"),
-        ({"layers": 4}, "Only layers may be fewer"),
+        (
+            {"layers": 4},
+            "layers = 4 contradicts the checkpoint, whose num_hidden_layers is 3; leave layers out, or take fewer",
+        ),
         ({"attention_heads": 2}, "attention_heads = 2 contradicts"),
         ({"max_positions": 64}, "max_positions = 64 contradicts the checkpoint's 20"),
         ({"vocabulary": 41}, "token ids below 40, got a vocabulary of 41: use the checkpoint's own tokeniser"),
@@ -327,3 +333,30 @@ def test_the_key_reaches_the_factory(folder: Path) -> None:
     made = names.call(bert, "bert", "[model]", {"checkpoint": str(folder)}, **given)
     assert made == bert(5, (9,), 40, 3, str(folder)) and hash(made) == hash(bert(5, (9,), 40, 3, str(folder)))
     assert (made.encoder.hidden, made.encoder.layers, made.encoder.head_size, made.tokens) == (24, 3, 6, 40)
+
+
+# ---- a run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_begins_as_the_checkpoint_on_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers rebuild the model from the folder's config.json; both engines end with the same bits."""
+    monkeypatch.setattr(plots, "available", lambda: False)
+    theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=4))
+    folder = saved(theirs, tmp_path / "bert")
+    runs = [
+        ff.run(
+            {"rounds": 1, "local": {"epochs": 1, "lr": 0.01}, "fleet": {"levels": [0.5, 1.0]}, "cohort": {"count": 2}},
+            data={"name": data_of("bert", 60), "partition": {"kind": "iid", "clients": 4}},
+            model={"name": "bert", "checkpoint": folder},
+            engine=engine,
+            out=tmp_path / str(i),
+        )
+        for i, engine in enumerate(({"name": "local"}, {"name": "processes", "workers": 1}))
+    ]  # fmt: skip
+    problem = runs[0].assembly.federation.problem
+    first, early = initial_state(problem, 0), problem.exits[0]
+    assert torch.equal(first["embeddings.tokens.weight"], theirs.bert.embeddings.word_embeddings.weight)
+    assert early < 3 and f"The model begins as {folder}; anew, at least in part: heads.{early}." in runs[0].notes
+    ours, others = (run.server.state for run in runs)
+    assert all(torch.equal(ours[name], others[name]) for name in first)
+    assert not torch.equal(ours["heads.3.fc.weight"], theirs.classifier.weight)

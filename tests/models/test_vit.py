@@ -18,7 +18,7 @@ from fleetfit.train import initial_state
 from fleetfit.values import Problem
 
 SHAPE = (1, 8, 12)
-TINY: dict[str, Any] = {"hidden": 12, "layers": 3, "attention_heads": 3, "intermediate": 18, "patch": 4}
+TINY: dict[str, Any] = {"hidden": 12, "depth": 3, "attention_heads": 3, "intermediate": 18, "patch": 4}
 LEVELS = ((0.40, 4), (0.55, 6), (0.75, 9), (1.00, 12))  # width and depth of ReeFL's ScaleFL
 
 
