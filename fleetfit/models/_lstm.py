@@ -42,7 +42,7 @@ class PeepholeLayer(nn.Module):
         self.weight_ih = nn.Parameter(torch.empty(4 * after, before))
         self.weight_hh = nn.Parameter(torch.empty(4 * after, after))
         self.bias = nn.Parameter(torch.empty(4 * after))
-        self.peepholes = nn.Parameter(torch.empty(3, after))  # of i, f, o
+        self.to_i, self.to_f, self.to_o = (nn.Parameter(torch.empty(after)) for _ in range(3))  # peepholes
         if not self.bias.is_meta:
             for part in self.parameters():
                 nn.init.uniform_(part, -(after**-0.5), after**-0.5)
@@ -50,13 +50,12 @@ class PeepholeLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, L, after] of x [B, L, before]."""
-        to_i, to_f, to_o = self.peepholes.unbind(0)
-        h = c = x.new_zeros(len(x), to_i.shape[0])
+        h = c = x.new_zeros(len(x), len(self.to_i))
         states = []
         for from_x in F.linear(x, self.weight_ih, self.bias).unbind(1):
             i, f, g, o = (from_x + F.linear(h, self.weight_hh)).chunk(4, dim=-1)
-            c = torch.sigmoid(f + to_f * c) * c + torch.sigmoid(i + to_i * c) * torch.tanh(g)
-            h = torch.sigmoid(o + to_o * c) * torch.tanh(c)
+            c = torch.sigmoid(f + self.to_f * c) * c + torch.sigmoid(i + self.to_i * c) * torch.tanh(g)
+            h = torch.sigmoid(o + self.to_o * c) * torch.tanh(c)
             states.append(h)
         return torch.stack(states, dim=1)
 

@@ -67,7 +67,8 @@ def test_multiply_adds_on_meta_by_hand(cell: str, width: float) -> None:
 
 def loops(layer: PeepholeLayer, x: Tensor) -> Tensor:
     """The cell of Gers et al. unit by unit."""
-    w, u, bias, p = (t.detach() for t in (layer.weight_ih, layer.weight_hh, layer.bias, layer.peepholes))
+    w, u, bias = (t.detach() for t in (layer.weight_ih, layer.weight_hh, layer.bias))
+    p = [t.detach() for t in (layer.to_i, layer.to_f, layer.to_o)]
     units = u.shape[1]
     found = torch.zeros(*x.shape[:2], units, dtype=x.dtype)
     for k in range(len(x)):
@@ -77,9 +78,9 @@ def loops(layer: PeepholeLayer, x: Tensor) -> Tensor:
             for n in range(units):
                 rows = range(n, 4 * units, units)  # of i, f, g, o
                 a = [w[r] @ x[k, t] + u[r] @ torch.tensor(h, dtype=x.dtype) + bias[r] for r in rows]
-                i, f = torch.sigmoid(a[0] + p[0, n] * c[n]), torch.sigmoid(a[1] + p[1, n] * c[n])
+                i, f = torch.sigmoid(a[0] + p[0][n] * c[n]), torch.sigmoid(a[1] + p[1][n] * c[n])
                 new_c[n] = float(f * c[n] + i * torch.tanh(a[2]))
-                o = torch.sigmoid(a[3] + p[2, n] * new_c[n])
+                o = torch.sigmoid(a[3] + p[2][n] * new_c[n])
                 new_h[n] = float(o * torch.tanh(torch.tensor(new_c[n])))
             h, c = new_h, new_c
             found[k, t] = torch.tensor(h, dtype=x.dtype)
@@ -95,7 +96,8 @@ def test_the_peephole_cell_unit_by_unit() -> None:
 
 def test_without_peepholes_the_cell_is_pytorch_s() -> None:
     cell = PeepholeLayer(3, 5)
-    cell.peepholes.data.zero_()
+    for peephole in (cell.to_i, cell.to_f, cell.to_o):
+        peephole.data.zero_()
     peer = torch.nn.LSTM(3, 5, batch_first=True)
     state = {"weight_ih_l0": cell.weight_ih, "weight_hh_l0": cell.weight_hh, "bias_ih_l0": cell.bias}
     peer.load_state_dict({**state, "bias_hh_l0": torch.zeros(20)})
