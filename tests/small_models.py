@@ -39,6 +39,25 @@ SMALL: dict[str, Small] = {
     "resnet32": Small((3, 8, 8), family="resnet"),
     "resnet56": Small((3, 8, 8), family="resnet"),
     "resnet110": Small((3, 8, 8), family="resnet"),
+    "mlp_2nn": Small((1, 8, 8), {"hidden": [12, 10]}),
+    "fedavg_cnn": Small((1, 8, 8)),
+    "fedavg_cifar_cnn": Small((3, 8, 8)),
+    "char_lstm": Small((7,), {"hidden": 10}, "next"),
+    "word_lstm": Small((7,), {"embedding": 6, "hidden": 10}, "next"),
+    "bert": Small(
+        (7,),
+        {"hidden": 12, "layers": 3, "attention_heads": 3, "intermediate": 18, "max_positions": 8},
+        "texts",
+    ),
+    "bert_tiny": Small((7,), {}, "texts", family="bert"),
+    "bert_small": Small((7,), {}, "texts", family="bert"),
+    "bert_base": Small((7,), {}, "texts", family="bert"),
+    "vit": Small((3, 8, 8), {"hidden": 12, "depth": 3, "attention_heads": 3, "intermediate": 18, "patch": 4}),
+    "deit_ti": Small((3, 8, 8), {"patch": 4}, family="vit"),
+    "deit_s": Small((3, 8, 8), {"patch": 4}, family="vit"),
+    "deit_b": Small((3, 8, 8), {"patch": 4}, family="vit"),
+    "vim": Small((3, 8, 8), {"depth": 3, "hidden": 12, "patch": 4, "rank": 3, "state": 4}),
+    "vim_ti": Small((3, 8, 8), {"patch": 4}, family="vim"),
 }
 
 

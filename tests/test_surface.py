@@ -73,7 +73,7 @@ OPTIONS = {
 }  # fmt: skip
 
 KEYS = {
-    "": ["name", "seed", "rounds"],
+    "": ["name", "seed", "rounds", "start"],
     "data": ["name", "partition"],
     "data.partition": ["kind", "clients", "seed"],
     "model": ["name"],

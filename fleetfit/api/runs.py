@@ -70,6 +70,8 @@ def described(
 def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
     """Check everything and make the run folder, without running a round."""
     experiment = settled(experiment)
+    if experiment.start:
+        RunFolder.open(experiment.start)
     assembly = assemble(experiment)
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{_label(experiment.method.name)}"

@@ -51,6 +51,9 @@ def random_channels(full: Full, level: Submodel) -> float:
 
 def unreachable(full: Full) -> str:
     """Return why random channels cannot be compared, or an empty string."""
+    declared = getattr(full.architecture, "size_dependent", "")
+    if declared:
+        return f"the model's arithmetic depends on a size: {declared}"
     for name, part in full.module.named_modules():
         if isinstance(part, _NORMS) and f"{name}.weight" not in full.layout.tensors:
             return f'the norm "{name}" has no weights, so its channels cannot be told'

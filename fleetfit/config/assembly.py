@@ -20,6 +20,7 @@ from fleetfit.method import build, is_portable
 from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
+from fleetfit.train import notes_on_start
 from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation
 
 
@@ -88,6 +89,7 @@ def assemble(experiment: Experiment) -> Assembly:
         )
     if problem.task.measure != "accuracy":
         notes.append(f"Accuracy here is {problem.task.measure}.")
+    notes += notes_on_start(problem)
     plan = plan_of(federation, fleet, targets)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
 
@@ -196,7 +198,12 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
             f'[model] {section.name if spec else kind} must give an Architecture; {kind} lacks "{missing[0]}".'
         )
     return Problem(
-        architecture, shape, task_named(data.task), (architecture.blocks,), spec=spec if is_portable(spec) else None
+        architecture,
+        shape,
+        task_named(data.task),
+        (architecture.blocks,),
+        start=experiment.start,
+        spec=spec if is_portable(spec) else None,
     )
 
 

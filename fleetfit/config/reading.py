@@ -144,11 +144,12 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
 
 
 def _anchor_files(table: Table, folder: Path) -> None:
-    data, fleet = table.get("data"), table.get("fleet")
-    if isinstance(data, dict) and isinstance(data.get("folder"), str):
-        path = folder / Path(data["folder"]).expanduser()
-        if path.exists():  # else it may lie in FLEETFIT_DATA, which the data set knows
-            data["folder"] = str(path.resolve())
+    fleet = table.get("fleet")
+    for place, key in ((table.get("data"), "folder"), (table.get("model"), "checkpoint"), (table, "start")):
+        if isinstance(place, dict) and isinstance(place.get(key), str) and place[key]:
+            path = folder / Path(place[key]).expanduser()
+            if path.exists():  # else it may lie in FLEETFIT_DATA, which the data set knows
+                place[key] = str(path.resolve())
     if isinstance(fleet, dict) and isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
         fleet["levels"] = str((folder / Path(fleet["levels"]).expanduser()).resolve())
 
@@ -160,7 +161,9 @@ def _copied(value: Any) -> Any:
 
 
 def _as_table(key: str, value: Any) -> Any:
-    """Let a name, an object or a section stand for a whole section."""
+    """Let a name, an object or a section stand for a whole section, and a path for its text."""
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, pydantic.BaseModel):
         return dumped(value, only_set=True)
     if isinstance(value, Mapping):

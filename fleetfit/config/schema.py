@@ -239,11 +239,16 @@ class CompareSection(Section):
 
 
 class Experiment(Section):
-    """A run, described. The empty description trains ScaleFL on the handwritten digits."""
+    """A run, described. The empty description trains ScaleFL on the handwritten digits.
+
+    Attributes:
+        start: The folder of another run, whose last state is the first one of this run.
+    """
 
     name: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 30
+    start: str = ""
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
     fleet: FleetSection = Field(default_factory=FleetSection)

@@ -12,7 +12,12 @@ from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data.partition import KINDS
 
 Table = dict[str, Any]
-_GIVEN = {"data": (), "model": ("classes", "channels", "input_shape"), "method": (), "engine": ("simulation",)}
+_GIVEN = {
+    "data": (),
+    "model": ("classes", "channels", "input_shape", "vocabulary", "padding"),
+    "method": (),
+    "engine": ("simulation",),
+}
 
 
 def to_table(experiment: Experiment) -> Table:

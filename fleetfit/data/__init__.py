@@ -1,6 +1,7 @@
 """Data sets, one function per data set, and how they are divided among clients."""
 
+from fleetfit.data._encoded import Encoded
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.partition import class_counts, partition
 
-__all__ = ["Data", "Facts", "class_counts", "partition"]
+__all__ = ["Data", "Encoded", "Facts", "class_counts", "partition"]

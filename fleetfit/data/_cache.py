@@ -21,17 +21,18 @@ Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...]], Array]
 
 
-def key(name: str, files: Sequence[Path], parameters: Sequence[object]) -> str:
+def key(name: str, files: Sequence[Path], parameters: Sequence[object], suffix: str = ".npy") -> str:
     """Return a file name that changes whenever the decoded samples could.
 
     Args:
         name: The data set, for people who look into the folder.
         files: Where the samples are read from; path, size and modification time count.
         parameters: Whatever else decides about the decoded bytes; must survive JSON.
+        suffix: How the file's name ends; a folder's has none.
     """
     stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     digest = hashlib.sha256(json.dumps([FORMAT, stamps, list(parameters)]).encode()).hexdigest()
-    return f"{name}-{digest[:24]}.npy"
+    return f"{name}-{digest[:24]}{suffix}"
 
 
 def cached(
@@ -51,7 +52,7 @@ def cached(
         changes.
     """
     kind = np.dtype(dtype)
-    place = folder()
+    place = cache_folder()
     if place is None:
         return build(lambda shape: np.empty(shape, kind))
     path = place / file_name
@@ -74,7 +75,7 @@ def cached(
         Path(temporary).unlink(missing_ok=True)
 
 
-def folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the cache folder, made if need be; None if there can be none."""
     try:
         chosen = os.environ.get("FLEETFIT_CACHE")

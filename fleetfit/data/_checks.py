@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fleetfit.data._encoded import Encoded
 from fleetfit.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def check_samples(data: "Data") -> None:
     x, y = data.x, data.y
     given: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
     for name, value in given:
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor | Encoded if name == "x" else Tensor):
             raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.")
     if x.dtype not in _KINDS_OF_X:
         raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.")
@@ -41,7 +42,7 @@ def check_samples(data: "Data") -> None:
 
 def _check_tokens(data: "Data") -> None:
     x = data.x
-    if x.dtype != torch.int64 or x.ndim != 2:
+    if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 2:
         raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.")
     if len(x) and (int(x.min()) < 0 or int(x.max()) >= data.vocabulary):
         raise DataError(

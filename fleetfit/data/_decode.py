@@ -24,11 +24,29 @@ _LARGE_BYTES = 8192  # average file size from which threads pay
 class Source(Protocol):
     """A file that holds images in rows."""
 
-    path: Path
-    rows: int
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def rows(self) -> int:
+        """How many images it holds."""
 
     def images(self, column: str) -> Iterator[list[bytes]]:
         """Yield the encoded images, some at a time."""
+
+    def place(self, row: int) -> str:
+        """Return where a row is, for messages."""
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom of a part of an image, in pixels."""
+
+
+def centred(width: int, height: int, share: float = 1.0) -> Box:
+    """Return the square in the middle whose side is a share of the shorter side."""
+    side = share * min(width, height)
+    return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
 
 def need(module: str, extra: str = "images", what: str = "Reading images from Parquet files") -> Any:
@@ -49,7 +67,12 @@ def need(module: str, extra: str = "images", what: str = "Reading images from Pa
 
 
 def decode(
-    files: Sequence[Source], column: str, size: int | None, channels: int | None, allocate: Allocate
+    files: Sequence[Source],
+    column: str,
+    size: int | None,
+    channels: int | None,
+    allocate: Allocate,
+    centre: float = 1.0,
 ) -> NDArray[np.uint8]:
     """Decode every image of every file into one array.
 
@@ -59,6 +82,7 @@ def decode(
         size: Side to which each is cut (centre, square) and resized; None: all must be as large as the first.
         channels: 1 or 3; None: 1 if every image is grey, else 3.
         allocate: Makes the array.
+        centre: Share of the shorter side that the square keeps, used with a size only.
 
     Returns:
         uint8 [N, C, H, W].
@@ -69,27 +93,46 @@ def decode(
     first = next((encoded for file in files for encoded in file.images(column) if encoded), None)
     if first is None:
         raise DataError(f"{files[0].path.parent} holds no images: its files have no rows.")
-    width, height = (size, size) if size else _opened(first[0], f"row 0 of {files[0].path}").size
+    width, height = (size, size) if size else opened(first[0], files[0].place(0)).size
     channels = channels or _channels(files, column)
     out = allocate((sum(file.rows for file in files), channels, height, width))
     pixels = out.view(np.ndarray)  # indexing a memory map itself is slow
     start = 0
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+
+    def one(target: NDArray[np.uint8], encoded: bytes, place: str) -> None:
+        with opened(encoded, place) as picture:
+            fill(target, picture, place, centred(picture.width, picture.height, centre) if size else None)
+
+    with ThreadPoolExecutor(cores()) as pool:
         for file in files:
             row = 0
             for encoded in file.images(column):
-                places = [f"row {row + i} of {file.path}" for i in range(len(encoded))]
-                work = (pixels[start : start + len(encoded)], encoded, places, [size] * len(encoded))
-                large = sum(map(len, encoded)) > _LARGE_BYTES * len(encoded)
-                for _ in pool.map(_fill, *work) if large else map(_fill, *work):
+                places = [file.place(row + i) for i in range(len(encoded))]
+                work = (pixels[start : start + len(encoded)], encoded, places)
+                for _ in pool.map(one, *work) if threads_pay(encoded) else map(one, *work):
                     pass
                 row += len(encoded)
                 start += len(encoded)
     return out
 
 
-def _opened(encoded: bytes, place: str) -> Any:
-    """Return a Pillow image, of which only the header has been read."""
+def cores() -> int:
+    """Return how many threads decode, at most 8."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, own)
+
+
+def threads_pay(encoded: Sequence[bytes]) -> bool:
+    """Return whether images are large enough to be decoded on several threads."""
+    return len(encoded) > 1 and sum(map(len, encoded)) > _LARGE_BYTES * len(encoded)
+
+
+def opened(encoded: bytes, place: str) -> Any:
+    """Return a Pillow image, of which only the header has been read.
+
+    Raises:
+        DataError: The bytes are no image, or one of more than 8 bits per channel.
+    """
     pillow = need("PIL.Image")
     try:
         picture = pillow.open(io.BytesIO(encoded))
@@ -106,26 +149,37 @@ def _channels(files: Sequence[Source], column: str) -> int:
         row = 0
         for encoded in file.images(column):
             for i, content in enumerate(encoded):
-                if _opened(content, f"row {row + i} of {file.path}").mode not in ("1", "L", "LA"):
+                if opened(content, file.place(row + i)).mode not in ("1", "L", "LA"):
                     return 3
             row += len(encoded)
     return 1
 
 
-def _fill(target: NDArray[np.uint8], encoded: bytes, place: str, size: int | None) -> None:
-    """Decode one image into its place, [C, H, W]."""
-    with _opened(encoded, place) as picture:
-        try:
-            picture = picture.convert("L" if len(target) == 1 else "RGB")
-        except Exception as error:  # as above
-            raise DataError(f"{place} holds no image that can be decoded: {error}") from error
-    if size is not None and picture.size != (size, size):
-        pillow = need("PIL.Image")
-        picture = need("PIL.ImageOps").fit(picture, (size, size), method=pillow.Resampling.BILINEAR)
-    if picture.size != target.shape[:0:-1]:
+def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, flip: bool = False) -> None:
+    """Decode one opened image into its place.
+
+    Args:
+        target: uint8 [C, H, W].
+        picture: What `opened` returned.
+        place: Where it comes from, for messages.
+        box: The part that is resized to the target's size; None: the image must have that size.
+        flip: Whether it is mirrored left to right.
+
+    Raises:
+        DataError: The image cannot be decoded, or has another size.
+    """
+    try:
+        picture = picture.convert("L" if len(target) == 1 else "RGB")
+    except Exception as error:  # as above
+        raise DataError(f"{place} holds no image that can be decoded: {error}") from error
+    size = (target.shape[2], target.shape[1])
+    if box is not None and (picture.size != size or box != (0, 0, *size)):
+        picture = picture.resize(size, need("PIL.Image").Resampling.BILINEAR, box=box)
+    if picture.size != size:
         raise DataError(
-            f"{place} is {picture.width}x{picture.height} pixels, the first image {target.shape[2]}x{target.shape[1]}; "
+            f"{place} is {picture.width}x{picture.height} pixels, the first image {size[0]}x{size[1]}; "
             "give size = ... to bring all to one size."
         )
     pixels = np.asarray(picture)
+    pixels = pixels[:, ::-1] if flip else pixels
     target[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -78,7 +78,7 @@ def from_hub(name: str, repository: str, config: str | None = None, revision: st
         DataError: The download failed, there is no training split, or there is no place to keep the files.
         MissingExtra: `datasets` is not installed.
     """
-    cache = _cache.folder()
+    cache = _cache.cache_folder()
     if cache is None:
         raise DataError(f"{name}: there is no place to keep what the hub sends; set FLEETFIT_CACHE to a folder.")
     marks = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)

@@ -1,8 +1,8 @@
 """Random crops and flips of whole training batches, without a loop over samples.
 
-Every random number comes from the host's generator, one draw per sample, and everything after it moves whole pixels, so
-that a batch is the same bits on every device. Padding is black: it happens before normalisation, as in He et al., "Deep
-Residual Learning for Image Recognition" (2016), section 4.2.
+Every random number comes from the host's generator, and everything after it moves whole pixels (a resized crop adds
+whole numbers), so that a batch of images is the same bits on every device. Padding is black: it happens before
+normalisation, as in He et al., "Deep Residual Learning for Image Recognition" (2016), section 4.2.
 """
 
 import functools
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fleetfit.data._encoded import Encoded
+from fleetfit.data._resized_crop import resized_crops
 from fleetfit.errors import DataError, did_you_mean
 
 
@@ -37,23 +39,34 @@ AUGMENTATIONS = {
     "flip": Augmentation("none", True),
     "shift": Augmentation("pixel", False),  # small pictures such as 8x8 digits
 }
+RESIZED_CROP = "resized-crop"
+"""A random part of an image at the image's size, perhaps mirrored: see `_resized_crop`."""
 
 
-def check_augmentation(name: str, x: Tensor) -> None:
+def check_augmentation(name: str, x: Tensor | Encoded) -> None:
     """Refuse a name that is no augmentation and data that are no images.
 
     Args:
-        name: A key of `AUGMENTATIONS`.
+        name: A key of `AUGMENTATIONS`, or "resized-crop".
         x: The samples that it would be used on.
 
     Raises:
         DataError: The name is unknown or `x` is not [N, C, H, W].
     """
-    if name not in AUGMENTATIONS:
-        known = ", ".join(AUGMENTATIONS)
-        raise DataError(f'augment = "{name}" is unknown; choose among {known}.{did_you_mean(name, AUGMENTATIONS)}')
+    known = (*AUGMENTATIONS, RESIZED_CROP)
+    if name not in known:
+        raise DataError(f'augment = "{name}" is unknown; choose among {", ".join(known)}.{did_you_mean(name, known)}')
     if x.ndim != 4:
         raise DataError(f'augment = "{name}" needs images [N, C, H, W], got x of shape {list(x.shape)}.')
+
+
+def picked(x: Tensor | Encoded, indices: Tensor, name: str | None, rng: torch.Generator | None) -> Tensor:
+    """Return samples, augmented where there are both a name and a generator."""
+    if name is None or rng is None:
+        return x.index_select(0, indices)
+    if name == RESIZED_CROP and isinstance(x, Encoded):
+        return x.resized_crops(indices, rng)
+    return augmented(x.index_select(0, indices), name, rng)
 
 
 def augmented(x: Tensor, name: str, rng: torch.Generator) -> Tensor:
@@ -61,16 +74,18 @@ def augmented(x: Tensor, name: str, rng: torch.Generator) -> Tensor:
 
     With reach p, height H, width W and one whole number r drawn uniformly for each sample b, output pixel (i, j) is
     input pixel (i + dy - p, j' + dx - p), or 0 outside the image, where j' is W - 1 - j if the sample is mirrored and
-    j if not; dx, dy and the mirroring are the digits of r.
+    j if not; dx, dy and the mirroring are the digits of r. "resized-crop" is explained in `_resized_crop`.
 
     Args:
         x: Images [B, C, H, W] of any dtype, on any device.
-        name: A key of `AUGMENTATIONS`.
-        rng: A generator on the host; it advances by one draw per sample.
+        name: A key of `AUGMENTATIONS`, or "resized-crop".
+        rng: A generator on the host; it advances by as many draws for every sample.
 
     Returns:
         A new tensor of the same shape, dtype and device.
     """
+    if name == RESIZED_CROP:
+        return resized_crops(x, rng)
     how = AUGMENTATIONS[name]
     batch, channels, height, width = x.shape
     tall, wide = how.reach(height), how.reach(width)

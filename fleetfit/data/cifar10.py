@@ -16,10 +16,16 @@ FACTS = Facts(
     resolution="32x32",
     source="Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html",
 )
+HUB = "uoft-cs/cifar10"
 
 
 def cifar10(
-    folder: str | None = None, validation: float = 0.1, augment: str | None = "crop-flip", seed: int = 0
+    folder: str | None = None,
+    validation: float = 0.1,
+    augment: str | None = "crop-flip",
+    seed: int = 0,
+    resize: int | None = None,
+    hub: bool = False,
 ) -> Data:
     """Return CIFAR-10 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
 
@@ -28,9 +34,11 @@ def cifar10(
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
         augment: What training batches go through; "crop-flip" pads 4 pixels. None: nothing.
         seed: Of what is held out.
+        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: pyarrow or Pillow is not installed.
+        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    return named("cifar10", FACTS, folder, 3, "label", validation, augment, seed, mean=(0.5,), std=(0.25,))
+    return named("cifar10", FACTS, HUB, folder, 3, "label", validation, augment, seed, (0.5,), (0.25,), resize, hub)

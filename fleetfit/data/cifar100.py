@@ -18,6 +18,7 @@ FACTS = Facts(
     resolution="32x32",
     source="Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html",
 )
+HUB = "uoft-cs/cifar100"
 
 
 def cifar100(
@@ -26,6 +27,8 @@ def cifar100(
     augment: str | None = "crop-flip",
     seed: int = 0,
     coarse: bool = False,
+    resize: int | None = None,
+    hub: bool = False,
 ) -> Data:
     """Return CIFAR-100 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
 
@@ -34,12 +37,14 @@ def cifar100(
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
         augment: What training batches go through; "crop-flip" pads 4 pixels. None: nothing.
         seed: Of what is held out.
+        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
         coarse: Whether the labels are the 20 superclasses.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: pyarrow or Pillow is not installed.
+        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     facts = dataclasses.replace(FACTS, classes=20) if coarse else FACTS
     label = "coarse_label" if coarse else "fine_label"
-    return named("cifar100", facts, folder, 3, label, validation, augment, seed, mean=(0.5,), std=(0.25,))
+    return named("cifar100", facts, HUB, folder, 3, label, validation, augment, seed, (0.5,), (0.25,), resize, hub)

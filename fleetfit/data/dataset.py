@@ -1,4 +1,4 @@
-"""A labelled data set that lies in memory, and one client's share of it."""
+"""A labelled data set that lies in memory or on disk, and one client's share of it."""
 
 import copy
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleetfit.data._checks import SPLITS, check_labels, check_samples, checked_splits, normalisation
-from fleetfit.data.augment import augmented, check_augmentation
+from fleetfit.data._encoded import Encoded
+from fleetfit.data.augment import check_augmentation, picked
 from fleetfit.errors import DataError, did_you_mean
 
 
@@ -39,6 +40,7 @@ class Data:
     Attributes:
         name: What it is called in messages and reports.
         x: All samples: uint8 images [N, C, H, W], or your own floats or int64 tokens [N, ...]; may be memory-mapped.
+            Images that do not fit may stay encoded on disk (`fleetfit.data.Encoded`).
         y: Labels. Classification: int64 [N] in 0..classes-1. Next token: int64 [N, L], -100 where nothing is scored.
             Regression: floats [N, classes]. Multi-label: 0 or 1, [N, classes]. A task of your own: any tensor [N, ...].
         splits: "train", "validation", "test" -> int64 indices into x, on the host; a missing split is empty.
@@ -47,7 +49,7 @@ class Data:
         class_names: One name per class, or ().
         mean: Per channel, or one for all, subtracted after uint8 is scaled to [0, 1]; () leaves it there.
         std: Per channel, or one for all, divided by after that.
-        augment: What training batches go through, a name in `augment.AUGMENTATIONS`, or None.
+        augment: What training batches go through, a name in `augment.AUGMENTATIONS` or "resized-crop", or None.
         task: What is learned: "classification", "next_token", "regression" or "multi_label".
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; each batch is cut to its longest sample. -1: there is none.
@@ -55,7 +57,7 @@ class Data:
     """
 
     name: str
-    x: Tensor
+    x: Tensor | Encoded
     y: Tensor
     splits: Mapping[str, Tensor]
     classes: int
@@ -144,13 +146,9 @@ class Data:
             x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data. Targets of a
             regression have mean 0 and variance 1 over the training split.
         """
-        x = self.x
-        if indices.device != x.device:
-            indices = indices.to(x.device)
-        y = self._labels(indices)
-        x = x.index_select(0, indices)
-        if rng is not None and self.augment is not None:
-            x = augmented(x, self.augment, rng)
+        placed = indices.to(self.x.device)
+        y = self._labels(placed)
+        x = picked(self.x, indices if isinstance(self.x, Encoded) else placed, self.augment, rng)
         if x.dtype == torch.int64:
             return (x, y) if self.padding < 0 else _without_tail(x, y, self.padding)
         x = x.to(torch.float32)

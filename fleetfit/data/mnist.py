@@ -13,9 +13,17 @@ FACTS = Facts(
     resolution="28x28",
     source="LeCun et al. (1998), http://yann.lecun.com/exdb/mnist",
 )
+HUB = "ylecun/mnist"
 
 
-def mnist(folder: str | None = None, validation: float = 0.1, augment: str | None = None, seed: int = 0) -> Data:
+def mnist(
+    folder: str | None = None,
+    validation: float = 0.1,
+    augment: str | None = None,
+    seed: int = 0,
+    resize: int | None = None,
+    hub: bool = False,
+) -> Data:
     """Return MNIST from Parquet files (see `parquet` for the layouts), images [70000, 1, 28, 28].
 
     Args:
@@ -23,9 +31,11 @@ def mnist(folder: str | None = None, validation: float = 0.1, augment: str | Non
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
         augment: What training batches go through, such as "crop"; None: nothing. A mirrored digit is no digit.
         seed: Of what is held out.
+        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
-        MissingExtra: pyarrow or Pillow is not installed.
+        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    return named("mnist", FACTS, folder, 1, "label", validation, augment, seed, mean=(0.1307,), std=(0.3081,))
+    return named("mnist", FACTS, HUB, folder, 1, "label", validation, augment, seed, (0.1307,), (0.3081,), resize, hub)

@@ -9,43 +9,22 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data import _cache
 from fleetfit.data._checks import SPLITS
-from fleetfit.data._decode import decode, need
+from fleetfit.data._decode import need
+from fleetfit.data._pictures import AS_THEY_ARE, Form, Table, pictures
+from fleetfit.data._unpack import unpacked
 from fleetfit.errors import DataError
 
 _ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
 _IMAGE = ("img", "image")
-_LABEL = ("label", "labels", "fine_label", "coarse_label")
+_LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _ROWS = 1024  # images in memory as files at a time
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows of all files of a set, one split after the other.
-
-    Attributes:
-        x: uint8 [N, C, H, W].
-        y: int64 [N].
-        sizes: split -> number of rows, in the order of the rows; only the splits that are there.
-        classes: Number of classes.
-        class_names: One per class, or ().
-        groups: int64 [N], or None if no column of groups was asked for.
-    """
-
-    x: NDArray[np.uint8]
-    y: NDArray[np.int64]
-    sizes: dict[str, int]
-    classes: int
-    class_names: tuple[str, ...]
-    groups: NDArray[np.int64] | None
 
 
 def read(
@@ -54,42 +33,37 @@ def read(
     image: str | None = None,
     label: str | None = None,
     groups: str | None = None,
-    size: int | None = None,
-    channels: int | None = None,
+    form: Form = AS_THEY_ARE,
+    splits: Sequence[str] = SPLITS,
 ) -> Table:
-    """Read and decode a set.
+    """Read a set, and decode it unless it stays encoded.
 
     Args:
         name: The set's name, for messages and as a folder name.
         folder: Its folder or the folder above; None: the environment variable FLEETFIT_DATA names the folder above.
         image: Column of the images; None: `img` or `image`.
-        label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label` or `coarse_label`.
+        label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
+            `character`.
         groups: Column of a natural group (writer, speaker), or None.
-        size: Side in pixels to which images are cut (centre, square) and resized; None: they must have one size.
-        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3.
+        form: What images are brought to.
+        splits: Which splits are read; others may be there.
 
     Raises:
         DataError: A file, a column or an image is missing or wrong.
         MissingExtra: pyarrow or Pillow is not installed.
     """
-    if size is not None and size < 1:
-        raise DataError(f"{name}: size must be at least 1 pixel, got {size}.")
-    if channels not in (None, 1, 3):
-        raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {channels}.")
-    splits = locate(name, folder)
-    files = [File(path) for paths in splits.values() for path in paths]
+    form.check(name)
+    there = {split: paths for split, paths in locate(name, folder).items() if split in splits}
+    files = [File(path) for paths in there.values() for path in paths]
     image = files[0].column(image, _IMAGE, "image")
     label = files[0].column(label, _LABEL, "label")
     y, classes, class_names = labels_of(files, label)
-    rows = sum(file.rows for file in files)
     return Table(
-        x=_cache.cached(
-            _cache.key(name, [file.path for file in files], [image, size, channels]),
-            rows,
-            lambda allocate: decode(files, image, size, channels, allocate),
+        x=pictures(
+            name, files, image, form, lambda: [file.path for file in files], lambda: unpacked(name, files, image)
         ),
         y=y,
-        sizes={split: sum(file.rows for file in files if file.path in paths) for split, paths in splits.items()},
+        sizes={split: sum(file.rows for file in files if file.path in paths) for split, paths in there.items()},
         classes=classes,
         class_names=class_names,
         groups=None if groups is None else numbered(values_of(files, groups))[0],
@@ -144,7 +118,7 @@ class File:
         self.path = path
         arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
         try:
-            self._parquet = parquet.ParquetFile(path)
+            self._parquet = parquet.ParquetFile(path, memory_map=True)
         except (OSError, arrow.ArrowException) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         self.rows: int = self._parquet.metadata.num_rows
@@ -166,6 +140,10 @@ class File:
             row = values.is_null().to_pylist().index(True)
             raise DataError(f'row {row} of {self.path} has no value in column "{column}".')
         return values
+
+    def place(self, row: int) -> str:
+        """Return where a row is, for messages."""
+        return f"row {row} of {self.path}"
 
     def images(self, column: str) -> Iterator[list[bytes]]:
         """Yield the encoded images, some at a time."""

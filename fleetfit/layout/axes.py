@@ -50,6 +50,8 @@ class Architecture(Protocol):
     blocks: int
     tokens: int = 0
     """Above 0: samples are int64 tokens below it, of shape (L,); 0: samples are real numbers."""
+    size_dependent: str = ""
+    """Why a narrow model computes something else than the masked full one, if it does; `check_layout` reports it."""
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
@@ -68,6 +70,10 @@ class Architecture(Protocol):
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the module with these sizes and a classifier after each block count in `exits`."""
         ...
+
+    def pretrained(self, exits: tuple[int, ...]) -> State:
+        """Return tensors of the full model with these exits that do not start from drawn values."""
+        return {}
 
 
 def default_sizes(axes: Mapping[str, Axis], width: float) -> dict[str, int]:

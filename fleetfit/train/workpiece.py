@@ -12,6 +12,7 @@ from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors
 from fleetfit.seeds import seed_of
 from fleetfit.submodel import FlatState, Submodel, extract, flat_of, whole
+from fleetfit.train.start import beginnings
 from fleetfit.values import Problem
 
 
@@ -98,10 +99,14 @@ def own_randomness(accelerator: torch.device) -> Iterator[None]:
 
 
 def initial_state(problem: Problem, seed: int) -> State:
-    """Return the full model's first state, drawn by its own initialisation from a seed."""
+    """Return the full model's first state, drawn by its own initialisation from a seed, but for what is pretrained.
+
+    Raises:
+        FleetFitError: A checkpoint that it begins from cannot be read or does not fit.
+    """
     with own_randomness(torch.device("cpu")):
         torch.manual_seed(seed_of(seed, "initial"))
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     found = {name: tensor.detach().float() for name, tensor, _ in named_tensors(module)}
-    full = {name: found[name] for name in problem.layout.tensors}
+    full = {name: found[name] for name in problem.layout.tensors} | beginnings(problem).state
     return extract(problem.layout, full, whole(problem.layout))

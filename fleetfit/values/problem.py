@@ -21,6 +21,7 @@ class Problem:
         task: Loss, divergence and metrics.
         exits: Exits of the full model.
         base: Tensors that are never trained and do not travel.
+        start: The run folder whose final state is this one's first; "" for none. Other processes do not need it.
         spec: How another process rebuilds the problem; None for objects that have no import path.
     """
 
@@ -29,6 +30,7 @@ class Problem:
     task: Task
     exits: tuple[int, ...]
     base: State = field(default_factory=dict)
+    start: str = ""
     spec: Mapping[str, Any] | None = None
 
     @cached_property

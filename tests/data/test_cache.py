@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import _cache, parquet
+from fleetfit.data import _cache, _pictures
 from fleetfit.data.dataset import Data
 from fleetfit.data.images import images
 
@@ -25,13 +25,13 @@ def folder(tmp_path: Path, write: Callable[..., Path], picture: Callable[..., by
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever images are decoded."""
     calls: list[int] = []
-    original = parquet.decode
+    original = _pictures.decode
 
     def counted(*arguments: object) -> np.ndarray:
         calls.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(parquet, "decode", counted)
+    monkeypatch.setattr(_pictures, "decode", counted)
     return calls
 
 
@@ -117,11 +117,13 @@ def test_full_disk_means_memory(folder: Path, decoded: list[int], monkeypatch: p
 
 
 def test_a_failed_build_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(files: object, column: str, size: object, channels: object, allocate: Callable[..., object]) -> None:
+    def failing(
+        files: object, column: str, size: object, channels: object, allocate: Callable[..., object], _: object
+    ) -> None:
         allocate((6, 1, 4, 4))
         raise ValueError("in the middle")
 
-    monkeypatch.setattr(parquet, "decode", failing)
+    monkeypatch.setattr(_pictures, "decode", failing)
     with pytest.raises(ValueError, match="in the middle"):
         load(folder)
     assert files() == []

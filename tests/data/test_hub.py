@@ -117,7 +117,7 @@ def test_what_goes_wrong_is_said(monkeypatch: pytest.MonkeyPatch, served: Callab
     served({"everything": rows(text=["a"])})
     with pytest.raises(DataError, match='o/t has no split "train", but everything'):
         _hub.from_hub("t", "o/t")
-    monkeypatch.setattr(_cache, "folder", lambda: None)
+    monkeypatch.setattr(_cache, "cache_folder", lambda: None)
     with pytest.raises(DataError, match="set FLEETFIT_CACHE to a folder"):
         _hub.from_hub("t", "o/t")
 

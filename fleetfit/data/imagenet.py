@@ -1,0 +1,70 @@
+"""ImageNet: 1.3 million photographs of 1,000 kinds of things, decoded batch by batch.
+
+Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), the data of 2012: ILSVRC2012.
+"""
+
+from fleetfit.data import parquet
+from fleetfit.data._class_folders import has_class_folders, read_class_folders
+from fleetfit.data._hub import folder_of
+from fleetfit.data._pictures import Form, found_folder
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.images import from_table
+from fleetfit.errors import DataError
+
+FACTS = Facts(
+    train=1_281_167,
+    test=50_000,
+    classes=1_000,
+    resolution="any",
+    source="Russakovsky et al. (2015), https://image-net.org; the official validation images are the test set",
+)
+HUB = "ILSVRC/imagenet-1k"
+_SPLITS = ("train", "validation")  # the labels of the test set were never published
+
+
+def imagenet(
+    folder: str | None = None,
+    size: int = 224,
+    centre: float = 0.875,
+    lazy: bool | None = None,
+    validation: float = 0.01,
+    augment: str | None = "resized-crop",
+    seed: int = 0,
+    resize: int | None = None,
+    hub: bool = False,
+) -> Data:
+    """Return ImageNet from folders train/CLASS/*.JPEG and val/CLASS/*.JPEG, or from Parquet files as on the hub.
+
+    The 50,000 official validation images are the test set. Archives as they are published must have been unpacked, and
+    the validation images sorted into folders of classes. From Parquet files (about 150 GB) the images are copied once into
+    the cache, which takes as much again; folders are read in place.
+
+    Args:
+        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        size: Side in pixels of the images that a model gets.
+        centre: Share of the shorter side that evaluation sees, 0 < centre <= 1; 0.875 is 224 of 256 pixels.
+        lazy: Whether images stay encoded; None: above 8 GiB of decoded images, as the whole set is from 47 pixels on.
+        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
+        augment: What training batches go through; "resized-crop" takes 8% to 100% of the area. None: the centre.
+        seed: Of what is held out.
+        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk; needs its licence.
+
+    Raises:
+        DataError: The files are missing or wrong, or a parameter is out of range.
+        MissingExtra: Pillow or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
+    """
+    form = Form(size, 3, centre, lazy)
+    place = found_folder("imagenet", folder)
+    if place is not None and has_class_folders(place):
+        table = read_class_folders("imagenet", place, form)
+    else:
+        files = folder_of("imagenet", folder, hub, HUB)
+        table = parquet.read("imagenet", files, form=form, splits=_SPLITS)
+    if table.classes != FACTS.classes:
+        raise DataError(
+            f'imagenet has {FACTS.classes} classes, but the files hold {table.classes}; data.name = "images" reads '
+            "any set of this layout."
+        )
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    return from_table("imagenet", table, validation, 0.0, seed, augment, mean, std, resize)

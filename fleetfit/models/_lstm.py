@@ -1,0 +1,126 @@
+"""The FedAvg paper's language models: an embedding, LSTM layers (each a block), a linear layer at every position."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, Axis, ExitModel, blocked
+
+Cell = Literal["plain", "peephole"]
+
+
+class PlainLayer(nn.Module):
+    """An LSTM layer (Hochreiter and Schmidhuber) by PyTorch, which has two biases per gate."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(before, after, batch_first=True)
+        bias = self.lstm.get_parameter("bias_ih_l0")
+        if not bias.is_meta:
+            bias.data[after : 2 * after] += 1.0  # forget gates start open, as in TensorFlow's cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, L, after] of x [B, L, before]."""
+        states: Tensor = self.lstm(x)[0]
+        return states
+
+
+class PeepholeLayer(nn.Module):
+    """An LSTM layer whose gates also see the cell (Gers et al., 2002), with one bias per gate; a loop, so slower.
+
+    With a = W x_t + U h_{t-1} + bias, its rows those of i, f, g, o in this order, and peepholes p:
+        i, f = sigma(a + p * c_{t-1}),  c_t = f c_{t-1} + i tanh(a_g),  o = sigma(a_o + p_o * c_t),  h_t = o tanh(c_t).
+    """
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.weight_ih = nn.Parameter(torch.empty(4 * after, before))
+        self.weight_hh = nn.Parameter(torch.empty(4 * after, after))
+        self.bias = nn.Parameter(torch.empty(4 * after))
+        self.to_i, self.to_f, self.to_o = (nn.Parameter(torch.empty(after)) for _ in range(3))  # peepholes
+        if not self.bias.is_meta:
+            for part in self.parameters():
+                nn.init.uniform_(part, -(after**-0.5), after**-0.5)
+            self.bias.data[after : 2 * after] += 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, L, after] of x [B, L, before]."""
+        h = c = x.new_zeros(len(x), len(self.to_i))
+        states = []
+        for from_x in F.linear(x, self.weight_ih, self.bias).unbind(1):
+            i, f, g, o = (from_x + F.linear(h, self.weight_hh)).chunk(4, dim=-1)
+            c = torch.sigmoid(f + self.to_f * c) * c + torch.sigmoid(i + self.to_i * c) * torch.tanh(g)
+            h = torch.sigmoid(o + self.to_o * c) * torch.tanh(c)
+            states.append(h)
+        return torch.stack(states, dim=1)
+
+
+_LAYERS: Mapping[str, type[PlainLayer | PeepholeLayer]] = {"plain": PlainLayer, "peephole": PeepholeLayer}
+
+
+class LanguageModule(ExitModel):
+    """The module of one sub-model; its names are those of the full model."""
+
+    def __init__(self, architecture: "LanguageModel", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
+        super().__init__()
+        layer = _LAYERS[architecture.cell]
+        stream = [axes["embedding"], *(axes[f"layer{i + 1}"] for i in range(exits[-1]))]
+        self.exits = exits
+        self.embedding = nn.Embedding(architecture.tokens, stream[0])
+        self.blocks = nn.ModuleList(layer(stream[i], stream[i + 1]) for i in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(stream[e], axes["classes"]) for e in exits})
+
+    def start(self, x: Tensor) -> Tensor:
+        """Return the embedded tokens [B, L, embedding] of x [B, L], token ids."""
+        embedded: Tensor = self.embedding(x)
+        return embedded
+
+
+@dataclass(frozen=True)
+class LanguageModel(Architecture):
+    """A family of LSTM language models: logits [B, L, classes], at each position those of the next token.
+
+    Attributes:
+        classes: Tokens that can be predicted; never cut.
+        vocabulary: Tokens that can be read; never cut. Padding is read like any other token; its labels do not count.
+        size: Channels of the embedding.
+        hidden: Channels of an LSTM layer.
+        layers: LSTM layers, each a block.
+        cell: "plain" or "peephole".
+    """
+
+    classes: int
+    vocabulary: int
+    size: int
+    hidden: int
+    layers: int
+    cell: Cell
+    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
+    blocks: int = field(init=False, repr=False, compare=False)
+    declared: Mapping[str, Any] = field(init=False, repr=False, compare=False)
+    tokens: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise ModelError("a language model reads token ids, but the data's inputs are numbers: choose a text data "
+                             "set, or another model.")  # fmt: skip
+        if self.layers < 1:
+            raise ModelError(f"a language model needs at least one LSTM layer, got {self.layers}.")
+        if self.cell not in _LAYERS:
+            raise ModelError(f'cell must be "plain" or "peephole", got {self.cell!r}.')
+        axes = {"embedding": Axis(self.size)}
+        axes |= {f"layer{i + 1}": Axis(self.hidden, block=i) for i in range(self.layers)}
+        object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})
+        object.__setattr__(self, "blocks", self.layers)
+        gates = {"blocks.*.weight_*": blocked(4, dim=0), "blocks.*.bias*": blocked(4)}
+        object.__setattr__(self, "declared", gates)
+        object.__setattr__(self, "tokens", self.vocabulary)
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        """Return the module with these sizes and a linear layer after each block count in `exits`."""
+        return LanguageModule(self, axes, exits)

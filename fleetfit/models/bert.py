@@ -1,0 +1,226 @@
+"""BERT (Devlin et al., NAACL 2019) of any size, new or from a Hugging Face folder, with the exits of ScaleFL (4.1).
+
+Token, position and type embeddings, then blocks of attention and MLP. A classifier may sit after any block: a pooler of
+its own (linear layer and tanh on the first token), dropout and one linear layer; the last exit has the pooler and the
+classifier of the checkpoint, where it has them. Padding is masked in attention. All tokens are of type 0.
+
+With `heads = "fixed"` a narrower model keeps all heads and makes them smaller, as the sizes of ScaleFL's Table 9 need:
+hidden and MLP widths are floored to a multiple of the heads (300, 420, 576, 768 of 768).
+
+Differs from the paper: ScaleFL's code passes no attention mask; ours masks padding. Its code cuts the stream behind the
+first exit at other channels than before it; here one set of channels serves all blocks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, Axis, ExitModel, State
+from fleetfit.models._pretrained import read_config, read_tensors
+from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise, table
+
+_TYPES = 2
+_USUAL = {"dropout": 0.1, "attention_dropout": 0.1, "eps": 1e-12, "norm_first": False}
+_STEM = {
+    "embeddings.tokens": ("embeddings.word_embeddings",),
+    "embeddings.positions": ("embeddings.position_embeddings",),
+    "embeddings.types": ("embeddings.token_type_embeddings",),
+    "embeddings.norm": ("embeddings.LayerNorm",),
+}
+_BLOCK = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "fc1": "intermediate.dense",
+    "fc2": "output.dense",
+    "norm2": "output.LayerNorm",
+}
+_HEAD = {"pooler": ("pooler.dense",), "fc": ("classifier",)}
+
+
+class Embeddings(nn.Module):
+    """Token, position and type embeddings, norm, dropout."""
+
+    def __init__(self, architecture: "Bert", hidden: int) -> None:
+        super().__init__()
+        self.tokens = table(architecture.vocabulary, hidden)
+        self.positions = table(architecture.max_positions, hidden)
+        self.types = table(architecture.types, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=architecture.encoder.eps)
+        self.drop = nn.Dropout(architecture.encoder.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, L, hidden] of token ids [B, L]."""
+        found: Tensor = self.tokens(x) + (self.positions.weight[: x.shape[1]] + self.types.weight[0])
+        return self.drop(self.norm(found))
+
+
+class PooledHead(nn.Module):
+    """A classifier on the first token: pooler, dropout, linear layer."""
+
+    def __init__(self, hidden: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.pooler, self.fc = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, carry: tuple[Tensor, Tensor]) -> Tensor:
+        """Return logits [B, classes] of tokens [B, L, hidden] and their mask."""
+        logits: Tensor = self.fc(self.drop(self.pooler(carry[0][:, 0]).tanh()))
+        return logits
+
+
+class BertModule(ExitModel):
+    """The module of one sub-model, with the full model's names. The carry: tokens, and which are no padding."""
+
+    def __init__(self, architecture: "Bert", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
+        super().__init__()
+        encoder, hidden = architecture.encoder, axes["hidden"]
+        self.exits, self.padding = exits, architecture.padding
+        self.embeddings = Embeddings(architecture, hidden)
+        self.blocks = nn.ModuleList(encoder.block(axes) for _ in range(exits[-1]))
+        dropout = architecture.head_dropout
+        self.heads = nn.ModuleDict({str(e): PooledHead(hidden, axes["classes"], dropout) for e in exits})
+        initialise(self)
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embedded tokens [B, L, hidden] and bool [B, L], true where there is no padding, of ids [B, L]."""
+        return self.embeddings(x), x != self.padding
+
+    def segment(self, i: int, carry: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Run the blocks after exit i-1 up to exit i."""
+        x, real = carry
+        seen = real[:, None, None] if self.padding >= 0 else None
+        for b in range(self.exits[i - 1] if i else 0, self.exits[i]):
+            x = self.blocks[b](x, seen)
+        return x, real
+
+
+@dataclass(frozen=True)
+class Bert(Architecture):
+    """The family of one set of sizes; made by `bert`, which says what the fields mean."""
+
+    encoder: Encoder
+    classes: int
+    vocabulary: int
+    max_positions: int
+    types: int
+    padding: int
+    head_dropout: float
+    checkpoint: str | None
+    whole_depth: bool
+    tokens: int = field(init=False, repr=False, compare=False)
+    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
+    blocks: int = field(init=False, repr=False, compare=False)
+    size_dependent: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        granule = self.encoder.attention_heads if self.encoder.heads == "fixed" else 1
+        axes = {**self.encoder.axes(granule), "classes": Axis(self.classes, scaled=False)}
+        object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "tokens", self.vocabulary)
+        object.__setattr__(self, "blocks", self.encoder.layers)
+        object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
+
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """Declarations by parameter name pattern."""
+        return self.encoder.declared()
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        """Return the module with these sizes and a classifier after each block count in `exits`."""
+        return BertModule(self, axes, exits)
+
+    def pretrained(self, exits: tuple[int, ...]) -> State:
+        """Return the checkpoint's tensors by our names; the pooler and the classifier only at full depth."""
+        if self.checkpoint is None:
+            return {}
+        names: dict[str, tuple[str, ...]] = dict(_STEM)
+        for i in range(self.blocks):
+            names |= {f"blocks.{i}.{ours}": (f"encoder.layer.{i}.{theirs}",) for ours, theirs in _BLOCK.items()}
+        heads: dict[str, tuple[str, ...]] = {}
+        if self.whole_depth:
+            heads = {f"heads.{self.blocks}.{ours}": theirs for ours, theirs in _HEAD.items()}
+        return read_tensors(self.checkpoint, names | heads, ("bert.",), may_lack=heads)
+
+
+def bert(
+    classes: int = 2,
+    input_shape: tuple[int, ...] = (128,),
+    vocabulary: int = 30522,
+    padding: int = -1,
+    checkpoint: str | None = None,
+    hidden: int | None = None,
+    layers: int | None = None,
+    attention_heads: int | None = None,
+    intermediate: int | None = None,
+    max_positions: int | None = None,
+    dropout: float | None = None,
+    heads: Heads = "whole",
+) -> Bert:
+    """Return a BERT family: BERT-base unless a checkpoint or keys say otherwise.
+
+    Args:
+        classes: Classes; never cut.
+        input_shape: (L,): tokens of one sample, at most `max_positions`.
+        vocabulary: Token ids are below it.
+        padding: The token id that pads, which attention does not see; -1 for none.
+        checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
+        hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
+        layers: Blocks; 12 by default. With a checkpoint, its first so many.
+        attention_heads: Heads; one per 64 channels by default.
+        intermediate: Width inside the MLP; four times `hidden` by default.
+        max_positions: Rows of the position table; 512 by default.
+        dropout: Share dropped everywhere; the checkpoint's or 0.1 by default.
+        heads: What width cuts: "whole" heads, or the channels of each head, with their number "fixed".
+
+    Raises:
+        ModelError: Sizes do not fit each other, the inputs or the checkpoint.
+    """
+    config = None if checkpoint is None else _config(checkpoint)
+    given = {"hidden": hidden, "layers": layers, "attention_heads": attention_heads, "intermediate": intermediate}
+    encoder = encoder_of(config, given, heads, dropout, _USUAL)
+    config = config or {}
+    rows, positions = int(config.get("vocab_size", vocabulary)), int(config.get("max_position_embeddings", 512))
+    if max_positions is not None and config and max_positions != positions:
+        raise ModelError(f"max_positions = {max_positions} contradicts the checkpoint's {positions}; leave it out.")
+    positions = max_positions or positions
+    _check_inputs(input_shape, vocabulary, rows, positions)
+    own = config.get("classifier_dropout") if dropout is None else None
+    return Bert(
+        encoder,
+        classes,
+        rows,
+        positions,
+        types=int(config.get("type_vocab_size", _TYPES)),
+        padding=padding,
+        head_dropout=encoder.dropout if own is None else float(own),
+        checkpoint=checkpoint,
+        whole_depth=encoder.layers == int(config.get("num_hidden_layers", encoder.layers)),
+    )
+
+
+def _config(checkpoint: str) -> dict[str, Any]:
+    config = read_config(checkpoint, ("bert",))
+    kind = config.get("position_embedding_type") or "absolute"
+    if kind != "absolute" or config.get("is_decoder"):
+        raise ModelError(f"{checkpoint}: only encoders with absolute positions are read, not decoders or {kind} ones.")
+    return config
+
+
+def _check_inputs(input_shape: tuple[int, ...], vocabulary: int, rows: int, positions: int) -> None:
+    if len(input_shape) != 1 or input_shape[0] > positions:
+        raise ModelError(
+            f"BERT takes at most {positions} token ids per sample, of shape (L,), got samples of shape {input_shape}. "
+            "Use text data, and cut them to that length."
+        )
+    if vocabulary < 1 or vocabulary > rows:
+        raise ModelError(
+            f"BERT needs token ids below {rows}, got a vocabulary of {vocabulary}"
+            + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokeniser.")
+        )

@@ -1,0 +1,17 @@
+"""DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M."""
+
+from fleetfit.models._transformer import Heads
+from fleetfit.models.vit import Vit, vit
+
+
+def deit_b(
+    classes: int = 1000,
+    input_shape: tuple[int, ...] = (3, 224, 224),
+    checkpoint: str | None = None,
+    depth: int = 12,
+    patch: int = 16,
+    dropout: float | None = None,
+    heads: Heads = "whole",
+) -> Vit:
+    """Return `vit` with the width and heads of DeiT-B; the arguments are explained there."""
+    return vit(classes, input_shape, checkpoint, 768, depth, 12, 3072, patch, dropout, heads)

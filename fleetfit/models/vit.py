@@ -1,0 +1,244 @@
+"""Vision transformer (ViT, DeiT) of any size, new or from a Hugging Face folder, with the exits of ReeFL.
+
+Dosovitskiy et al., ICLR 2021; Touvron et al., ICML 2021. Square patches, a class token, learned positions, then blocks
+of attention and MLP with the norms before them. A classifier may sit after any block: layer norm and a linear layer on
+the class token; the last exit has the final norm and the classifier of the checkpoint, where it has them. A checkpoint
+made for other image sizes gets its position table resized (bicubic); one for colour reads grey images as if repeated.
+
+With `heads = "fixed"` a narrower model keeps all heads and makes them smaller, with the rounding of ReeFL's ScaleFL
+(ICML 2024): floor for stream and MLP, attention up to a multiple of the heads (153 and 156 of 384 at width 0.4).
+
+Differs from DeiT's training: no stochastic depth. A distilled DeiT keeps its second token but not its second
+classifier: where it has two, all classifiers begin anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, Axis, ExitModel, State
+from fleetfit.layout.axes import default_sizes
+from fleetfit.models._pretrained import read_config, read_tensors
+from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise
+
+_USUAL = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
+_STEM = {
+    "embeddings.patches": ("embeddings.patch_embeddings.projection",),
+    "embeddings.class_token": ("embeddings.cls_token",),
+    "embeddings.positions": ("embeddings.position_embeddings",),
+}
+_BLOCK = {  # as transformers 4 and 5 call them
+    "attention.query": ("attention.attention.query", "attention.q_proj"),
+    "attention.key": ("attention.attention.key", "attention.k_proj"),
+    "attention.value": ("attention.attention.value", "attention.v_proj"),
+    "attention.out": ("attention.output.dense", "attention.o_proj"),
+    "norm1": ("layernorm_before", "layernorm_before"),
+    "norm2": ("layernorm_after", "layernorm_after"),
+    "fc1": ("intermediate.dense", "mlp.fc1"),
+    "fc2": ("output.dense", "mlp.fc2"),
+}
+_HEAD = {"norm": ("layernorm",), "fc": ("classifier",)}
+
+
+class PatchEmbeddings(nn.Module):
+    """Patches as tokens behind a class token (and a distillation token), positions, dropout."""
+
+    def __init__(self, architecture: "Vit", hidden: int) -> None:
+        super().__init__()
+        channels, patch = architecture.image[0], architecture.patch
+        self.patches = nn.Conv2d(channels, hidden, patch, stride=patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, hidden))
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, hidden)) if architecture.distilled else None
+        self.positions = nn.Parameter(torch.zeros(1, architecture.places, hidden))
+        self.drop = nn.Dropout(architecture.encoder.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, tokens, hidden] of images [B, channels, height, width]."""
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        first = [self.class_token] if self.distillation_token is None else [self.class_token, self.distillation_token]
+        tokens = torch.cat([*(token.expand(len(x), -1, -1) for token in first), patches], dim=1)
+        embedded: Tensor = self.drop(tokens + self.positions)
+        return embedded
+
+
+class NormedHead(nn.Module):
+    """A classifier on the class token: layer norm and a linear layer."""
+
+    def __init__(self, hidden: int, classes: int, eps: float) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(hidden, eps=eps), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, classes] of tokens [B, tokens, hidden]."""
+        logits: Tensor = self.fc(self.norm(x[:, 0]))
+        return logits
+
+
+class VitModule(ExitModel):
+    """The module of one sub-model; its names are those of the full model."""
+
+    def __init__(self, architecture: "Vit", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
+        super().__init__()
+        encoder, hidden = architecture.encoder, axes["hidden"]
+        self.exits = exits
+        self.embeddings = PatchEmbeddings(architecture, hidden)
+        self.blocks = nn.ModuleList(encoder.block(axes) for _ in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): NormedHead(hidden, axes["classes"], encoder.eps) for e in exits})
+        initialise(self)
+
+    def start(self, x: Tensor) -> Tensor:
+        """Return tokens [B, tokens, hidden] of images [B, channels, height, width]."""
+        carry: Tensor = self.embeddings(x)
+        return carry
+
+
+@dataclass(frozen=True)
+class Vit(Architecture):
+    """The family of one set of sizes; made by `vit`, which says what the fields mean."""
+
+    encoder: Encoder
+    classes: int
+    image: tuple[int, int, int]
+    patch: int
+    distilled: bool
+    checkpoint: str | None
+    whole_depth: bool
+    axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
+    blocks: int = field(init=False, repr=False, compare=False)
+    size_dependent: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", {**self.encoder.axes(), "classes": Axis(self.classes, scaled=False)})
+        object.__setattr__(self, "blocks", self.encoder.layers)
+        object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
+
+    @property
+    def places(self) -> int:
+        """Rows of the position table."""
+        _, height, width = self.image
+        return (height // self.patch) * (width // self.patch) + 1 + self.distilled
+
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """Declarations by parameter name pattern."""
+        return self.encoder.declared()
+
+    def sizes(self, width: float) -> dict[str, int]:
+        """Return the size of each axis; fixed heads have ceil(hidden / heads) channels each, at most all."""
+        found = default_sizes(self.axes, width)
+        if self.encoder.heads == "fixed":
+            found["head"] = min(self.encoder.head_size, -(-found["hidden"] // self.encoder.attention_heads))
+        return found
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        """Return the module with these sizes and a classifier after each block count in `exits`."""
+        return VitModule(self, axes, exits)
+
+    def pretrained(self, exits: tuple[int, ...]) -> State:
+        """Return the checkpoint's tensors by our names; final norm and classifier only at full depth."""
+        if self.checkpoint is None:
+            return {}
+        names: dict[str, tuple[str, ...]] = dict(_STEM)
+        if self.distilled:
+            names["embeddings.distillation_token"] = ("embeddings.distillation_token",)
+        for i in range(self.blocks):
+            for ours, (four, five) in _BLOCK.items():
+                names[f"blocks.{i}.{ours}"] = (f"encoder.layer.{i}.{four}", f"layers.{i}.{five}")
+        heads: dict[str, tuple[str, ...]] = {}
+        if self.whole_depth:
+            heads = {f"heads.{self.blocks}.{ours}": theirs for ours, theirs in _HEAD.items()}
+        found = read_tensors(self.checkpoint, names | heads, ("vit.", "deit."), may_lack=heads)
+        return found | self._fitted(found)
+
+    def _fitted(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Fit kernels and positions of a checkpoint to our images."""
+        kernel, positions = found["embeddings.patches.weight"], found["embeddings.positions"]
+        if self.image[0] == 1 != kernel.shape[1]:
+            kernel = kernel.sum(1, keepdim=True)  # as if the grey image were repeated in each colour
+        if positions.shape[1] != self.places:
+            positions = _resized(positions, 1 + self.distilled, [side // self.patch for side in self.image[1:]])
+        return {"embeddings.patches.weight": kernel, "embeddings.positions": positions}
+
+
+def _resized(positions: Tensor, first: int, grid: list[int]) -> Tensor:
+    """Resize a square grid of positions [1, first + side^2, hidden], but not the first tokens', to another grid."""
+    side = round((positions.shape[1] - first) ** 0.5)
+    if side * side != positions.shape[1] - first:
+        raise ModelError(f"the checkpoint's {positions.shape[1]} positions are no square grid, so they fit no others.")
+    old = positions[:, first:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    new = F.interpolate(old, size=grid, mode="bicubic", align_corners=False)
+    return torch.cat([positions[:, :first], new.flatten(2).transpose(1, 2)], dim=1)
+
+
+def vit(
+    classes: int = 1000,
+    input_shape: tuple[int, ...] = (3, 224, 224),
+    checkpoint: str | None = None,
+    hidden: int | None = None,
+    depth: int | None = None,
+    attention_heads: int | None = None,
+    intermediate: int | None = None,
+    patch: int | None = None,
+    dropout: float | None = None,
+    heads: Heads = "whole",
+) -> Vit:
+    """Return a ViT family: ViT-B with patches of 16 unless a checkpoint or keys say otherwise.
+
+    Args:
+        classes: Classes; never cut.
+        input_shape: (channels, height, width) of the images.
+        checkpoint: A Hugging Face folder (config.json, model.safetensors) that gives sizes and initial weights.
+        hidden: Width of the stream; 768 by default. With a checkpoint, its sizes hold, and others are refused.
+        depth: Blocks; 12 by default. With a checkpoint, its first so many.
+        attention_heads: Heads; one per 64 channels by default.
+        intermediate: Width inside the MLP; four times `hidden` by default.
+        patch: Side of a patch, which must divide height and width; 16 by default.
+        dropout: Share dropped everywhere; the checkpoint's or 0 by default.
+        heads: What width cuts: "whole" heads, or the channels of each head, with their number "fixed".
+
+    Raises:
+        ModelError: Sizes do not fit each other, the images or the checkpoint.
+    """
+    config = None if checkpoint is None else read_config(checkpoint, ("vit", "deit"))
+    given = {"hidden": hidden, "depth": depth, "attention_heads": attention_heads, "intermediate": intermediate}
+    encoder = encoder_of(config, given, heads, dropout, _USUAL)
+    config = config or {}
+    side = _side(config, patch)
+    return Vit(
+        encoder,
+        classes,
+        _image(input_shape, side, config.get("num_channels")),
+        side,
+        distilled=config.get("model_type") == "deit",
+        checkpoint=checkpoint,
+        whole_depth=encoder.layers == int(config.get("num_hidden_layers", encoder.layers)),
+    )
+
+
+def _side(config: Mapping[str, Any], patch: int | None) -> int:
+    said = config.get("patch_size", 16)
+    sides = set(said) if isinstance(said, list) else {said}
+    if len(sides) != 1:
+        raise ModelError(f"the checkpoint's patches are {said}; only square ones are read.")
+    side = int(sides.pop())
+    if patch is not None and config and patch != side:
+        raise ModelError(f"patch = {patch} contradicts the checkpoint's patch_size {side}; leave patch out.")
+    return side if patch is None else patch
+
+
+def _image(shape: tuple[int, ...], patch: int, channels: int | None) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ModelError(f"a ViT takes images (channels, height, width), got samples of shape {shape}.")
+    if patch < 1 or shape[1] % patch or shape[2] % patch:
+        raise ModelError(
+            f"patches of {patch} do not divide images of {shape[1]}x{shape[2]}; set [model] patch, or resize the data."
+        )
+    if channels not in (None, shape[0]) and shape[0] != 1:
+        raise ModelError(f"the checkpoint takes images of {channels} channels, these have {shape[0]}.")
+    return shape[0], shape[1], shape[2]

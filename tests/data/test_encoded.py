@@ -1,0 +1,426 @@
+"""Images that stay encoded on disk: the same pixels as decoded ones, and never more of them than asked for."""
+
+import copy
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fleetfit as ff
+from fleetfit.data import Data, Encoded, _class_folders, _decode, _pictures, _resized_crop, _unpack
+from fleetfit.data._encoded import Files
+from fleetfit.data.augment import augmented
+from fleetfit.data.imagenet import imagenet
+from fleetfit.data.images import images
+from fleetfit.data.stored import restored, store
+from fleetfit.errors import DataError
+
+Picture = Callable[..., bytes]
+Write = Callable[..., Path]
+Image = pytest.importorskip("PIL.Image")
+REAL = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+
+
+def photographs(count: int, seed: int = 0) -> list[np.ndarray]:
+    """Smooth colour pictures of different sizes, larger than they will be needed."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        height, width = rng.integers(20, 50, 2).tolist()
+        found.append(np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)))
+    return found
+
+
+@pytest.fixture
+def shards(tmp_path: Path, write: Write, picture: Picture) -> Path:
+    """13 training images in three files and 5 for validation, 3 classes, as ImageNet on the hub."""
+    content = [picture(p, "JPEG") for p in photographs(18)]
+    folder = tmp_path / "shards"
+    for i, (start, end) in enumerate(((0, 5), (5, 6), (6, 13))):
+        write(
+            folder / "data" / f"train-{i:05}-of-00003.parquet", content[start:end], [j % 3 for j in range(start, end)]
+        )
+    write(folder / "data" / "validation-00000-of-00001.parquet", content[13:], [0, 1, 2, 0, 1])
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path, picture: Picture) -> Path:
+    """The layout of ImageNet: 3 classes of 4 training images, 2 of validation, and unlabelled test images."""
+    folder = tmp_path / "photos"
+    content = iter([picture(p, "JPEG") for p in photographs(20)])
+    for split, count in (("train", 4), ("val", 2)):
+        for name in ("n03", "n01", "n02"):
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                (place / f"{name}_{i}.JPEG").write_bytes(next(content))
+            (place / "notes.txt").write_text("no image")
+    (folder / "test").mkdir()
+    (folder / "test" / "x.JPEG").write_bytes(next(content))
+    return folder
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by the place of each image that is decoded."""
+    places: list[str] = []
+    original = _decode.fill
+
+    def counted(target: np.ndarray, opened: Any, place: str, *more: Any) -> None:
+        places.append(place)
+        original(target, opened, place, *more)
+
+    monkeypatch.setattr(_decode, "fill", counted)
+    return places
+
+
+def all_of(data: Data) -> torch.Tensor:
+    return data.x.index_select(0, torch.arange(len(data.x)))
+
+
+@pytest.mark.parametrize("options", [{"size": 16}, {"size": 24, "centre": 0.5}, {"size": 64, "channels": 1}])
+@pytest.mark.parametrize("layout", ["shards", "folders"])
+def test_same_pixels_as_decoded_ones(layout: str, options: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(layout)
+    lazy, eager = (images(str(folder), lazy=lazy, validation=0.25, **options) for lazy in (True, False))
+    assert isinstance(lazy.x, Encoded) and isinstance(eager.x, torch.Tensor)
+    assert lazy.x.shape == eager.x.shape and len(lazy.x) == len(eager.x) and lazy.x.dtype == torch.uint8
+    assert torch.equal(all_of(lazy), eager.x)
+    assert torch.equal(lazy.y, eager.y) and lazy.class_names == eager.class_names
+    for split in ("train", "validation", "test"):
+        assert torch.equal(lazy.split(split), eager.split(split))
+    some = torch.tensor([7, 2, 7])
+    for augment in (None, "crop-flip"):
+        pair = [dataclasses.replace(data, augment=augment, resize=(10, 10)) for data in (lazy, eager)]
+        a, b = (data.batch(some, torch.Generator().manual_seed(3)) for data in pair)
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+        assert a[0].shape[2:] == (10, 10)
+    assert "encoded" in repr(lazy.x).lower() and "Data(" in repr(lazy)
+
+
+def test_class_folders_are_imagenet_s(folders: Path) -> None:
+    data = images(str(folders), size=8, lazy=True, validation=0.25)
+    assert data.name == "photos" and data.class_names == ("n01", "n02", "n03")
+    assert data.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [0, 0, 1, 1, 2, 2]
+    assert data.split("test").tolist() == list(range(12, 18))  # `val`, as there is no labelled test set
+    assert len(data.split("validation")) == 3 and len(data.split("train")) == 9
+    one = Image.open(folders / "train" / "n02" / "n02_3.JPEG").convert("RGB")
+    side = min(one.size)
+    left, top = (one.width - side) / 2, (one.height - side) / 2
+    cut = one.resize((8, 8), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    assert np.array_equal(all_of(data)[7].numpy(), np.asarray(cut).transpose(2, 0, 1))
+
+
+def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:
+    data = images(str(folders / "train"), size=8, test=0.25, validation=0.0)
+    assert len(data.split("train")) == 9 and len(data.split("test")) == 3
+    for place in list((folders / "train").iterdir()):
+        (place / "images").mkdir()
+        for file in place.glob("*.JPEG"):
+            file.rename(place / "images" / file.name)
+    deeper = images(str(folders / "train"), size=8, test=0.25, validation=0.0)
+    assert torch.equal(deeper.x, data.x) and torch.equal(deeper.y, data.y)
+
+
+def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = images(str(folders), size=8, lazy=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(_class_folders, "_write_index", None)
+        assert torch.equal(all_of(images(str(folders), size=8, lazy=True)), all_of(first))
+    shutil.copy(folders / "train" / "n01" / "n01_0.JPEG", folders / "train" / "n01" / "n01_9.JPEG")
+    assert len(images(str(folders), size=8, lazy=True).x) == len(first.x) + 1
+
+
+def test_rows_are_unpacked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = all_of(images(str(shards), size=8, lazy=True))
+    monkeypatch.setattr(_unpack.np, "save", None)  # what unpacking needs and reading does not
+    assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
+
+
+@pytest.mark.parametrize("damage", ["images.bin", "offsets.npy", "sources.json"])
+def test_a_damaged_copy_is_made_again(shards: Path, damage: str) -> None:
+    first = all_of(images(str(shards), size=8, lazy=True))
+    kept = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir())
+    (kept / damage).write_bytes((kept / damage).read_bytes()[:-9])
+    assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_without_a_cache(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    expected = all_of(images(str(shards), size=8, lazy=True))
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("FLEETFIT_CACHE", str(tmp_path / "a file"))
+    assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), expected)
+    assert len(images(str(folders), size=8, lazy=True).x) == 18
+
+
+def test_a_full_disk_is_said(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_unpack.np, "save", full)
+    with pytest.raises(DataError, match="No space left on device.*FLEETFIT_CACHE"):
+        images(str(shards), size=8, lazy=True)
+    assert list(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) == []
+
+
+def test_only_what_is_asked_for_is_decoded(shards: Path, decoded: list[str]) -> None:
+    data = images(str(shards), size=16, lazy=True, augment="resized-crop")
+    again = copy.deepcopy(data.share({"train": torch.arange(6)}))
+    assert decoded == []  # checks and copies touch no sample
+    again.batch(torch.tensor([0, 5, 6, 17]))
+    names = [f"row {row} of {shards}/data/{name}.parquet" for row, name in
+             ((0, "train-00000-of-00003"), (0, "train-00001-of-00003"), (0, "train-00002-of-00003"),
+              (4, "validation-00000-of-00001"))]  # fmt: skip
+    assert decoded == names
+    again.batch(torch.tensor([1, 2]), torch.Generator().manual_seed(0))
+    assert len(decoded) == 6
+
+
+def test_a_set_of_terabytes_takes_no_memory(folders: Path, decoded: list[str]) -> None:
+    """Ten million places of one image would be 6 TB when decoded."""
+    name = np.array([b"n01_0.JPEG"])
+    places = Files(folders / "train" / "n01", np.lib.stride_tricks.as_strided(name, (10_000_000,), (0,)))
+    x = Encoded(places, (3, 448, 448))
+    y = torch.zeros(1, dtype=torch.int64).expand(10_000_000)
+    data = Data("vast", x, y, {"train": torch.arange(1000), "test": torch.arange(1000, 1010)}, 1)
+    assert data.batch(torch.tensor([5_000_000, 999]))[0].shape == (2, 3, 448, 448)
+    assert len(decoded) == 2
+
+
+def test_large_sets_stay_encoded_by_themselves(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (shards, folders):
+        assert isinstance(images(str(folder), size=16).x, torch.Tensor)
+        monkeypatch.setattr(_pictures, "LAZY_ABOVE", 18 * 3 * 16 * 16)
+        assert isinstance(images(str(folder), size=16).x, torch.Tensor)
+        monkeypatch.setattr(_pictures, "LAZY_ABOVE", 18 * 3 * 16 * 16 - 1)
+        assert isinstance(images(str(folder), size=16).x, Encoded)
+        assert isinstance(images(str(folder), size=16, lazy=False).x, torch.Tensor)
+        monkeypatch.undo()
+        monkeypatch.setenv("FLEETFIT_CACHE", str(folder.parent / "cache"))
+
+
+def test_images_of_one_size_need_none(tmp_path: Path, write: Write, picture: Picture) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 6, 7, 3), dtype=np.uint8)
+    write(tmp_path / "s" / "train.parquet", [picture(p) for p in pixels], [0, 1, 0, 1, 0])
+    data = images(str(tmp_path / "s"), lazy=True, test=0.0)
+    assert np.array_equal(all_of(data).numpy(), pixels.transpose(0, 3, 1, 2))
+    write(tmp_path / "s" / "train.parquet", [picture(p) for p in (*pixels, pixels[0, :4])], [0, 1, 0, 1, 0, 1])
+    data = images(str(tmp_path / "s"), lazy=True, test=0.0)
+    with pytest.raises(DataError, match=r"row 5 of .* is 7x4 pixels, the first image 7x6; give size"):
+        all_of(data)
+
+
+def test_threads_decode_the_same(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = images(str(folders), size=16, lazy=True)
+    expected = all_of(data)
+    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0)
+    assert torch.equal(all_of(data), expected)
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
+    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0 if threads else 10**9)
+    data = images(str(folders), size=8, lazy=True)
+    broken = folders / "train" / "n01" / "n01_2.JPEG"
+    broken.write_bytes(broken.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"n01_2\.JPEG holds no image that can be decoded"):
+        all_of(data)
+    broken.unlink()
+    with pytest.raises(DataError, match=r"n01_2\.JPEG cannot be read any more"):
+        all_of(data)
+
+
+def test_a_shortened_copy_is_said(shards: Path) -> None:
+    data = images(str(shards), size=8, lazy=True)
+    copy_of = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) / "images.bin"
+    copy_of.write_bytes(copy_of.read_bytes()[:-1])
+    with pytest.raises(DataError, match="has become shorter"):
+        all_of(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "val" / "n02").rename(f / "val" / "n04"), "n04: there is no class of this name"),
+        (lambda f: [shutil.rmtree(f / "val" / n) for n in ("n01", "n02", "n03")], "val has no class folders"),
+        (lambda f: [shutil.rmtree(f / "train" / n) for n in ("n01", "n02", "n03")], r"no train\.parquet"),
+    ],
+)
+def test_folders_that_are_none(folders: Path, change: Callable[[Path], object], message: str) -> None:
+    change(folders)
+    with pytest.raises(DataError, match=message):
+        images(str(folders), size=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "kind"}, "no columns, so image, label and groups mean nothing"),
+        ({"size": 8, "centre": 0.0}, "centre must be above 0 and at most 1"),
+        ({"centre": 0.5}, "centre = 0.5 needs a size"),
+        ({"size": 8, "resize": 0}, "resize must be at least 1 pixel"),
+    ],
+)
+def test_keys_that_do_not_fit(folders: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        images(str(folders), **options)
+
+
+def test_imagenet_is_a_named_set(tmp_path: Path, picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = [picture(p, "JPEG") for p in photographs(2)]
+    for split in ("train", "val"):
+        for i in range(1000):
+            place = tmp_path / "imagenet" / split / f"n{i:08}"
+            place.mkdir(parents=True)
+            (place / "a.JPEG").write_bytes(content[i % 2])
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))
+    data = imagenet(size=32, validation=0.0)
+    assert data.classes == 1000 and data.x.shape == (2000, 3, 32, 32) and data.augment == "resized-crop"
+    assert len(data.split("test")) == 1000
+    assert not isinstance(data.x, Encoded) and isinstance(imagenet(size=32, lazy=True).x, Encoded)
+    shutil.rmtree(tmp_path / "imagenet" / "train" / "n00000999")
+    shutil.rmtree(tmp_path / "imagenet" / "val" / "n00000999")
+    with pytest.raises(DataError, match="imagenet has 1000 classes, but the files hold 999"):
+        imagenet(size=32)
+
+
+# ---- worker processes -------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["shards", "folders"])
+def test_stored_by_reference(layout: str, request: pytest.FixtureRequest, tmp_path: Path, decoded: list[str]) -> None:
+    folder = request.getfixturevalue(layout)
+    data = images(str(folder), size=16, lazy=True, augment="resized-crop")
+    target = tmp_path / "setup"
+    target.mkdir()
+    nest = json.loads(json.dumps(store(data, target)["encoded"]))
+    assert decoded == [] and not (target / "x.npy").exists()
+    assert sum(file.stat().st_size for file in target.iterdir()) < 2000
+    rest = store(data, target)
+    again = restored({**rest, "encoded": nest}, target)
+    assert torch.equal(all_of(again), all_of(data)) and again.augment == "resized-crop"
+    rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    assert torch.equal(again.batch(torch.arange(9), rng[0])[0], data.batch(torch.arange(9), rng[1])[0])
+
+
+def test_another_device_gets_batches_only(folders: Path) -> None:
+    data = images(str(folders), size=8, lazy=True).to("meta")
+    x, y = data.batch(torch.tensor([1, 2]))
+    assert x.device.type == y.device.type == "meta" and x.shape == (2, 3, 8, 8)
+    assert isinstance(data.x, Encoded) and data.x.cpu().device.type == "cpu"
+
+
+@pytest.mark.slow
+def test_two_rounds_in_worker_processes(folders: Path, tmp_path: Path) -> None:
+    """The workers see the images through their places alone and end with the same bits as one process."""
+    settings_ = {
+        "rounds": 2,
+        "data": {"name": "images", "folder": str(folders), "size": 8, "lazy": True, "augment": "resized-crop",
+                 "validation": 0.0, "partition": {"kind": "iid", "clients": 3}},
+        "model": {"name": "cnn"}, "local": {"epochs": 1, "batch_size": 2}, "cohort": {"fraction": 1.0},
+        "fleet": {"groups": [{"budget": 1.0}]}, "method": {"name": "all_large"}, "evaluate": {"every": 0},
+    }  # fmt: skip
+    states = []
+    for engine in ({"name": "local"}, {"name": "processes", "workers": 1}):
+        run = ff.run(**settings_, engine=engine, out=tmp_path / engine["name"])
+        states.append(run.model().state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+# ---- random crops -------------------------------------------------
+
+
+@given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 1000))
+def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: int) -> None:
+    numbers = _resized_crop.draws(1, torch.Generator().manual_seed(seed))[0]
+    left, top, wide, tall, _ = _resized_crop.patch(numbers, width, height)
+    assert 0 <= left <= left + wide <= width and 0 <= top <= top + tall <= height and wide > 0 and tall > 0
+    if min(width, height) > 100 and max(width, height) < 1.3 * min(width, height):  # rounding to pixels is small
+        assert 0.07 < wide * tall / (width * height) <= 1.01
+        assert 0.7 < wide / tall < 1.4
+
+
+def test_patches_are_spread_as_they_should_be() -> None:
+    """On a large square nothing is redrawn for a share below 3/4: then share, log ratio and place are uniform."""
+    numbers = _resized_crop.draws(20_000, torch.Generator().manual_seed(0))
+    found = np.array([_resized_crop.patch(row, 4000, 4000) for row in numbers], dtype=np.float64)
+    left, top, wide, tall, mirrored = found.T
+    share, ratio = wide * tall / 4000**2, np.log(wide / tall)
+    kept = share < 0.7
+    assert abs(share[kept].mean() - (0.08 + 0.7) / 2) < 0.005
+    assert abs(ratio[kept].mean()) < 0.005
+    assert abs(ratio[kept].std() - 2 * np.log(4 / 3) / 12**0.5) < 0.005  # uniform over [-a, a]: 2a / sqrt(12)
+    assert abs((left / (4000 - wide + 1)).mean() - 0.5) < 0.01 and abs((top / (4000 - tall + 1)).mean() - 0.5) < 0.01
+    assert abs(mirrored.mean() - 0.5) < 0.01
+    assert abs(np.corrcoef(left / (4000 - wide + 1), top / (4000 - tall + 1))[0, 1]) < 0.02
+
+
+def test_an_image_too_narrow_gets_its_middle() -> None:
+    numbers = _resized_crop.draws(1, torch.Generator().manual_seed(0))[0]
+    assert _resized_crop.patch(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
+    assert _resized_crop.patch(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
+
+
+def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
+    data = images(str(folders), size=12, lazy=True, augment="resized-crop", mean=(0.0,), std=(1 / 255,))
+    indices = torch.arange(12)
+    numbers = _resized_crop.draws(12, torch.Generator().manual_seed(5))
+    got = data.batch(indices, torch.Generator().manual_seed(5))[0]
+    names = sorted((folders / "train").glob("*/*.JPEG"))
+    for row, name in enumerate(names):
+        whole = Image.open(name).convert("RGB")
+        left, top, wide, tall, mirrored = _resized_crop.patch(numbers[row], *whole.size)
+        part = whole.resize((12, 12), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
+        part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part
+        assert np.allclose(got[row].numpy(), np.asarray(part).transpose(2, 0, 1), atol=1e-3)
+    assert torch.equal(data.batch(indices)[0], data.batch(indices)[0])
+    assert not torch.equal(data.batch(indices, torch.Generator().manual_seed(6))[0], got)
+
+
+@settings(deadline=None, max_examples=40)
+@given(height=st.integers(1, 20), width=st.integers(1, 20), seed=st.integers(0, 1000))
+def test_images_in_memory_are_interpolated(height: int, width: int, seed: int) -> None:
+    """Against torch's own interpolation of each patch: half a step of 1/256 pixel and rounding apart."""
+    x = torch.randint(0, 256, (4, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    numbers = _resized_crop.draws(4, torch.Generator().manual_seed(seed))
+    got = augmented(x, "resized-crop", torch.Generator().manual_seed(seed))
+    assert got.dtype == torch.uint8 and got.shape == x.shape
+    floats = augmented(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
+    assert floats.dtype == torch.float64
+    for row in range(4):
+        left, top, wide, tall, mirrored = _resized_crop.patch(numbers[row], width, height)
+        part = x[row : row + 1, :, top : top + tall, left : left + wide].double()
+        whole = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", align_corners=False)[0]
+        expected = whole.flip(2) if mirrored else whole
+        assert (got[row].double() - expected).abs().max() <= 255 * 2 * (0.5 / 256) + 0.5 + 1e-6
+        assert (floats[row] - expected).abs().max() <= 255 * 2 * (0.5 / 256) + 1e-3
+
+
+# ---- real photographs -------------------------------------------------
+
+
+def test_tiny_imagenet_the_same_both_ways(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    source = REAL / "tiny_imagenet_small"
+    if not (source / "train.parquet").is_file():
+        pytest.skip("no tiny_imagenet_small: set FLEETFIT_DATA to the folder that holds it")
+    for name in ("train", "validation"):
+        batch = next(parquet.ParquetFile(source / f"{name}.parquet").iter_batches(batch_size=200))
+        (tmp_path / "tiny").mkdir(exist_ok=True)
+        with parquet.ParquetWriter(tmp_path / "tiny" / f"{name}.parquet", batch.schema) as writer:
+            writer.write_batch(batch)
+    lazy, eager = (images(str(tmp_path / "tiny"), lazy=lazy) for lazy in (True, False))
+    assert lazy.x.shape == (400, 3, 64, 64) and lazy.classes == 200
+    assert torch.equal(all_of(lazy), eager.x)

@@ -1,0 +1,168 @@
+"""A run that begins where another one ended, whatever its method; and one that begins as a checkpoint folder."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit import rounds
+from fleetfit.config import read_experiment
+from fleetfit.errors import ModelError, RunError
+from fleetfit.layout import State
+from fleetfit.records import RunFolder
+from fleetfit.report import plots
+from fleetfit.train import initial_state
+
+HERE = Path(__file__).parent
+TINY: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": f"{HERE}/tiny.py:tiny_data", "partition": {"kind": "iid", "clients": 6}},
+    "model": {"name": f"{HERE}/tiny.py:tiny"},
+    "fleet": {"levels": [0.3, 0.55, 1.0], "tolerance": 0.25, "groups": [{"budget": 0.6}, {"budget": 1.0}]},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.05},
+    "cohort": {"count": 3},
+    "evaluate": {"every": 0, "statistics_samples": 60},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_plots() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "available", lambda: False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    """A model trained centrally: one client that holds all training data."""
+    alone = {"partition": {"clients": 1}}
+    return ff.run(
+        TINY, out=tmp_path_factory.mktemp("runs") / "backbone", data=TINY["data"] | alone,
+        method="fedavg", fleet={"groups": [{"budget": 1.0}]}, cohort={"count": 1},
+    )  # fmt: skip
+
+
+def first_state(run: ff.Run) -> State:
+    return rounds.start(run.assembly.federation).state
+
+
+def same(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_first_state_is_the_last_one_of_the_other_run(backbone: ff.Run, tmp_path: Path) -> None:
+    run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, seed=7, method="fedavg")
+    assert same(first_state(run), backbone.server.state)
+    assert run.experiment.start == str(backbone.folder)
+    assert f"The model begins as {backbone.folder} after round 2." in run.notes
+    assert not same(run.server.state, backbone.server.state)
+    drawn = initial_state(backbone.assembly.federation.problem, 7)
+    assert not same(drawn, backbone.server.state), "the seeds give one state, so the test proves nothing"
+
+
+def test_classifiers_that_the_other_run_lacks_begin_anew(backbone: ff.Run, tmp_path: Path) -> None:
+    """The backbone has the last exit only; ScaleFL adds early ones, drawn as without a start."""
+    run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, method="scalefl")
+    begun, theirs = first_state(run), backbone.server.state
+    plain = ff.run(TINY, out=tmp_path / "plain", method="scalefl")
+    drawn = first_state(plain)
+    exits = run.assembly.federation.problem.exits
+    assert len(exits) > 1
+    for name, tensor in begun.items():
+        assert torch.equal(tensor, theirs[name] if name in theirs else drawn[name]), name
+    early = ", ".join(f"heads.{e}" for e in exits[:-1])
+    assert f"The model begins as {backbone.folder} after round 2; anew, at least in part: {early}." in run.notes
+
+
+def test_other_classes_begin_anew_and_the_rest_does_not(backbone: ff.Run, tmp_path: Path) -> None:
+    data = TINY["data"] | {"classes": 7}
+    run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, data=data, method="fedavg")
+    begun, theirs = first_state(run), backbone.server.state
+    assert {name for name in begun if not torch.equal(begun[name][:4], theirs[name][:4])} == {
+        "heads.3.weight", "heads.3.bias",
+    }  # fmt: skip
+    assert tuple(begun["heads.3.weight"].shape) == (7, 8)
+    assert any("anew, at least in part: heads.3." in note for note in run.notes)
+
+
+def test_decoupled_gives_its_largest_model(tmp_path: Path) -> None:
+    apart = ff.run(TINY, out=tmp_path / "apart", method="decoupled", fleet={"groups": [{"budget": 1.0}]})
+    run = ff.run(TINY, out=tmp_path / "run", start=apart.folder, method="fedavg")
+    level = f"level{len(apart.assembly.federation.levels)}/"
+    theirs = {name.removeprefix(level): t for name, t in apart.server.state.items() if name.startswith(level)}
+    assert theirs and same(first_state(run), theirs)
+    assert not same({n: apart.server.state[n] for n in theirs}, theirs), "the untrained start lies beside it"
+
+
+def test_a_resumed_run_needs_the_other_one_no_more(backbone: ff.Run, tmp_path: Path) -> None:
+    """Cut off after round 1 and taken up again, the start being gone: the same final state as in one go."""
+    moved = tmp_path / "moved"
+    shutil.copytree(backbone.folder, moved)
+    whole = ff.run(TINY, out=tmp_path / "whole", start=moved, method="fedavg")
+
+    class Stop(Exception):
+        pass
+
+    def after_one(report: Any) -> None:
+        if report["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        ff.run(TINY, out=tmp_path / "cut", start=moved, method="fedavg", on_round=after_one)
+    newest = RunFolder.open(tmp_path / "cut").checkpoints()[-1]
+    newest.unlink()
+    shutil.rmtree(moved)
+    again = ff.resume(tmp_path / "cut")
+    assert same(again.server.state, whole.server.state)
+    assert f"The model began as {moved}, which is not there any more." in again.notes
+
+
+def test_what_cannot_be_a_start_is_refused_and_leaves_nothing(backbone: ff.Run, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(RunError, match="there is no run folder"):
+        ff.run(TINY, out=out, start="nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"has no config\.toml"):
+        ff.run(TINY, out=out, start=tmp_path / "empty")
+    shutil.copytree(backbone.folder, tmp_path / "unborn")
+    shutil.rmtree(tmp_path / "unborn" / "checkpoints")
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        ff.run(TINY, out=out, start=tmp_path / "unborn")
+    with pytest.raises(ModelError, match=r'which has no "blocks\.0\.conv\.weight"\. Is it the same \[model\]'):
+        ff.run({"rounds": 1, "data": {"partition": {"clients": 8}}}, out=out, start=backbone.folder)
+    vit = {"name": "vit", "hidden": 12, "depth": 2, "attention_heads": 3, "patch": 2}
+    small = ff.run(TINY, out=tmp_path / "small", model=vit, method="fedavg")
+    with pytest.raises(ModelError, match=r'"embeddings\.class_token" is \(1, 1, 12\) there and \(1, 1, 24\) here'):
+        ff.run(TINY, out=out, start=small.folder, model=vit | {"hidden": 24}, method="fedavg")
+    assert not out.exists()
+
+
+def test_paths_are_seen_from_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "files" / "theirs").mkdir(parents=True)
+    (tmp_path / "files" / "run.toml").write_text('start = "theirs"\n[model]\nname = "bert"\ncheckpoint = "theirs"\n')
+    monkeypatch.chdir(tmp_path)
+    found = read_experiment("files/run.toml")
+    assert found.start == found.model.settings["checkpoint"] == str(tmp_path / "files" / "theirs")
+    (tmp_path / "files" / "run.toml").write_text('start = "elsewhere"\n')
+    assert read_experiment("files/run.toml").start == "elsewhere"
+
+
+def test_an_architecture_of_one_s_own_may_have_a_checkpoint(tmp_path: Path) -> None:
+    """`pretrained` is all it takes; what it leaves out is drawn."""
+    from tiny import Tiny, tiny_data
+
+    class Begun(Tiny):
+        def pretrained(self, exits: tuple[int, ...]) -> State:
+            assert exits == (3,)
+            return {f"blocks.{i}.0.weight": torch.full((12, 8), 0.25) for i in range(3)} | REST
+
+    plain = ff.run(TINY, out=tmp_path / "plain", method="fedavg", model=Tiny(), data={"name": tiny_data()})
+    REST = {n: t for n, t in first_state(plain).items() if not n.endswith("0.weight")}
+    run = ff.run(TINY, out=tmp_path / "run", method="fedavg", model=Begun(), data={"name": tiny_data()})
+    begun = first_state(run)
+    assert all(bool((begun[f"blocks.{i}.0.weight"] == 0.25).all()) for i in range(3))
+    assert any("The model begins as Begun." in note for note in run.notes)
