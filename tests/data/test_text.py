@@ -1,0 +1,467 @@
+"""Labelled texts: layouts, tokens against transformers, word pieces against a plain loop, the cache, named sets."""
+
+import csv
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetfit.data import Data, _corpus, _tokens, partition
+from fleetfit.data._pieces import word_pieces
+from fleetfit.data.ag_news import ag_news
+from fleetfit.data.sst2 import sst2
+from fleetfit.data.text import text
+from fleetfit.errors import DataError, MissingExtra
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+tokenizers = pytest.importorskip("tokenizers")
+
+GOOD = ["a lovely film", "lovely, lovely acting", "films that love", "what a lovely day", "love it", "lovely and fine"]
+BAD = ["a dull film", "dull, dull acting", "films that bore me", "what a dull day", "bore me", "dull and grey"]
+TEXTS = [t for pair in zip(GOOD, BAD, strict=True) for t in pair]
+LABELS = ["good", "bad"] * 6
+TEST = (["a fine film", "boring"], ["good", "bad"])
+
+
+def write_parquet(path: Path, **columns: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.table(columns), path)
+    return path
+
+
+def write_csv(path: Path, rows: list[list[str]], tab: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(
+            file, delimiter="\t" if tab else ",", quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL
+        ).writerows(rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_parquet(tmp_path / "set" / "train.parquet", text=TEXTS, label=LABELS)
+    write_parquet(tmp_path / "set" / "test.parquet", text=TEST[0], label=TEST[1])
+    return tmp_path / "set"
+
+
+def load(path: Path, **parameters: Any) -> Data:
+    return text(str(path), **{"vocabulary": 60, "length": 8, "validation": 0.0} | parameters)
+
+
+def tokenizer_of(cache: Path) -> Any:
+    (found,) = cache.glob("*/tokenizer.json")
+    return tokenizers.Tokenizer.from_file(str(found))
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------------
+
+
+def as_csv(root: Path) -> None:
+    for split, (texts, labels) in {"train": (TEXTS, LABELS), "test": TEST}.items():
+        write_csv(root / f"{split}.csv", [["text", "label"], *map(list, zip(texts, labels, strict=True))])
+
+
+def as_tsv(root: Path) -> None:
+    for split, (texts, labels) in {"train": (TEXTS, LABELS), "test": TEST}.items():
+        rows = [["label", "sentence"], *map(list, zip(labels, texts, strict=True))]
+        write_csv(root / "data" / f"{split}.tsv", rows, tab=True)
+
+
+def as_json_lines(root: Path) -> None:
+    for split, (texts, labels) in {"train": (TEXTS, LABELS), "test": TEST}.items():
+        lines = [json.dumps({"label": k, "text": t}) for t, k in zip(texts, labels, strict=True)]
+        root.mkdir(exist_ok=True)
+        (root / f"{split}.jsonl").write_text("\n".join(lines) + "\n\n")
+
+
+def as_json(root: Path) -> None:
+    for split, (texts, labels) in {"train": (TEXTS, LABELS), "test": TEST}.items():
+        root.mkdir(exist_ok=True)
+        rows = [{"text": t, "label": k} for t, k in zip(texts, labels, strict=True)]
+        (root / f"{split}.json").write_text(json.dumps(rows))
+
+
+def as_folders(root: Path) -> None:
+    for split, (texts, labels) in {"train": (TEXTS, LABELS), "test": TEST}.items():
+        for i, (content, label) in enumerate(zip(texts, labels, strict=True)):
+            place = root / split / label / f"{i:02}.txt"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(content)
+    (root / "train" / "unsup").mkdir()
+    (root / "train" / "unsup" / "0.txt").write_text("nobody knows")
+
+
+@pytest.mark.parametrize("layout", [as_csv, as_tsv, as_json_lines, as_json, as_folders])
+def test_every_layout_gives_the_same(folder: Path, tmp_path: Path, layout: Callable[[Path], None]) -> None:
+    layout(tmp_path / "other")
+    expected, found = load(folder), load(tmp_path / "other")
+    assert found.name == "other" and found.classes == 2 and found.class_names == ("bad", "good")
+    assert found.vocabulary == expected.vocabulary and found.padding == expected.padding == 0
+    order = slice(None)
+    if layout is as_folders:  # sorted by class there
+        order = [*range(1, 12, 2), *range(0, 12, 2), 13, 12]  # type: ignore[assignment]
+    assert torch.equal(found.x, expected.x[order]) and torch.equal(found.y, expected.y[order])
+    assert found.split("test").tolist() == [12, 13] and len(found.split("train")) == 12
+
+
+def test_tsv_has_no_quotes_and_csv_has(tmp_path: Path) -> None:
+    write_csv(tmp_path / "a" / "train.csv", [["text", "label"], ['he said "no",\nthen left', "x"], ["yes", "y"]])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.tsv").write_text('text\tlabel\n"no\tx\nyes\ty\n')
+    quoted = _corpus.read("a", tmp_path / "a")
+    assert quoted.texts() == ['he said "no",\nthen left', "yes"]
+    assert _corpus.read("b", tmp_path / "b").texts() == ['"no', "yes"]
+
+
+def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
+    """As AG News is published: no header, classes 1 to 4, a title and a description."""
+    rows = [["3", "Oil up", "It rose."], ["4", "Mars", "A rover."], ["1", "Vote", "They did."], ["2", "Goal", "One."]]
+    write_csv(tmp_path / "train.csv", rows)
+    found = _corpus.read("n", tmp_path, ("2", "3"), "1", None, header=False)
+    assert found.texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
+    assert found.y.tolist() == [2, 3, 0, 1] and found.class_names == ("1", "2", "3", "4")
+    write_csv(tmp_path / "other.csv", [["kind", "says"], ["b", "x"], ["a", "y"]])
+    data = text(str(tmp_path / "other.csv"), "says", "kind", vocabulary=10, length=4, test=0.0, validation=0.0)
+    assert data.name == "other" and data.y.tolist() == [1, 0]
+
+
+def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", [["text", "label"], *([f"t{i}", str(i)] for i in (10, 9, 2))])
+    assert _corpus.read("n", tmp_path).class_names == ("2", "9", "10")
+
+
+def test_what_has_no_file_is_held_out_in_proportion(tmp_path: Path) -> None:
+    labels = ["a"] * 40 + ["b"] * 20
+    path = write_parquet(tmp_path / "train.parquet", text=[f"w{i}" for i in range(60)], label=labels)
+    data = load(path, test=0.2, validation=0.25)
+    assert [len(data.split(s)) for s in ("train", "validation", "test")] == [36, 12, 12]
+    for split, share in (("test", [8, 4]), ("validation", [8, 4]), ("train", [24, 12])):
+        assert torch.bincount(data.y[data.split(split)]).tolist() == share
+    assert data.split("test").tolist() != load(path, test=0.2, validation=0.25, seed=1).split("test").tolist()
+
+
+def test_samples_are_drawn_by_class_and_only_from_training(folder: Path) -> None:
+    data = load(folder, samples=6, validation=0.34)
+    assert len(data.split("train")) == 4 and len(data.split("validation")) == 2
+    assert torch.bincount(data.y[torch.cat([data.split("train"), data.split("validation")])]).tolist() == [3, 3]
+    assert data.split("test").tolist() == [12, 13]
+
+
+def test_groups_are_a_natural_partition(tmp_path: Path) -> None:
+    who = ["zoe", "amy", "bob"] * 4
+    path = write_parquet(tmp_path / "train.parquet", text=TEXTS, label=LABELS, author=who)
+    data = load(path, groups="author", test=0.25)
+    assert data.groups is not None and data.groups.tolist() == [2, 0, 1] * 4
+    parts = partition(data, "natural", None, 0)
+    assert [len(p["train"]) for p in parts] == [3, 3, 3] and [len(p["test"]) for p in parts] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "message"),
+    [
+        (lambda f: None, {"text": "body"}, r'no column "body"; its columns are text, label\. Give text = '),
+        (lambda f: None, {"label": "kind"}, 'no column "kind"; its columns are text, label'),
+        (lambda f: None, {"length": 2}, "length must be at least 3 tokens"),
+        (lambda f: None, {"vocabulary": 7}, "vocabulary must be at least 8, got 7"),
+        (lambda f: None, {"samples": 13}, r"samples must lie in 1\.\.12"),
+        (lambda f: None, {"tokenizer": "nowhere"}, r'tokenizer = "nowhere" must be a tokenizer\.json, or the folder'),
+        (lambda f: (f / "train.parquet").unlink(), {}, r"no train\.parquet .* nor a folder of \.txt files"),
+        (lambda f: write_parquet(f / "train.parquet", text=[1], label=["a"]), {}, "holds int64; it must hold text"),
+        (lambda f: write_parquet(f / "train.parquet", text=["x", None], label=["a", "b"]), {}, "row 1 of .* no value"),
+    ],
+)
+def test_says_what_is_wrong(folder: Path, make: Callable[[Path], object], parameters: Any, message: str) -> None:
+    make(folder)
+    with pytest.raises(DataError, match=message):
+        load(folder, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.csv", b"text,label\nonly one\n", "cannot be read as CSV"),
+        ("train.csv", b"", "has no label column"),
+        ("train.csv", b"a text,1\n", r"has no label column .* or header = false"),
+        ("train.csv", b"text,label\nx,\ny,1\n", 'row 0 of .* has no value in column "label"'),
+        ("train.csv", b"text,label\n\xff,1\n", "UTF-8"),
+        ("train.jsonl", b'{"text": "x", "label": 1}\n{"text"\n', "line 2 of .* is no JSON"),
+        ("train.jsonl", b'{"text": "x", "label": 1}\n3\n', "row 1 is none"),
+        ("train.jsonl", b'{"text": "x", "label": 1}\n{"label": 0}\n', 'row 1 of .* has None in column "text"'),
+        ("train.json", b"[1", "is no JSON"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path)
+
+
+def test_class_folders_that_are_wrong(tmp_path: Path) -> None:
+    as_folders(tmp_path)
+    with pytest.raises(DataError, match="leave groups out"):
+        load(tmp_path, groups="who")
+    (tmp_path / "test" / "new").mkdir()
+    (tmp_path / "test" / "new" / "0.txt").write_text("x")
+    with pytest.raises(DataError, match="new is a class of the test split that the train split lacks"):
+        load(tmp_path)
+    (tmp_path / "rubbish").mkdir()
+    with pytest.raises(DataError, match="no suffix that says what it is"):
+        text(str(tmp_path / "test" / "new" / "0.txt"))
+
+
+# ---- tokens ------------------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_truncation_and_padding(folder: Path, tmp_path: Path) -> None:
+    data = load(folder, length=5, vocabulary=200)
+    tokenizer = tokenizer_of(tmp_path / "cache")
+    assert [tokenizer.token_to_id(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")] == [0, 1, 2, 3]
+    assert data.vocabulary == tokenizer.get_vocab_size() and data.padding == 0
+    assert (data.x[:, 0] == 2).all() and (data.x == 3).sum() == len(data.x)
+    assert [tokenizer.id_to_token(i) for i in data.x[9].tolist()] == ["[CLS]", "bore", "me", "[SEP]", "[PAD]"]
+    assert [tokenizer.id_to_token(i) for i in data.x[2].tolist()] == ["[CLS]", "lovely", ",", "lovely", "[SEP]"]
+    x, _ = data.batch(torch.tensor([9]))
+    assert x.shape == (1, 4)
+
+
+def test_learned_from_the_training_split_only(tmp_path: Path) -> None:
+    texts = ["common words here"] * 30
+    path = write_parquet(tmp_path / "s" / "train.parquet", text=texts, label=[0, 1] * 15)
+    write_parquet(tmp_path / "s" / "test.parquet", text=["zyzzyva zyzzyva"] * 2, label=[0, 1])
+    data = load(path.parent, vocabulary=100)
+    vocabulary = tokenizer_of(tmp_path / "cache").get_vocab()
+    assert "common" in vocabulary and not any("z" in piece for piece in vocabulary)
+    assert data.x[30, :4].tolist() == [2, 1, 1, 3]
+
+
+def test_equals_transformers(folder: Path, tmp_path: Path) -> None:
+    """A checkpoint with vocab.txt only, one with tokenizer.json, and the file itself: as `transformers` encodes."""
+    transformers = pytest.importorskip("transformers")
+    checkpoint = tmp_path / "checkpoint"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "lovely", "film", "##s", "a", ",", "dull", "love", "that"]
+    checkpoint.mkdir()
+    (checkpoint / "vocab.txt").write_text("\n".join(words))
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    reference = transformers.AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    expected = reference(TEXTS + TEST[0], truncation=True, max_length=6, padding="max_length")["input_ids"]
+
+    by_words = load(folder, tokenizer=str(checkpoint), length=6)
+    assert by_words.x.tolist() == expected and by_words.vocabulary == 13 and by_words.padding == 0
+
+    saved = tmp_path / "saved"
+    reference.save_pretrained(saved)
+    assert load(folder, tokenizer=str(saved), length=6).x.tolist() == expected
+    assert load(folder, tokenizer=str(saved / "tokenizer.json"), length=6).x.tolist() == expected
+
+
+def test_padding_of_other_tokenisers(folder: Path, tmp_path: Path) -> None:
+    model = tokenizers.models.WordLevel({"<unk>": 0, "lovely": 1, "film": 2, "<fill>": 3}, unk_token="<unk>")
+    other = tokenizers.Tokenizer(model)
+    other.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    place = tmp_path / "theirs"
+    place.mkdir()
+    other.save(str(place / "tokenizer.json"))
+    with pytest.raises(DataError, match="has no padding token; name one as pad_token"):
+        load(folder, tokenizer=str(place))
+    (place / "tokenizer_config.json").write_text(json.dumps({"pad_token": {"content": "<fill>"}}))
+    data = load(folder, tokenizer=str(place))
+    assert data.padding == 3 and data.x[0].tolist() == [0, 1, 2, 3, 3, 3, 3, 3]
+    other.enable_padding(pad_id=3, pad_token="<fill>", length=20)
+    other.save(str(tmp_path / "alone.json"))
+    assert torch.equal(load(folder, tokenizer=str(tmp_path / "alone.json")).x, data.x)
+    (place / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="the tokeniser in .* cannot be read"):
+        load(folder, tokenizer=str(place))
+
+
+def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
+    """Count all pairs anew after each merge."""
+    split = {word: [word[0], *("##" + c for c in word[1:])] for word in words}
+    singles: Counter[str] = Counter()
+    for word, count in words.items():
+        for piece in split[word]:
+            singles[piece] += count
+    found = sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2]
+    split = {word: pieces for word, pieces in split.items() if set(pieces) <= set(found)}
+    while len(set(found)) < size:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, pieces in split.items():
+            for a, b in itertools.pairwise(pieces):
+                pairs[a, b] += words[word]
+        if not pairs or max(pairs.values()) < 2:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merged = best[0] + best[1].removeprefix("##")
+        found.append(merged)
+        for word, pieces in split.items():
+            out: list[str] = []
+            for piece in pieces:
+                if out and (out[-1], piece) == best:
+                    out[-1] = merged
+                else:
+                    out.append(piece)
+            split[word] = out
+    return list(dict.fromkeys(found))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    words=st.dictionaries(st.text("abc", min_size=1, max_size=9), st.integers(1, 5), max_size=12),
+    size=st.integers(2, 40),
+)
+def test_word_pieces_by_loops(words: dict[str, int], size: int) -> None:
+    assert word_pieces(words, size) == merged_by_loops(words, size)
+
+
+def test_the_same_in_every_process(tmp_path: Path) -> None:
+    """Another process with a cache of its own, and so with nothing to share, makes the same tokeniser and tokens."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefgh"), 5)) for _ in range(300)]
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(200)]
+    path = write_parquet(tmp_path / "s" / "train.parquet", text=texts, label=[0, 1] * 100).parent
+    program = (
+        "import hashlib, sys; from pathlib import Path; from fleetfit.data.text import text\n"
+        "data = text(sys.argv[1], vocabulary=150, length=16)\n"
+        "file = next(Path(sys.argv[2]).glob('*/tokenizer.json'))\n"
+        "print(hashlib.sha256(data.x.numpy().tobytes() + file.read_bytes()).hexdigest())"
+    )
+    cache = tmp_path / "another cache"
+    environment = os.environ | {"PYTHONHASHSEED": "1", "FLEETFIT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program, str(path), str(cache)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    here = text(str(path), vocabulary=150, length=16).x.numpy().tobytes()
+    (file,) = (tmp_path / "cache").glob("*/tokenizer.json")
+    assert said.strip() == hashlib.sha256(here + file.read_bytes()).hexdigest()
+
+
+# ---- the cache ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one whenever texts are encoded."""
+    calls: list[int] = []
+    original = _tokens._encode
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(_tokens, "_encode", counted)
+    return calls
+
+
+def test_second_time_is_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(folder)
+    monkeypatch.setattr(_corpus, "_cells", lambda *_: pytest.fail("the texts are read again"))
+    second = load(folder)
+    assert torch.equal(first.x, second.x) and (first.vocabulary, first.padding) == (second.vocabulary, second.padding)
+    assert len(encoded) == 1
+    second.x.fill_(0)
+    assert torch.equal(load(folder).x, first.x)
+
+
+def test_whatever_decides_about_tokens_encodes_again(folder: Path, encoded: list[int], tmp_path: Path) -> None:
+    load(folder)
+    for parameters in ({"length": 9}, {"vocabulary": 50}, {"validation": 0.5}, {"samples": 8}, {"text": "label"}):
+        before = len(encoded)
+        load(folder, **parameters)
+        assert len(encoded) == before + 1, parameters
+    stamp = (folder / "test.parquet").stat()
+    os.utime(folder / "test.parquet", ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+    before = len(encoded)
+    load(folder)
+    assert len(encoded) == before + 1
+    (place,) = {p.parent for p in (tmp_path / "cache").glob("*/tokens.npy") if np.load(p).shape[1] == 9}
+    for seed in (1, 2):  # with a tokeniser that is given, nothing that is drawn matters
+        load(folder, tokenizer=str(place / "tokenizer.json"), seed=seed, validation=0.3)
+    assert len(encoded) == before + 2
+
+
+@pytest.mark.parametrize("damaged", ["tokens.npy", "tokens.json"])
+@pytest.mark.parametrize("content", [b"", b"rubbish"])
+def test_damaged_cache_is_rebuilt(
+    folder: Path, encoded: list[int], tmp_path: Path, damaged: str, content: bytes
+) -> None:
+    expected = load(folder).x.clone()
+    (file,) = (tmp_path / "cache").glob(f"*/{damaged}")
+    file.unlink()
+    file.write_bytes(content)
+    assert torch.equal(load(folder).x, expected)
+    assert torch.equal(load(folder).x, expected)
+    assert len(encoded) == 2
+
+
+def test_missing_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("pyarrow", "tokenizers"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            with pytest.raises(MissingExtra, match=r'pip install "fleetfit\[text\]"'):
+                load(folder)
+
+
+# ---- named sets --------------------------------------------------------------------------------------------------
+
+
+def test_ag_news_says_where_it_is_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parquet(tmp_path / "ag_news" / "train.parquet", text=TEXTS, label=[0, 1, 2, 3] * 3)
+    write_parquet(tmp_path / "ag_news" / "test.parquet", text=TEXTS[:4], label=[0, 1, 2, 3])
+    data = ag_news(str(tmp_path), length=8, vocabulary=50)
+    assert data.name == "ag_news-partial-12-of-120000"
+    assert data.class_names == ("World", "Sports", "Business", "Sci/Tech") and data.classes == 4
+    assert torch.equal(ag_news(str(tmp_path / "ag_news"), length=8, vocabulary=50).x, data.x)
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))
+    assert torch.equal(ag_news(length=8, vocabulary=50).x, data.x)
+    assert text("ag_news", length=8, vocabulary=50).name == "ag_news"
+    with pytest.raises(DataError, match="sst2 has 2 classes of texts, but the files hold 4"):
+        sst2(str(tmp_path / "ag_news"))
+    (tmp_path / "ag_news" / "test.parquet").unlink()
+    with pytest.raises(DataError, match=r"ag_news: there is no test\.parquet"):
+        ag_news()
+
+
+def test_sst2_whose_test_labels_are_withheld(tmp_path: Path) -> None:
+    """As GLUE and the hub have it: the validation sentences become the test set."""
+    write_parquet(tmp_path / "train.parquet", sentence=TEXTS, label=[1, 0] * 6, idx=list(range(12)))
+    write_parquet(tmp_path / "validation.parquet", sentence=TEXTS[:4], label=[1, 0] * 2)
+    write_parquet(tmp_path / "test.parquet", sentence=TEXTS[:6], label=[-1] * 6)
+    data = sst2(str(tmp_path), length=8, vocabulary=50, validation=0.5)
+    assert [len(data.split(s)) for s in ("train", "validation", "test")] == [6, 6, 4]
+    assert data.split("test").tolist() == [12, 13, 14, 15] and data.class_names == ("negative", "positive")
+    write_parquet(tmp_path / "test.parquet", sentence=TEXTS[:6], label=[1, 0] * 3)
+    data = sst2(str(tmp_path), length=8, vocabulary=50, validation=0.5)
+    assert [len(data.split(s)) for s in ("train", "validation", "test")] == [12, 4, 6]
+    write_parquet(tmp_path / "test.parquet", sentence=TEXTS[:6], label=[-1] * 5 + [0])
+    with pytest.raises(DataError, match=r"row 0 of .*test\.parquet has label -1"):
+        sst2(str(tmp_path))
+
+
+def test_from_the_hub_when_asked(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(repository: str, config: str | None, revision: str | None = None) -> Any:
+        asked.append(repository)
+        rows = datasets.Dataset.from_dict({"sentence": TEXTS, "label": [1, 0] * 6})
+        return {"train": rows, "validation": rows.select(range(4))}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match=r"sst2: where are the files\? .* hub = true"):
+        sst2()
+    data = sst2(hub=True, length=8, vocabulary=50)
+    assert len(data.split("test")) == 4 and data.name == "sst2-partial-12-of-67349"
+    assert load(Path("somebody/reviews"), hub=True).name == "reviews"
+    assert asked == ["stanfordnlp/sst2", "somebody/reviews"]
