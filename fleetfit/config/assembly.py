@@ -235,6 +235,9 @@ def settings_of(experiment: Experiment) -> Settings:
         clients=evaluate.clients,
     )
     size = None if local.batch_size == "all" else int(local.batch_size)
-    training = Local(local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm)
+    training = Local(
+        local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm, local.clip_value,
+        local.max_steps, local.patience,
+    )  # fmt: skip
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)

@@ -172,6 +172,9 @@ class LocalSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 5e-4
     clip_norm: Positive | None = None
+    clip_value: Positive | None = None
+    max_steps: Count | None = None
+    patience: Count | None = None
     schedule: Schedule = Field(default_factory=Constant)
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from fleetfit.values import Local
 
 
-def batches(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[Tensor]:
-    """Yield the batches of all local epochs, each epoch in a new order."""
+def epochs(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[Iterator[Tensor]]:
+    """Yield the batches of each local epoch, every epoch in a new order."""
     size = local.batch_size or len(indices)
     for _ in range(local.epochs):
-        yield from joined(indices[torch.randperm(len(indices), generator=rng)], size)
+        yield joined(indices[torch.randperm(len(indices), generator=rng)], size)
 
 
 def joined(order: Tensor, size: int) -> Iterator[Tensor]:

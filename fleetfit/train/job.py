@@ -10,7 +10,8 @@ from fleetfit.errors import FleetFitError
 from fleetfit.method import Method, build
 from fleetfit.seeds import seed_of, torch_rng
 from fleetfit.submodel import Submodel, finite
-from fleetfit.train.batches import batches
+from fleetfit.train.batches import epochs
+from fleetfit.train.limits import EarlyStopping, clip
 from fleetfit.train.measure import evaluate, statistics
 from fleetfit.train.workpiece import Workpiece, own_randomness, workpiece
 from fleetfit.values import Device, Failure, Job, Update
@@ -72,20 +73,21 @@ def _local_sgd(
         [parameter], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
     )
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
-    for batch in batches(indices, local, rng):
-        x, y = device.data.batch(batch, rng)
-        x, y = device.put(x), device.put(y)
-        piece.grad.zero_()
-        value = loss(piece.module, x, y)
-        (value if penalty is None else value + penalty(piece.module)).backward()
-        if local.clip_norm is not None:
-            _clip(piece.grad, local.clip_norm)
-        optimiser.step()
-        total += value.detach() * len(batch)
-        seen, steps = seen + len(batch), steps + 1
+    stopping = EarlyStopping(device, piece, local)
+    for epoch in epochs(indices, local, rng):
+        for batch in epoch:
+            x, y = device.data.batch(batch, rng)
+            x, y = device.put(x), device.put(y)
+            piece.grad.zero_()
+            value = loss(piece.module, x, y)
+            (value if penalty is None else value + penalty(piece.module)).backward()
+            clip(piece.grad, local)
+            optimiser.step()
+            total += value.detach() * len(batch)
+            seen, steps = seen + len(batch), steps + 1
+            if steps == local.max_steps:
+                break
+        if stopping.now() or steps == local.max_steps:
+            break
+    stopping.restore()
     return total.item() / max(seen, 1), steps
-
-
-def _clip(grad: Tensor, largest: float) -> None:
-    norm = torch.linalg.vector_norm(grad)
-    grad.mul_(torch.clamp(largest / (norm + 1e-6), max=1.0))

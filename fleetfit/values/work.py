@@ -17,6 +17,10 @@ class Local:
         epochs: Passes over the client's data.
         batch_size: Samples per step; None for all at once.
         clip_norm: Largest norm of the gradient, or None.
+        clip_value: Largest absolute value of each of its elements, or None; before `clip_norm`.
+        max_steps: At most so many optimiser steps, or None.
+        patience: Stop after so many epochs in a row without a lower loss on the client's own validation data, and go
+            back to the weights of the best one; None, or no such data: train all epochs.
     """
 
     lr: float = 0.1
@@ -25,6 +29,9 @@ class Local:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    clip_value: float | None = None
+    max_steps: int | None = None
+    patience: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""Cut gradients, few steps, early stopping: what holds local training back, against plain runs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_train import close, fleet, job_for, last_exit, plain_outputs, plain_sgd, trained
+from torch import Tensor
+
+from fleetfit.values import Device, Local
+
+
+def at_once(epochs: int = 3, **more: Any) -> Local:
+    return Local(lr=0.5, epochs=epochs, batch_size=None, **more)
+
+
+def whole_batch(device: Device) -> tuple[Tensor, Tensor]:
+    return device.data.batch(device.data.split("train"))
+
+
+def test_cutting_by_value_is_one_step_of_cut_elements() -> None:
+    """w' = w - lr * clamp(g, -v, v), with g from autograd in float64."""
+    federation, simulation = fleet(norm=False)
+    device, local = simulation.device(5), at_once(1, clip_value=0.002)
+    job = job_for(federation, 5, 2, local=local)
+    leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
+    x, y = whole_batch(device)
+    value = last_exit(plain_outputs(leaves, x.double(), (1, 2, 3)), y)
+    grads = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    assert max(float(g.abs().max()) for g in grads if g is not None) > 0.002  # something is cut
+    expected = {n: (w - 0.5 * (torch.zeros_like(w) if g is None else g).clamp(-0.002, 0.002)).detach()
+                for (n, w), g in zip(leaves.items(), grads, strict=True)}  # fmt: skip
+    close(trained(job, device).state, expected)
+
+
+def test_value_comes_before_norm() -> None:
+    federation, simulation = fleet(norm=False)
+    job = job_for(federation, 5, 2, local=at_once(1, clip_value=0.002, clip_norm=0.001))
+    found = trained(job, simulation.device(5)).state
+    length = sum(float(((found[n] - t) ** 2).sum()) for n, t in job.state.items()) ** 0.5
+    assert length == pytest.approx(0.5 * 0.001, rel=1e-3)
+
+
+def test_at_most_so_many_steps() -> None:
+    federation, simulation = fleet()
+    device = simulation.device(5)
+    local = Local(lr=0.1, epochs=4, batch_size=8)
+    for most in (1, 3, 5):
+        found = trained(job_for(federation, 5, 2, local=replace(local, max_steps=most)), device)
+        assert found.metrics["steps"] == most
+    free = trained(job_for(federation, 5, 2, local=local), device)
+    bounded = trained(job_for(federation, 5, 2, local=replace(local, max_steps=free.metrics["steps"])), device)
+    assert all(torch.equal(bounded.state[n], t) for n, t in free.state.items())
+
+
+def test_early_stopping_keeps_the_best_epoch() -> None:
+    """A plain run notes the validation loss after each epoch; a learning rate that overshoots makes it rise."""
+    federation, simulation = fleet(norm=False)
+    device, patience = simulation.device(5), 2
+    local = at_once(12, momentum=0.9)
+    job = job_for(federation, 5, 2, local=replace(local, patience=patience))
+    x, y = device.data.batch(device.data.split("validation"))
+    states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit, local) for n in range(1, 13)]
+    losses = [float(F.cross_entropy(plain_outputs(s, x.double(), (1, 2, 3))[-1], y)) for s in states]
+    best, stop = 0, len(losses)
+    for epoch, loss in enumerate(losses):
+        best = epoch if loss < losses[best] else best
+        if epoch - best == patience:
+            stop = epoch + 1
+            break
+    assert stop < 12, "the learning rate was to make the loss rise"
+    found = trained(job, device)
+    assert found.metrics["steps"] == stop
+    close(found.state, states[best], atol=2e-5)
+
+
+def test_without_validation_data_nothing_stops() -> None:
+    federation, simulation = fleet(norm=False)
+    parts = [{**p, "validation": p["validation"][:0]} for p in simulation.parts]
+    device = replace(simulation, parts=parts).device(5)
+    found = trained(job_for(federation, 5, 2, local=at_once(12, momentum=0.9, patience=1)), device)
+    assert found.metrics["steps"] == 12
