@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from fleetfit.cost import cost_grid
-from fleetfit.planner import Mode, Targets, search
+from fleetfit.planner import Mode, Targets, grids_of, search
 from fleetfit.values import Level, Problem
 
 
@@ -14,18 +13,19 @@ def split_levels(
 
     Args:
         problem: What is trained.
-        targets: Target ratio and tolerance of each level.
+        targets: Target ratio, tolerance and ceilings of each level.
         mode: Cut width and depth, width only (full depth, one exit), or depth only.
         exits: Whether a level's model has the shallower levels' exits too, or its last one only.
 
     Raises:
         PlanError: Nothing fits.
     """
-    grid = cost_grid(problem.architecture, problem.input_shape, targets.cost)
+    grid, further = grids_of(problem.architecture, problem.input_shape, targets)
     levels = []
-    for index, split in enumerate(search(grid, targets, mode)):
+    for index, split in enumerate(search(grid, targets, mode, further=further)):
         kept = split.exits if exits == "all" else split.exits[-1:]
-        levels.append(Level(str(index + 1), problem.submodel(split.width, kept), split.width, split.share))
+        piece = problem.submodel(split.width, kept)
+        levels.append(Level(str(index + 1), piece, split.width, split.share, split.further))
     return levels
 
 

@@ -63,7 +63,11 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
             ["fleet.groups=[{budget=1, profile='pi'}]"],
             "[fleet] groups.profile: device profiles come with a later version",
         ),
-        (["fleet.groups=[{budget={parameters=0.1}}]"], "[fleet] groups.budget: budgets that name several costs"),
+        (
+            ["fleet.groups=[{budget={parameters=-1.0}}]"],
+            "[fleet] groups #1.budget.parameters: should be greater than 0",
+        ),
+        (["fleet.groups=[{budget={parameters='x'}}]"], "[fleet] groups #1.budget.parameters: should be a valid number"),
         (["fleet.told=false"], "[fleet] told: servers that never learn a budget come with a later version"),
         (["fleet.drift={sd=0.1}"], "[fleet] drift: budgets that move during a run come with a later version"),
         (["data.server={name='cifar100'}"], "[data] server: data for the server (FedDF) come with a later version"),
@@ -116,6 +120,17 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["fleet.levels={format=99}"], ConfigError, "fleet.levels: a plan of format 99 cannot be read"),
         (["fleet.groups=[{budget=0.01}]", "fleet.levels=[0.5,1]"], PlanError, "nobody can take part."),
         (["fleet.groups=[{budget=0.000001}]"], PlanError, "tolerance"),
+        (
+            ["fleet.groups=[{budget={size_bytes=0.5}}]"],
+            ConfigError,
+            "budget #1 names size_bytes, and must name parameters",
+        ),
+        (["fleet.groups=[{budget={parameters=0.5, bytes=0.5}}]"], ConfigError, '"bytes" is no cost'),
+        (
+            ["fleet.groups=[{budget='5 MB'}]"],
+            ConfigError,
+            "a budget of parameters is a number, or text with a unit (K,",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_a_sentence(

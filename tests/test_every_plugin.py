@@ -55,7 +55,7 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     """
     factory = names.resolve(kind, name)
     parameters = inspect.signature(factory).parameters
-    given = {"engines": {"simulation"}, "data": {"folder"}}.get(
+    given = {"engines": {"simulation"}, "data": {"folder", "file"}}.get(
         kind, set()
     )  # a data set may have to be told where it is
     hints = typing.get_type_hints(factory)

@@ -1,13 +1,15 @@
 """Eq. 1 against plain loops over all pairs; budgets to levels; clients to levels; plans saved and read again."""
 
+from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfit.cost import WIDTHS, Grid, cost_grid
+from fleetfit.cost import WIDTHS, Conditions, Grid, cost_grid, cost_of
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
@@ -17,6 +19,7 @@ from fleetfit.planner import (
     Targets,
     as_fractions,
     assign,
+    budgets_by_cost,
     levels_of_budgets,
     make_plan,
     one_level,
@@ -34,7 +37,7 @@ def pairs(splits: tuple[Split, ...]) -> list[tuple[int, float]]:
 # ---- Eq. 1 -----------------------------------------------------------------------------------------------------------
 
 
-def by_loops(grid: Grid, targets: Targets, mode: str) -> list[tuple[int, float]] | None:
+def by_loops(grid: Grid, targets: Targets, mode: str, further: Grid | None = None) -> list[tuple[int, float]] | None:
     """Try every choice of depths and widths; costs, limits and order of preference written out as the rule says."""
     smaller, full = len(targets.ratios) - 1, grid.full
     depths = [p for p in grid.positions if p < grid.blocks]
@@ -49,6 +52,11 @@ def by_loops(grid: Grid, targets: Targets, mode: str) -> list[tuple[int, float]]
                 relative = cost / (targets.ratios[level] * full) - 1
                 if abs(relative) > targets.tolerances[level] + 1e-9 or (targets.strict and relative > 1e-9):
                     break
+                if further is not None:
+                    other = further.trunk[row, column] + sum(further.heads[r, column] for r in chosen[: level + 1])
+                    slack = 0 if targets.strict else targets.tolerances[level]
+                    if other > (1 + slack) * targets.ceilings["size_bytes"][level] * further.full + 1e-9:
+                        break
                 off += abs(relative)
                 gap += abs(depths[row] / grid.blocks - grid.widths[column]) if mode == "both" else 0
             else:
@@ -94,6 +102,97 @@ def test_search_is_what_plain_loops_find(grid: Grid, count: int, seed: int, mode
         assert split.exits == tuple(d for d, _ in expected[: level + 1])
         assert split.share == pytest.approx(grid.of(split.width, split.exits) / grid.full)
     assert found[-1] == Split(grid.blocks, 1.0, tuple(d for d, _ in expected), 1.0)
+
+
+@given(
+    grid=grids(),
+    count=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+    mode=st.sampled_from(["both", "depth"]),
+    strict=st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_search_stays_under_the_ceilings_of_further_costs(
+    grid: Grid, count: int, seed: int, mode: str, strict: bool
+) -> None:
+    """The further cost is another grid of the same shape; its ceilings shut out some pairs, and sometimes all."""
+    rng = np.random.default_rng(seed)
+    shape = grid.trunk.shape
+    trunk = np.cumsum(rng.integers(1, 9, shape), axis=0) * np.array(grid.widths)
+    further = Grid("size_bytes", grid.blocks, grid.positions, grid.widths, trunk, rng.integers(0, 3, shape) * 1.0)
+    ratios = tuple(sorted(set(rng.uniform(0.05, 0.95, count).round(2).tolist())))
+    tolerances = tuple(rng.choice([0.1, 0.3, 0.6], len(ratios) + 1).tolist())
+    ceilings = {"size_bytes": (*rng.choice([0.2, 0.5, 0.8, np.inf], len(ratios)).tolist(), np.inf)}
+    targets = Targets((*ratios, 1.0), tolerances, strict=strict, ceilings=ceilings)
+    expected = by_loops(grid, targets, mode, further)
+    if expected is None:
+        with pytest.raises(PlanError, match="and at most .* of its size_bytes"):
+            search(grid, targets, mode, further={"size_bytes": further})
+        return
+    found = search(grid, targets, mode, further={"size_bytes": further})
+    assert pairs(found) == expected
+    for split in found[:-1]:
+        assert split.further["size_bytes"] == pytest.approx(further.of(split.width, split.exits) / further.full)
+    assert found[-1].further == {"size_bytes": 1.0}
+
+
+def estimated(grid: Grid, wrong: float) -> Grid:
+    """The same costs as an estimate: what is measured is up to `wrong` times as much, the more the narrower."""
+
+    def measure(width: float, exits: tuple[int, ...]) -> float:
+        return grid.of(width, exits) * (1 + (wrong - 1) * (1 - width))
+
+    return replace(grid, measure=measure)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.3, 2.0, 0.6])
+def test_levels_are_measured_where_costs_are_estimates(wrong: float) -> None:
+    """However wrong the parts are, the levels that come out have the costs that were asked for."""
+    grid = estimated(cost_grid(resnet(depth=20), CIFAR), wrong)
+    for split, ratio in zip(search(grid, QUARTERS)[:-1], QUARTERS.ratios, strict=False):
+        assert split.share == pytest.approx(grid.exactly(split.width, split.exits) / grid.full)
+        assert abs(split.share / ratio - 1) <= 0.1 + 1e-9
+    other = estimated(cost_grid(resnet(depth=20), CIFAR, "size_bytes"), wrong)
+    ceilings = (0.2, 0.3, 0.5, np.inf)
+    targets = replace(QUARTERS, ceilings={"size_bytes": ceilings})
+    for split, ceiling in zip(search(grid, targets, further={"size_bytes": other})[:-1], ceilings, strict=False):
+        assert split.further["size_bytes"] <= 1.1 * ceiling + 1e-9
+        assert split.further["size_bytes"] == other.exactly(split.width, split.exits) / other.full
+
+
+def test_measurements_that_never_agree_are_an_error() -> None:
+    grid = cost_grid(resnet(depth=20), CIFAR)
+
+    def measure(width: float, exits: tuple[int, ...]) -> float:
+        return 0.375 * grid.full  # whatever is asked for: half as much again as the target
+
+    with pytest.raises(PlanError, match="parameters came out otherwise than estimated in 8 searches"):
+        search(replace(grid, measure=measure), Targets((0.25, 1.0), (0.1, 0.1)))
+
+
+def test_the_search_wants_the_costs_that_have_ceilings() -> None:
+    targets = replace(QUARTERS, ceilings={"size_bytes": (1.0,) * 4})
+    with pytest.raises(PlanError, match="needs the costs of size_bytes"):
+        search(cost_grid(resnet(depth=20), CIFAR), targets)
+    with pytest.raises(PlanError, match="needs a ceiling above 0 of size_bytes"):
+        replace(QUARTERS, ceilings={"size_bytes": (1.0,) * 3})
+
+
+def test_ceilings_that_shut_out_everything_are_blamed() -> None:
+    grids = {cost: cost_grid(resnet(depth=20), CIFAR, cost) for cost in ("parameters", "multiply_adds")}
+    targets = replace(QUARTERS, ceilings={"multiply_adds": (0.01, 0.01, 0.01, np.inf)})
+    with pytest.raises(
+        PlanError, match="The budgets of multiply_adds are too small for those of parameters, .* level 1"
+    ):
+        search(grids["parameters"], targets, further={"multiply_adds": grids["multiply_adds"]})
+
+
+def test_of_equals_the_one_whose_small_levels_are_shallower() -> None:
+    """Blocks 1 and 4 cost what blocks 2 and 3 cost, and are as deep in all: a complete tie."""
+    grid = Grid("parameters", 5, (1, 2, 3, 4, 5), (1.0,), np.array([[1.0], [3], [4], [5], [8]]),
+                np.array([[4.0], [2], [4], [1], [3]]))  # fmt: skip
+    targets = Targets((0.55, 0.92, 1.0), (0.3, 0.3, 0.3))
+    assert pairs(search(grid, targets, "depth")) == by_loops(grid, targets, "depth") == [(1, 1.0), (4, 1.0), (5, 1.0)]
 
 
 def test_resnet_20_solves_together_where_one_by_one_does_not() -> None:
@@ -261,6 +360,62 @@ def test_budgets_above_one_are_absolute() -> None:
     assert as_fractions([0.5, 1.0, 500, 2000], 1000).tolist() == [0.5, 1.0, 0.5, 2.0]
 
 
+def test_a_ceiling_is_the_smallest_budget_of_a_levels_clients() -> None:
+    budgets, bytes_ = [0.25, 0.25, 0.5, 1.0], [0.4, 0.3, np.inf, 1.0]
+    found = levels_of_budgets(budgets, further={"size_bytes": bytes_})
+    assert found.ratios == (0.25, 0.5, 1.0)
+    assert found.ceilings == {"size_bytes": (0.3, np.inf, 1.0)}
+    halves = levels_of_budgets(budgets, "halving", further={"size_bytes": bytes_})
+    assert halves.ratios == (0.25, 0.5, 1.0) and halves.ceilings == found.ceilings
+
+
+def test_the_full_model_is_a_level_apart_where_nobody_affords_all_of_it() -> None:
+    assert levels_of_budgets([0.25, 0.95], further={"size_bytes": [1.0, 1.0]}).ratios == (0.25, 1.0)
+    assert levels_of_budgets([0.25, 0.95], further={"size_bytes": [1.0, 0.5]}).ratios == (0.25, 0.95, 1.0)
+
+
+COSTS_OF_M = {"parameters": 1000.0, "memory_bytes": 4e6, "latency_s": 0.05}
+
+
+def test_budgets_name_several_costs() -> None:
+    said: list[Any] = [0.5, {"parameters": 250, "memory_bytes": 2e6}, {"latency_s": "20 ms", "parameters": 1.0}]
+    found = budgets_by_cost(said, "parameters", COSTS_OF_M.__getitem__)
+    assert list(found) == ["parameters", "memory_bytes", "latency_s"]
+    assert found["parameters"].tolist() == [0.5, 0.25, 1.0]
+    assert found["memory_bytes"].tolist() == [np.inf, 0.5, np.inf]
+    assert found["latency_s"].tolist() == pytest.approx([np.inf, np.inf, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("amount", "cost", "fraction"),
+    [("2 MB", "memory_bytes", 0.5), ("200kB", "memory_bytes", 0.05), ("0.1 s", "latency_s", 2.0),
+     ("500 us", "latency_s", 0.01), ("0.1 K", "parameters", 0.1), ("1e-6 G", "parameters", 1.0)],
+)  # fmt: skip
+def test_amounts_with_a_unit_are_absolute(amount: str, cost: str, fraction: float) -> None:
+    found = budgets_by_cost([{"parameters": 1.0, cost: amount}], "parameters", COSTS_OF_M.__getitem__)
+    assert found[cost].tolist() == pytest.approx([fraction])
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({"memory_bytes": 0.5}, "budget #1 names memory_bytes, and must name parameters too"),
+        ({}, "budget #1 names nothing"),
+        (
+            {"parameters": 1.0, "memory_bytes": "2 ms"},
+            r"memory_bytes is a number, or text with a unit \(B, kB",
+        ),
+        ({"parameters": 1.0, "latency_s": "fast"}, 'such as "20 ms"; got "fast"'),
+        ({"parameters": 1.0, "latency_s": "1.2.3 ms"}, "text with a unit"),
+        ({"parameters": 1.0, "latency_s": -1.0}, "a budget must be a number above 0"),
+        ("0 K", "a budget must be a number above 0"),
+    ],
+)
+def test_budgets_in_several_costs_that_make_no_sense(budget: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        budgets_by_cost([budget], "parameters", COSTS_OF_M.__getitem__)
+
+
 # ---- clients to levels -----------------------------------------------------------------------------------------------
 
 
@@ -274,6 +429,26 @@ def test_assign_is_the_largest_level_within_the_clients_own_tolerance(
     budgets, slack = zip(*clients, strict=True)
     expected = [max((i for i, c in enumerate(costs) if c <= (1 + e) * b * (1 + 1e-9)), default=-1) for b, e in clients]
     assert assign(budgets, slack, costs).tolist() == expected
+
+
+@given(
+    clients=st.lists(
+        st.tuples(st.floats(0.01, 2), st.floats(0, 1), st.floats(0.01, 2), st.just(np.inf) | st.floats(0.01, 2)),
+        min_size=1,
+        max_size=20,
+    ),
+    levels=st.lists(st.tuples(*[st.floats(0.01, 1)] * 3), min_size=1, max_size=5),
+)
+def test_all_costs_of_a_level_must_fit(clients: list[Any], levels: list[Any]) -> None:
+    """Further costs need not grow from level to level: it is the largest level that fits, not the last that did."""
+    columns, costs = list(zip(*clients, strict=True)), list(zip(*levels, strict=True))
+    expected = [
+        max((i for i, needed in enumerate(levels) if all(c <= (1 + e) * b * (1 + 1e-9)
+             for c, b in zip(needed, (first, *rest), strict=True))), default=-1)
+        for first, e, *rest in clients
+    ]  # fmt: skip
+    further = [(columns[2], costs[1]), (columns[3], costs[2])]
+    assert assign(columns[0], columns[1], costs[0], further).tolist() == expected
 
 
 def test_the_experiments_own_clients_fit_table_1() -> None:
@@ -331,7 +506,7 @@ def test_a_plan_survives_toml_and_settles_a_run() -> None:
     ("text", "message"),
     [
         ("format = ", "must be TOML"),
-        ("format = 2", "format 2 cannot be read"),
+        ("format = 3", "format 3 cannot be read"),
         ("", "format None"),
         ("format = 1", "no plan that"),
         ("format = 1\nlevel = [{ name = 1 }]", "no plan that"),
@@ -356,6 +531,51 @@ def test_a_plan_with_wrong_entries_is_refused(before: str, after: str) -> None:
     assert before in text
     with pytest.raises(ConfigError, match="no plan that"):
         Plan.from_toml(text.replace(before, after))
+
+
+def test_a_plan_in_several_costs() -> None:
+    """All must fit: a tablet with little memory gets less than its parameters allow, a watch nothing."""
+    shape, conditions = (1, 8, 8), Conditions(batch_size=4)
+    whole = cost_of(cnn(), ({}, (6,)), shape, "memory_bytes", conditions)
+    budgets: dict[str, Any] = {
+        "phone": {"parameters": 0.25, "memory_bytes": 0.5 * whole},
+        "tablet": {"parameters": 0.6, "memory_bytes": 0.5 * whole},
+        "desk": {"parameters": 0.6, "memory_bytes": "1 GB"},
+        "watch": {"parameters": 0.25, "memory_bytes": 0.01},
+        "server": 1.0,
+    }
+    plan = make_plan(
+        cnn(), shape, budgets, how=[0.25, 0.6], depths=(3, 5), widths=(0.85, 0.9), also=["size_bytes"],
+        conditions=conditions,
+    )  # fmt: skip
+    assert [level.clients for level in plan.levels] == [2, 1, 1]
+    assert plan.left_out == ("watch (memory_bytes)",)
+    for level in plan.levels:
+        exits = level.exits if level.depth < 6 else (6,)
+        piece = ({} if level.width == 1 else cnn().sizes(level.width), exits)
+        assert level.further == {
+            cost: cost_of(cnn(), piece, shape, cost, conditions) for cost in ("memory_bytes", "size_bytes")
+        }
+    assert plan.batch_size == 4
+    assert plan.levels[1].further["memory_bytes"] > 1.1 * 0.5 * whole
+
+
+def test_a_plan_with_further_costs_and_measurements_survives_toml() -> None:
+    conditions = Conditions(measured={"latency_s of something": [0.01, 0.002]})
+    budgets = [{"parameters": 0.3, "size_bytes": 0.4}, {"parameters": 1.0}]
+    plan = make_plan(cnn(), (1, 8, 8), budgets, also=["memory_bytes"], conditions=conditions)
+    assert set(plan.levels[0].further) == {"size_bytes", "memory_bytes"}
+    again = Plan.from_toml(plan.to_toml())
+    assert again == plan
+    assert again.targets.conditions.measured == conditions.measured
+    with pytest.raises(ConfigError, match="no plan that"):
+        Plan.from_toml(plan.to_toml().replace("[level.further]", "[level.farther]"))
+
+
+def test_plans_of_the_first_format_are_read() -> None:
+    text = small_plan().to_toml()
+    assert "format = 2" in text and "batch_size = 16\n" in text
+    assert Plan.from_toml(text.replace("format = 2", "format = 1").replace("batch_size = 16\n", "")) == small_plan()
 
 
 def test_given_levels_must_grow_dearer() -> None:

@@ -65,7 +65,7 @@ OPTIONS = {
     "compare": ["FILE", "--out", "--set", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
-        "--classes", "--input-shape", "--strict", "--paper", "--save", "--set",
+        "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
     "list": ["KIND"],
@@ -77,7 +77,7 @@ KEYS = {
     "data": ["name", "partition"],
     "data.partition": ["kind", "clients", "seed"],
     "model": ["name"],
-    "fleet": ["cost", "tolerance", "levels", "told", "groups"],
+    "fleet": ["cost", "tolerance", "levels", "told", "groups", "measured"],
     "fleet.groups": ["budget", "share", "tolerance", "name"],
     "method": ["name", "plus", "hooks"],
     "local": [

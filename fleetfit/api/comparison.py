@@ -18,7 +18,7 @@ from typing import Any
 from fleetfit.api.results import Run, load, settled
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import to_toml
-from fleetfit.config.assembly import check_keys, spec_of_method
+from fleetfit.config.assembly import check_keys, spec_of_method, with_measured
 from fleetfit.config.checking import checked
 from fleetfit.config.reading import anchored, merged, override, read_table
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
@@ -226,7 +226,8 @@ def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: 
         found = prepare(experiment, place)
     else:
         found = load(place)
-        if RunFolder(place).text("config.toml") != to_toml(experiment):
+        same = with_measured(experiment, found.experiment.fleet.measured)
+        if RunFolder(place).text("config.toml") != to_toml(same):
             raise RunError(f"{place} holds a run of something else; choose another folder with --out, or delete it.")
     on_round = None if on_run is None else on_run(title, number, count, found)
     if not found.finished:

@@ -73,6 +73,7 @@ def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
     if experiment.start:
         RunFolder.open(experiment.start)
     assembly = assemble(experiment)
+    experiment = assembly.experiment
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{_label(experiment.method.name)}"
     path = new_path(RUNS, name, config) if out is None else Path(out)

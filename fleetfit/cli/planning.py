@@ -12,6 +12,7 @@ from fleetfit.check import check_layout
 from fleetfit.config import assemble
 from fleetfit.config.assembly import architecture_of
 from fleetfit.config.reading import override
+from fleetfit.cost import BATCH_SIZE, Conditions, kind_of
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
@@ -37,6 +38,8 @@ class Asked:
     classes: int = 10
     input_shape: str | None = None
     strict: bool = False
+    also: str | None = None
+    batch_size: int = BATCH_SIZE
 
     def changed(self) -> list[str]:
         """Return the options, as typed, that say something else than their defaults."""
@@ -71,8 +74,22 @@ def of_model(asked: Asked, overrides: Sequence[str]) -> tuple[Plan, str]:
         asked.strict,
         None if asked.exits is None else [int(e) for e in numbers(asked.exits, "--exits")],
         None if asked.widths is None else numbers(asked.widths, "--widths"),
+        () if asked.also is None else costs_of(asked.also),
+        Conditions(asked.batch_size),
     )
     return found, f"{asked.model}, samples of {' x '.join(map(str, shape))}, {asked.classes} classes"
+
+
+def costs_of(text: str) -> tuple[str, ...]:
+    """Return the names of costs separated by commas.
+
+    Raises:
+        ConfigError: There is no such cost.
+    """
+    found = tuple(part.strip() for part in text.split(","))
+    for cost in found:
+        kind_of(cost)
+    return found
 
 
 def of_paper(name: str) -> list[Table]:

@@ -98,7 +98,10 @@ def plan(
     budgets: Annotated[
         str, typer.Option(help="Budgets of the devices: fractions of the full model's cost, or absolute above 1.")
     ] = "0.125,0.25,0.5,1",
-    cost: Annotated[str, typer.Option(help="What budgets are meant in: parameters or multiply_adds.")] = "parameters",
+    cost: Annotated[
+        str,
+        typer.Option(help="What budgets are meant in: parameters, multiply_adds, size_bytes, memory_bytes, latency_s."),
+    ] = "parameters",
     tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
     mode: Annotated[str, typer.Option(help="What is cut: both, width or depth.")] = "both",
     levels: Annotated[str, typer.Option(help='"cluster", "halving" or ratios such as 0.25,0.5,1.')] = "cluster",
@@ -107,6 +110,8 @@ def plan(
     classes: Annotated[int, typer.Option(help="Classes.")] = 10,
     input_shape: Annotated[str | None, typer.Option(help="Shape of a sample; 3,32,32 by default.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
+    also: Annotated[str | None, typer.Option(help="Costs to show as well, such as memory_bytes,latency_s.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,
     paper: Annotated[str | None, typer.Option(help="Reproduce a table of plans of the papers: table-1.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan as TOML, to be used as fleet.levels.")] = None,
     overrides: Overrides = None,
@@ -114,7 +119,7 @@ def plan(
     """Show which sub-model each budget gets, and what it costs.
 
     For a run file: the levels of its method on its data. With --model: the grid search of ScaleFL Eq. 1 for any
-    budgets; the options from --budgets to --strict belong to it, and keys of the model are set with
+    budgets; the options from --budgets to --batch-size belong to it, and keys of the model are set with
     --set model.KEY=VALUE.
     """
     from fleetfit.cli import display, planning
@@ -123,7 +128,9 @@ def plan(
         for table in planning.of_paper(paper):
             display.show(table)
         return
-    asked = planning.Asked(model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict)
+    asked = planning.Asked(
+        model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
+    )
     if model is not None:
         if file is not None:
             raise ConfigError("plan takes a run file or --model, not both.")

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fleetfit import names
-from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of, targets_of
+from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of, targets_of, with_further
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.partition import KINDS
@@ -29,7 +29,7 @@ class Assembly:
     """Everything that a run needs.
 
     Attributes:
-        experiment: The description that it was made from.
+        experiment: The description that it was made from, and what was measured for it.
         data: The whole data set.
         fleet: Who the clients are.
         federation: The server's view.
@@ -67,15 +67,15 @@ def assemble(experiment: Experiment) -> Assembly:
     data = load_data(experiment)
     parts = divided(experiment, data)
     problem = problem_of(experiment, data)
-    fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed)
+    fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed, _batch_size(experiment, parts))
     targets = targets_of(experiment.fleet, fleet)
-    levels = method.levels(problem, targets)
+    levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     simulation = Simulation(problem, data, parts, fleet.budgets)
     federation = Federation(
         problem=problem,
-        clients=Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances),
-        levels=tuple(levels),
+        clients=Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances, fleet.further),
+        levels=levels,
         cohort=_cohort(experiment, len(parts)),
         method=method,
         method_spec=method_spec,
@@ -91,7 +91,21 @@ def assemble(experiment: Experiment) -> Assembly:
         notes.append(f"Accuracy here is {problem.task.measure}.")
     notes += notes_on_start(problem)
     plan = plan_of(federation, fleet, targets)
+    experiment = with_measured(experiment, fleet.conditions.measured)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
+
+
+def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
+    """Return the experiment with what was measured for it, so that it can be repeated with the same numbers."""
+    if measured == experiment.fleet.measured:
+        return experiment
+    return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
+
+
+def _batch_size(experiment: Experiment, parts: Sequence[Mapping[str, Tensor]]) -> int:
+    """Return the samples of the largest training step."""
+    said = experiment.local.batch_size
+    return max(1, *(len(part["train"]) for part in parts)) if said == "all" else int(said)
 
 
 # ---- what names stand for ----------------------------------------------------------------------------------------

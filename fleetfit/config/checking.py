@@ -20,7 +20,10 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     try:
         experiment = Experiment.model_validate(dict(table))
     except pydantic.ValidationError as error:
-        raise ConfigError(_sentence(error.errors()[0])) from None
+        found = error.errors()
+        first = [e for e in found if e["loc"][:2] == found[0]["loc"][:2]]
+        deepest = max(first, key=lambda e: len(e["loc"]))  # of a table that may also be a number, its wrong key
+        raise ConfigError(_sentence(deepest)) from None
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
@@ -36,18 +39,6 @@ def _refuse_later_keys(table: Mapping[str, Any]) -> None:
         if place in set(_places(table)):
             section, _, key = place.partition(".")
             raise ConfigError(f"[{section}] {key}: {sentence}")
-    for group in _groups(table):
-        if isinstance(group.get("budget"), Mapping):
-            raise ConfigError(
-                "[fleet] groups.budget: budgets that name several costs come with a later version; write one fraction, "
-                "such as budget = 0.25."
-            )
-
-
-def _groups(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    fleet = table.get("fleet")
-    groups = fleet.get("groups") if isinstance(fleet, Mapping) else None
-    return [g for g in groups if isinstance(g, Mapping)] if isinstance(groups, list) else []
 
 
 def _places(value: Any, where: str = "") -> Iterator[str]:
@@ -81,7 +72,8 @@ def _sentence(error: Any) -> str:
     return f"{place}: {message}, got {error['input']!r}."
 
 
-_INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "constrained-int", "float"}
+_INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "float", "constrained-int",
+                  "constrained-float", "constrained-str"}  # fmt: skip
 
 
 def _place(path: Sequence[str]) -> str:

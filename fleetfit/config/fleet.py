@@ -5,8 +5,8 @@ down, and what is left over goes to the groups with the largest remainders, the 
 client has a group.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,12 +14,22 @@ import numpy as np
 import tomli_w
 
 from fleetfit.config.schema import FleetSection
-from fleetfit.cost import Cost, cost_grid, full_cost, submodel_cost
-from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.planner import Plan, PlannedLevel, Targets, levels_of_budgets
-from fleetfit.planner.budgets import as_fractions
+from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
+from fleetfit.errors import ConfigError, FleetFitError, PlanError
+from fleetfit.planner import (
+    Amount,
+    Budget,
+    Plan,
+    PlannedLevel,
+    Targets,
+    affords,
+    budgets_by_cost,
+    further_costs,
+    levels_of_budgets,
+)
 from fleetfit.seeds import numpy_rng
-from fleetfit.values import Federation, Problem
+from fleetfit.submodel import Submodel
+from fleetfit.values import Federation, Level, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,24 +41,49 @@ class Fleet:
         names: Name of each group.
         budgets: What each client affords, as a fraction of the full model's cost [K].
         tolerances: epsilon_k of each [K].
+        cost: What `budgets` are meant in.
+        further: The same as `budgets` in each further cost that some budget names; infinite where one does not [K].
+        conditions: Under which costs are counted, and what was measured.
     """
 
     group: np.ndarray
     names: tuple[str, ...]
     budgets: np.ndarray
     tolerances: np.ndarray
+    cost: str = "parameters"
+    further: Mapping[str, np.ndarray] = field(default_factory=dict)
+    conditions: Conditions = field(default_factory=Conditions)
 
 
-def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int) -> Fleet:
-    """Deal clients to budget groups; see the module's docstring for the rule."""
-    full = cost_grid(problem.architecture, problem.input_shape, section.cost).full
+def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, batch_size: int = BATCH_SIZE) -> Fleet:
+    """Deal clients to budget groups; see the module's docstring for the rule.
+
+    Args:
+        section: The fleet as configured.
+        problem: What is trained.
+        clients: How many there are.
+        seed: The run's.
+        batch_size: Samples in a training step, for budgets of memory.
+    """
+    plan = _saved_plan(section)
+    conditions = Conditions(batch_size, {**(plan.measured if plan else {}), **section.measured})
+    whole: Piece = ({}, (problem.architecture.blocks,))
+
+    def full(cost: str) -> float:
+        return cost_of(problem.architecture, whole, problem.input_shape, cost, conditions)
+
+    budgets: list[Budget] = [g.budget for g in section.groups]
+    try:
+        found = budgets_by_cost(budgets, section.cost, full)
+    except PlanError as error:
+        raise ConfigError(f"[fleet] groups: {error}") from None
     sizes = group_sizes([group.share for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
     group[numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
-    budgets = as_fractions([g.budget for g in section.groups], full)
     tolerances = np.array([section.tolerance if g.tolerance is None else g.tolerance for g in section.groups])
     labels = tuple(g.name or _label(g.budget) for g in section.groups)
-    return Fleet(group, labels, budgets[group], tolerances[group])
+    further = {cost: values[group] for cost, values in found.items() if cost != section.cost}
+    return Fleet(group, labels, found[section.cost][group], tolerances[group], section.cost, further, conditions)
 
 
 def group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
@@ -70,43 +105,85 @@ def group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
     return sizes
 
 
-def _label(budget: float) -> str:
+def _label(budget: Amount | Mapping[str, Amount]) -> str:
+    if isinstance(budget, Mapping):
+        return ", ".join(f"{cost} {_label(amount)}" for cost, amount in budget.items())
+    if isinstance(budget, str):
+        return budget
     near = Fraction(budget).limit_denominator(64)
     return str(near) if budget <= 1 and abs(float(near) - budget) < 1e-9 else f"{budget:g}"
 
 
+# ---- levels --------------------------------------------------------------------------------------------------------
+
+
 def targets_of(section: FleetSection, fleet: Fleet) -> Targets:
     """Return what the levels should cost, or the settled levels of a saved plan."""
-    levels = section.levels
-    if isinstance(levels, dict):
-        return _planned(tomli_w.dumps(levels), "fleet.levels", section)
-    if isinstance(levels, str) and levels not in ("cluster", "halving"):
-        path = Path(levels)
-        if path.suffix != ".toml":
-            raise ConfigError(
-                '[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
-                f'"{levels}".'
-            )
-        try:
-            return _planned(path.read_text(encoding="utf-8"), str(path), section)
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(
-                f"[fleet] levels: the plan {path} cannot be read; `fleetfit plan --save` writes one."
-            ) from None
-    return levels_of_budgets(fleet.budgets, levels, fleet.tolerances, section.cost)
-
-
-def _planned(text: str, where: str, section: FleetSection) -> Targets:
-    try:
-        plan = Plan.from_toml(text)
-        targets = plan.targets
-    except FleetFitError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    levels, plan = section.levels, _saved_plan(section)
+    if plan is None:
+        assert not isinstance(levels, dict)
+        return levels_of_budgets(fleet.budgets, levels, fleet.tolerances, section.cost, False, fleet.further,
+                                 fleet.conditions)  # fmt: skip
+    where = levels if isinstance(levels, str) else "fleet.levels"
     if plan.cost != section.cost:
         raise ConfigError(
             f'{where}: this plan counts {plan.cost}, but fleet.cost is "{section.cost}"; make them the same.'
         )
-    return targets
+    try:
+        none = dict.fromkeys(fleet.further, (np.inf,) * len(plan.levels))  # settled: there is nothing to search
+        return replace(plan.targets, ceilings=none, conditions=fleet.conditions)
+    except FleetFitError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _saved_plan(section: FleetSection) -> Plan | None:
+    """Return the plan that the section names or holds, or None where it says how to find the levels."""
+    levels = section.levels
+    if isinstance(levels, list) or levels in ("cluster", "halving"):
+        return None
+    where = levels if isinstance(levels, str) else "fleet.levels"
+    try:
+        if not isinstance(levels, str):
+            return Plan.from_toml(tomli_w.dumps(levels))
+        if Path(levels).suffix == ".toml":
+            return Plan.from_toml(Path(levels).read_text(encoding="utf-8"))
+    except FleetFitError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(
+            f"[fleet] levels: the plan {levels} cannot be read; `fleetfit plan --save` writes one."
+        ) from None
+    raise ConfigError(
+        f'[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
+        f'"{levels}".'
+    )
+
+
+def with_further(levels: Iterable[Level], problem: Problem, fleet: Fleet) -> tuple[Level, ...]:
+    """Add what levels need in the further costs of budgets where a method has not said it.
+
+    A level that needs nothing of the fleet's cost is for everybody, and needs nothing of the others.
+    """
+
+    def needed(level: Level, cost: str) -> float:
+        piece, whole = _counted_piece(problem, level), Submodel({}, (problem.architecture.blocks,))
+        part, full = (
+            cost_of(problem.architecture, p, problem.input_shape, cost, fleet.conditions) for p in (piece, whole)
+        )
+        return part / full
+
+    return tuple(
+        replace(level, further={c: needed(level, c) for c in fleet.further} | dict(level.further))
+        if level.needs > 0
+        else level
+        for level in levels
+    )
+
+
+def _counted_piece(problem: Problem, level: Level) -> Submodel:
+    """Return the sub-model as which a level is counted: the full model without its early classifiers."""
+    blocks = problem.architecture.blocks
+    return Submodel({}, (blocks,)) if level.width == 1 and level.submodel.depth == blocks else level.submodel
 
 
 # ---- what the user must know -------------------------------------------------------------------------------------
@@ -115,15 +192,14 @@ def _planned(text: str, where: str, section: FleetSection) -> Targets:
 def notes_of(federation: Federation, fleet: Fleet) -> list[str]:
     """Name everybody who does not take part, and why."""
     notes = []
-    least = min(level.needs for level in federation.levels)
     under = federation.level_of < 0
     for index, name in enumerate(fleet.names):
         ids = np.flatnonzero(under & (fleet.group == index))
         if len(ids):
-            budget = f"budget {fleet.budgets[ids[0]]:.3g} of the full model"
+            budgets, reasons = _reasons(federation, fleet, int(ids[0]))
             notes.append(
-                f'{len(ids)} clients of group "{name}" ({budget}) cannot take part: the smallest level costs '
-                f"{least:.3g}. Clients {ranges(ids)}."
+                f'{len(ids)} clients of group "{name}" ({budgets}) cannot take part: the smallest level costs '
+                f"{reasons}. Clients {ranges(ids)}."
             )
         if not (fleet.group == index).any():
             notes.append(f'group "{name}" has no clients: there are fewer clients than groups need.')
@@ -133,6 +209,28 @@ def notes_of(federation: Federation, fleet: Fleet) -> list[str]:
             f"{len(empty)} clients cannot take part because they have no training data. Clients {ranges(empty)}."
         )
     return notes
+
+
+def _reasons(federation: Federation, fleet: Fleet, client: int) -> tuple[str, str]:
+    """Return the budgets of a client under the smallest level, and what that level costs where it is too much."""
+    if not fleet.further:
+        least = min(level.needs for level in federation.levels)
+        return f"budget {fleet.budgets[client]:.3g} of the full model", f"{least:.3g}"
+    beside = _beside(federation, fleet, client)
+    short = [(cost, *pair) for cost, pair in beside.items() if _too_much(fleet, client, pair)]
+    budgets = ", ".join(f"{cost} {budget:.3g}" for cost, budget, _ in short)
+    return f"budget {budgets} of the full model", ", ".join(f"{cost} {least:.3g}" for cost, _, least in short)
+
+
+def _beside(federation: Federation, fleet: Fleet, client: int) -> dict[str, tuple[float, float]]:
+    """Return by cost the budget of a client and what the smallest level needs."""
+    smallest, clients = federation.levels[0], federation.clients
+    found = {fleet.cost: (float(fleet.budgets[client]), smallest.needs)}
+    return found | {c: (float(b[client]), smallest.further.get(c, 0.0)) for c, b in clients.further.items()}
+
+
+def _too_much(fleet: Fleet, client: int, pair: tuple[float, float]) -> bool:
+    return not bool(affords(pair[0], fleet.tolerances[client], pair[1]))
 
 
 def ranges(ids: Sequence[int] | np.ndarray) -> str:
@@ -158,23 +256,34 @@ def plan_of(federation: Federation, fleet: Fleet, targets: Targets) -> Plan:
     heads = Cost(everything.parameters - whole.parameters, everything.multiply_adds - whole.multiply_adds)
     mode = "width" if all(level.depth == architecture.blocks for level in levels) else "both"
     mode = "depth" if mode == "both" and all(level.width == 1 for level in levels) else mode
-    out = [f'{c} (group "{fleet.names[fleet.group[c]]}")' for c in np.flatnonzero(federation.level_of < 0)]
-    return Plan(targets.cost, mode, architecture.blocks, levels, heads, tuple(out))
+    out = [f"{c} ({_who(federation, fleet, int(c))})" for c in np.flatnonzero(federation.level_of < 0)]
+    conditions = targets.conditions
+    return Plan(targets.cost, mode, architecture.blocks, levels, heads, tuple(out), conditions.batch_size,
+                conditions.measured)  # fmt: skip
+
+
+def _who(federation: Federation, fleet: Fleet, client: int) -> str:
+    """Name the group of a client under the smallest level, and the costs that failed where there are several."""
+    said = f'group "{fleet.names[fleet.group[client]]}"'
+    if not fleet.further:
+        return said
+    beside = _beside(federation, fleet, client)
+    return ", ".join([said, *(cost for cost, pair in beside.items() if _too_much(fleet, client, pair))])
 
 
 def _planned_level(federation: Federation, fleet: Fleet, targets: Targets, index: int) -> PlannedLevel:
     problem, level = federation.problem, federation.levels[index]
-    architecture, shape = problem.architecture, problem.input_shape
-    whole = full_cost(architecture, shape)
-    is_full = level.width == 1 and level.submodel.depth == architecture.blocks
-    counted = whole if is_full else submodel_cost(architecture, level.submodel, shape)
-    grid = cost_grid(architecture, shape, targets.cost)
-    share = 1.0 if is_full else grid.of(level.width, level.submodel.exits) / grid.full
+    architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
+    piece, whole = _counted_piece(problem, level), Submodel({}, (architecture.blocks,))
+    counted = submodel_cost(architecture, piece, shape)
+    cost, full = (cost_of(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
+    share = cost / full
     planned = len(targets.ratios) == len(federation.levels)  # a method may have levels of its own
     members = federation.level_of == index
+    shown = [c for c in (targets.cost, *fleet.further) if c not in ("parameters", "multiply_adds")]
     return PlannedLevel(
         level.name, level.submodel.depth, level.width, level.submodel.exits, counted.parameters, counted.multiply_adds,
         targets.ratios[index] if planned else share,
         targets.tolerances[index] if planned else float(fleet.tolerances.min()),
-        share, int(members.sum()),
+        share, int(members.sum()), further_costs(architecture, piece, shape, shown, conditions),
     )  # fmt: skip

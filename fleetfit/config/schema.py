@@ -14,6 +14,7 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
 Norm = Literal["static", "batch"]
 
 CLIENTS = 40
@@ -124,13 +125,14 @@ class Group(Section):
     """One budget class of the fleet.
 
     Attributes:
-        budget: What a device affords, as a fraction of the full model's cost.
+        budget: What a device affords: of the fleet's cost, or a table of costs, all of which must fit. A number up to 1
+            is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
         share: Its share of the clients; groups without one divide what the others leave, equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
         name: What reports call it; "1/8" for a budget of 0.125 by default.
     """
 
-    budget: Positive
+    budget: Positive | Unit | dict[str, Positive | Unit]
     share: Fraction | None = None
     tolerance: NotNegative | None = None
     name: str | None = None
@@ -140,10 +142,13 @@ class FleetSection(Section):
     """`[fleet]`: what the devices afford, and how that becomes levels.
 
     Attributes:
-        cost: What a budget is a fraction of: "parameters", "multiply_adds", ...
+        cost: What the levels are planned in, and budgets that are numbers are meant in: "parameters", "multiply_adds",
+            "size_bytes", "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
         tolerance: How far a level may exceed a budget, as a fraction of it.
         levels: "cluster", "halving", target cost ratios, or a saved plan (its path, or the plan itself).
         told: Whether clients tell the server their budgets.
+        groups: The budget classes.
+        measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
     """
 
     cost: str = "parameters"
@@ -153,6 +158,7 @@ class FleetSection(Section):
     groups: Annotated[list[Group], Field(min_length=1)] = Field(
         default_factory=lambda: [Group(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )
+    measured: dict[str, list[float]] = Field(default_factory=dict)
 
 
 class MethodSection(Open):

@@ -17,14 +17,15 @@ of all depths and widths, put together from a `Profile` (rest, blocks, heads) of
 three add up exactly. Memory and latency do not: their grid is an estimate, and `Grid.exactly` counts or measures.
 """
 
-from fleetfit.cost.conditions import Conditions
-from fleetfit.cost.count import Cost, full_cost, submodel_cost
-from fleetfit.cost.grid import COSTS, WIDTHS, Grid, Kind, cost_grid, cost_of
+from fleetfit.cost.conditions import BATCH_SIZE, Conditions
+from fleetfit.cost.count import Cost, Piece, full_cost, submodel_cost
+from fleetfit.cost.grid import COSTS, WIDTHS, Grid, Kind, cost_grid, cost_of, kind_of
 from fleetfit.cost.latency import Latency, latency_of
 from fleetfit.cost.memory import training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size
 
 __all__ = [
+    "BATCH_SIZE",
     "COSTS",
     "WIDTHS",
     "Conditions",
@@ -33,10 +34,12 @@ __all__ = [
     "Kind",
     "Latency",
     "Measure",
+    "Piece",
     "Profile",
     "cost_grid",
     "cost_of",
     "full_cost",
+    "kind_of",
     "latency_of",
     "message_size",
     "submodel_cost",

@@ -35,9 +35,9 @@ def imagenet(
 ) -> Data:
     """Return ImageNet from folders train/CLASS/*.JPEG and val/CLASS/*.JPEG, or from Parquet files as on the hub.
 
-    The 50,000 official validation images are the test set. Archives as they are published must have been unpacked, and
-    the validation images sorted into folders of classes. From Parquet files (about 150 GB) the images are copied once into
-    the cache, which takes as much again; folders are read in place.
+    The 50,000 official validation images are the test set. The archives must have been unpacked, and the validation
+    images sorted into folders of classes. From Parquet files (about 150 GB) the images are copied once into the cache,
+    which takes as much again; folders are read in place.
 
     Args:
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.

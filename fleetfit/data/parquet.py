@@ -132,10 +132,12 @@ class File:
         asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".')
 
-    def values(self, column: str) -> Any:
-        """Return one column, an arrow array."""
+    def values(self, column: str, missing: str | None = None) -> Any:
+        """Return one column, an arrow array; `missing` stands where a row has no value, which is refused if None."""
         self.column(column, (), "the column's name:")
         values = self._parquet.read(columns=[column]).column(column).combine_chunks()
+        if values.null_count and missing is not None:
+            return values.fill_null(missing)
         if values.null_count:
             row = values.is_null().to_pylist().index(True)
             raise DataError(f'row {row} of {self.path} has no value in column "{column}".')
@@ -145,20 +147,20 @@ class File:
         """Return where a row is, for messages."""
         return f"row {row} of {self.path}"
 
-    def images(self, column: str) -> Iterator[list[bytes]]:
-        """Yield the encoded images, some at a time."""
+    def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
+        """Yield the encoded images, or what else a column holds as bytes, some at a time."""
         types = need("pyarrow.types")
-        self.column(column, (), "image")
+        self.column(column, (), what)
         row = 0
         for batch in self._parquet.iter_batches(batch_size=_ROWS, columns=[column]):
             values = batch.column(0)
             if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
                 values = values.field("bytes")
             if not (types.is_binary(values.type) or types.is_large_binary(values.type)):
-                raise DataError(f'column "{column}" of {self.path} holds {values.type}, not the bytes of images.')
+                raise DataError(f'column "{column}" of {self.path} holds {values.type}, not the bytes of {what}s.')
             encoded = values.to_pylist()
             if None in encoded:
-                raise DataError(f'row {row + encoded.index(None)} of {self.path} has no image in column "{column}".')
+                raise DataError(f'row {row + encoded.index(None)} of {self.path} has no {what} in column "{column}".')
             row += len(encoded)
             yield encoded
 
@@ -185,12 +187,12 @@ class File:
             return ()
 
 
-def values_of(files: Sequence[File], column: str) -> NDArray[Any]:
-    """Return a column of integers or text over all files."""
+def values_of(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
+    """Return a column of integers or text over all files; see `File.values`."""
     types = need("pyarrow.types")
     parts = []
     for file in files:
-        values = file.values(column)
+        values = file.values(column, missing)
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if types.is_integer(values.type):

@@ -33,23 +33,41 @@ def granule_of(norm: str, group: int) -> int:
     return group if norm == "group" else 1
 
 
+def conv_norm_relu(
+    before: int, after: int, kernel: int, stride: int = 1, norm: Norm = "batch", group: int = 1
+) -> list[nn.Module]:
+    """Return a convolution that keeps the map's size but for its stride, a norm and a ReLU, to put into a sequence."""
+    return [
+        nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False),
+        norm_layer(norm, after, group),
+        nn.ReLU(inplace=True),
+    ]
+
+
 class Head(nn.Module):
     """A classifier: `layers` times (3x3 convolution, norm, ReLU), global average pooling, dropout, a linear layer.
 
-    ScaleFL 4.1 calls its early exits "a 3-layer CNN"; `layers=0` is the usual last classifier.
+    ScaleFL 4.1 calls its early exits "a 3-layer CNN"; `layers=0` is the usual last classifier. The convolutions have
+    `inner` channels (by default those of the input) and the given stride.
     """
 
     def __init__(
-        self, channels: int, classes: int, layers: int = 0, norm: Norm = "batch", group: int = 1, dropout: float = 0.0
+        self,
+        channels: int,
+        classes: int,
+        layers: int = 0,
+        norm: Norm = "batch",
+        group: int = 1,
+        dropout: float = 0.0,
+        inner: int | None = None,
+        stride: int = 1,
     ) -> None:
         super().__init__()
         steps: list[nn.Module] = []
         for _ in range(layers):
-            steps += [
-                nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-                norm_layer(norm, channels, group),
-                nn.ReLU(inplace=True),
-            ]
+            after = inner or channels
+            steps += conv_norm_relu(channels, after, 3, stride, norm, group)
+            channels = after
         self.body = nn.Sequential(*steps)
         self.drop = nn.Dropout(dropout)
         self.fc = nn.Linear(channels, classes)

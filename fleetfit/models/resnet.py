@@ -23,13 +23,14 @@ _STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
+    """Two 3x3 convolutions around a shortcut; between them are `inner` channels, by default as many as after them."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm, group: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Norm, group: int, inner: int | None = None) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = norm_layer(norm, after, group)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        inner = inner or after
+        self.conv1 = nn.Conv2d(before, inner, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = norm_layer(norm, inner, group)
+        self.conv2 = nn.Conv2d(inner, after, 3, padding=1, bias=False)
         self.norm2 = norm_layer(norm, after, group)
         self.shortcut: nn.Module = nn.Identity()
 

@@ -1,18 +1,33 @@
 """Budgets of clients become the levels' targets, and clients get their level (ScaleFL 3.1.1, Task 1)."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fleetfit.cost import Conditions
 from fleetfit.errors import PlanError
-from fleetfit.planner.targets import Floats, Ints, Targets
+from fleetfit.planner.targets import Bools, Floats, Ints, Targets
+
+Amount = float | str
+"""A number up to 1 is a fraction of cost(M), a larger one and text with a unit ("20 ms") are absolute."""
+Budget = Amount | Mapping[str, Amount]
+"""What a device affords: of the fleet's cost, or of several costs by name."""
 
 _MOST_LEVELS = 8
 _SAMPLE = 1000  # clustering looks at so many quantiles of the budgets
 _SLACK = 1e-9  # 1.1 * 0.125 must cover a level that costs 0.1375
+_UNITS = {
+    "_s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
+    "_bytes": {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9},
+    "": {"K": 1e3, "M": 1e6, "G": 1e9},
+}
+
+
+# ---- from what people write to fractions ---------------------------------------------------------------------------
 
 
 def as_fractions(budgets: npt.ArrayLike, full: float) -> Floats:
@@ -29,14 +44,70 @@ def as_fractions(budgets: npt.ArrayLike, full: float) -> Floats:
     return np.where(given > 1, given / full, given)
 
 
+def budgets_by_cost(budgets: Sequence[Budget], cost: str, full: Callable[[str], float]) -> dict[str, Floats]:
+    """Return what each client affords in each cost that some budget names, as fractions of cost(M) [K].
+
+    Args:
+        budgets: One per client.
+        cost: The cost that plain numbers are meant in, and that every budget must name. It comes first.
+        full: cost(M) in a cost.
+
+    Returns:
+        By cost; infinite where a client says nothing of a further cost.
+
+    Raises:
+        PlanError: A budget makes no sense, or does not name `cost`.
+    """
+    said = [dict(b) if isinstance(b, Mapping) else {cost: b} for b in budgets]
+    for index, budget in enumerate(said):
+        if cost not in budget:
+            raise PlanError(
+                f"budget #{index + 1} names {', '.join(budget) or 'nothing'}, and must name {cost} too, which the "
+                f"levels are planned in; {cost} = 1.0 is no limit."
+            )
+    found = {}
+    for name in dict.fromkeys([cost, *(name for budget in said for name in budget)]):
+        whole = full(name)
+        amounts = [budget.get(name, math.inf) for budget in said]
+        numbers = [absolute(a, name) / whole if isinstance(a, str) else float(a) for a in amounts]
+        given = np.array([1.0 if n == math.inf else n for n in numbers])  # infinite ones are checked as 1
+        fractions = np.array([isinstance(a, str) for a in amounts])
+        found[name] = np.where(fractions, given, as_fractions(given, whole))
+        found[name][np.isinf(numbers)] = math.inf
+    return found
+
+
+def absolute(text: str, cost: str) -> float:
+    """Return an amount with a unit in the unit of a cost: "20 ms" of latency_s is 0.02.
+
+    Raises:
+        PlanError: The text is no such amount.
+    """
+    units = next(known for ending, known in _UNITS.items() if cost.endswith(ending))
+    matched = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*", text)
+    try:
+        if matched is not None and matched[2] in units:
+            return float(matched[1]) * units[matched[2]]
+    except ValueError:
+        pass
+    example = f"20 {list(units)[1]}"
+    raise PlanError(f'a budget of {cost} is a number, or text with a unit ({", ".join(units)}) such as "{example}"; '
+                    f'got "{text}".')  # fmt: skip
+
+
+# ---- levels --------------------------------------------------------------------------------------------------------
+
+
 def levels_of_budgets(
     budgets: npt.ArrayLike,
     how: str | Sequence[float] = "cluster",
     tolerances: npt.ArrayLike = 0.1,
     cost: str = "parameters",
     strict: bool = False,
+    further: Mapping[str, npt.ArrayLike] | None = None,
+    conditions: Conditions | None = None,
 ) -> Targets:
-    """Choose the number of levels, their target ratios r_l and their tolerances.
+    """Choose the number of levels, their target ratios r_l, their tolerances, and their ceilings in further costs.
 
     Args:
         budgets: What each client affords, as a fraction of cost(M).
@@ -46,6 +117,8 @@ def levels_of_budgets(
         tolerances: epsilon_k of each client, or one for all; a level's is the smallest among its clients.
         cost: Name of the cost, passed on.
         strict: Passed on.
+        further: Budgets in further costs, as fractions; a level's ceiling is the smallest among its clients.
+        conditions: Passed on.
 
     Raises:
         PlanError: Budgets, tolerances or ratios that make no sense.
@@ -54,30 +127,51 @@ def levels_of_budgets(
     slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), given.shape)
     if not (np.isfinite(slack) & (slack >= 0)).all():
         raise PlanError(f"a tolerance must be a number of at least 0, got {tolerances!r}.")
+    others = {name: np.asarray(values, dtype=np.float64) for name, values in (further or {}).items()}
     if how == "cluster":
-        ratios, member = _clustered(np.minimum(given, 1.0), slack)
+        whole = np.logical_and.reduce([affords(values, slack, 1.0) for values in (given, *others.values())])
+        ratios, member = _clustered(np.minimum(given, 1.0), bool(whole.any()))
     elif isinstance(how, str) and how != "halving":
         raise PlanError(f'levels must be "cluster", "halving" or a list of ratios, got "{how}".')
     else:
         ratios = _halved(float((given * (1 + slack)).min())) if isinstance(how, str) else _with_full(how)
         member = assign(given, slack, ratios)
+
+    def smallest(values: Floats) -> list[float]:
+        return [float(values[member == level].min(initial=np.inf)) for level in range(len(ratios))]
+
     everybody = float(slack.min())
-    smallest = [float(slack[member == level].min(initial=np.inf)) for level in range(len(ratios))]
-    return Targets(ratios, tuple(t if math.isfinite(t) else everybody for t in smallest), cost, strict)
+    epsilons = tuple(t if math.isfinite(t) else everybody for t in smallest(slack))
+    ceilings = {name: tuple(smallest(values)) for name, values in others.items()}
+    return Targets(ratios, epsilons, cost, strict, ceilings=ceilings, conditions=conditions or Conditions())
 
 
-def assign(budgets: npt.ArrayLike, tolerances: npt.ArrayLike, level_costs: Sequence[float]) -> Ints:
-    """Return each client's level [K]: the largest whose cost is at most (1 + epsilon_k) B_k; -1 under the smallest.
+def affords(budgets: npt.ArrayLike, tolerances: npt.ArrayLike, needed: float) -> Bools:
+    """Return who affords a cost [K]: needed <= (1 + epsilon_k) B_k."""
+    limits = np.asarray(budgets, dtype=np.float64) * (1 + np.asarray(tolerances, dtype=np.float64)) * (1 + _SLACK)
+    return np.asarray(limits >= needed)
+
+
+def assign(
+    budgets: npt.ArrayLike,
+    tolerances: npt.ArrayLike,
+    level_costs: Sequence[float],
+    further: Sequence[tuple[npt.ArrayLike, Sequence[float]]] = (),
+) -> Ints:
+    """Return each client's level [K]: the largest whose every cost is at most (1 + epsilon_k) B_k; -1 where none is.
 
     Args:
         budgets: B_k of each client [K].
         tolerances: epsilon_k of each client [K], or one for all.
         level_costs: Cost of each level, in the budgets' unit, smallest level first.
+        further: Budgets and level costs of each further cost.
     """
-    limits = np.asarray(budgets, dtype=np.float64) * (1 + np.asarray(tolerances, dtype=np.float64)) * (1 + _SLACK)
-    levels = np.full(limits.shape, -1, dtype=np.int64)
+    levels = np.full(np.shape(budgets), -1, dtype=np.int64)
     for level, needed in enumerate(level_costs):
-        levels[limits >= needed] = level
+        fits = affords(budgets, tolerances, needed)
+        for values, costs in further:
+            fits = fits & affords(values, tolerances, costs[level])
+        levels[fits] = level
     return levels
 
 
@@ -102,13 +196,13 @@ def _halved(smallest: float) -> tuple[float, ...]:
     return tuple(0.5**i for i in range(min(steps, _MOST_LEVELS - 1), -1, -1))
 
 
-def _clustered(budgets: Floats, slack: Floats) -> tuple[tuple[float, ...], Ints]:
-    """Return the ratios and each client's cluster; the top one is the full model's if anybody affords it."""
+def _clustered(budgets: Floats, whole: bool) -> tuple[tuple[float, ...], Ints]:
+    """Return the ratios and each client's cluster; the top one is the full model's if anybody affords the whole."""
     distinct = np.unique(budgets)
     edges = (distinct[1:] + distinct[:-1]) / 2 if len(distinct) <= _MOST_LEVELS else _edges(budgets)
     member: Ints = np.searchsorted(edges, budgets, side="right")
     floors = [float(budgets[member == c].min()) for c in range(len(edges) + 1)]
-    if (budgets * (1 + slack) * (1 + _SLACK)).max() >= 1:
+    if whole or floors[-1] == 1:
         floors[-1] = 1.0
     else:
         floors.append(1.0)

@@ -1,22 +1,18 @@
 """A plan: the levels of a fleet with their sizes and costs, and who gets which; saved as TOML and used by a run."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, get_origin
 
-import numpy as np
-import numpy.typing as npt
 import tomli_w
 
-from fleetfit.cost import Cost, cost_grid, full_cost, submodel_cost
-from fleetfit.errors import ConfigError, PlanError
-from fleetfit.layout import Architecture
-from fleetfit.planner.budgets import as_fractions, assign, levels_of_budgets
-from fleetfit.planner.search import search
-from fleetfit.planner.targets import Mode, Split, Targets
+from fleetfit.cost import BATCH_SIZE, Conditions, Cost
+from fleetfit.errors import ConfigError
+from fleetfit.planner.targets import Split, Targets
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -34,6 +30,7 @@ class PlannedLevel:
         tolerance: epsilon_l.
         share: The cost it has, as a fraction of cost(M).
         clients: How many clients get it.
+        further: Its other costs by name, those that budgets name or that were asked for; of a latency its spread too.
     """
 
     name: str
@@ -46,6 +43,7 @@ class PlannedLevel:
     tolerance: float
     share: float
     clients: int
+    further: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ class Plan:
         levels: Smallest first; the last is the full model.
         early_heads: What the full model's early classifiers cost, which level L leaves out.
         left_out: Names of the clients that afford not even the smallest level.
+        batch_size: Samples in a training step, for which memory is counted.
+        measured: What was measured on a machine, so that whoever uses the plan gets the same numbers.
     """
 
     cost: str
@@ -67,6 +67,8 @@ class Plan:
     levels: tuple[PlannedLevel, ...]
     early_heads: Cost
     left_out: tuple[str, ...] = ()
+    batch_size: int = BATCH_SIZE
+    measured: Mapping[str, list[float]] = field(default_factory=dict, hash=False)
 
     @property
     def targets(self) -> Targets:
@@ -77,21 +79,23 @@ class Plan:
             self.cost,
             splits=tuple(Split(level.depth, level.width, level.exits, level.share) for level in self.levels),
             mode=self.mode,
+            conditions=Conditions(self.batch_size, dict(self.measured)),
         )
 
     def to_toml(self) -> str:
         """Return the plan as the text of a TOML file."""
-        return tomli_w.dumps(
-            {
-                "format": FORMAT,
-                "cost": self.cost,
-                "mode": self.mode,
-                "blocks": self.blocks,
-                "left_out": list(self.left_out),
-                "early_heads": asdict(self.early_heads),
-                "level": [{**asdict(level), "exits": list(level.exits)} for level in self.levels],
-            }
-        )
+        entries = [{**asdict(level), "exits": list(level.exits)} for level in self.levels]
+        table = {
+            "format": FORMAT,
+            "cost": self.cost,
+            "mode": self.mode,
+            "blocks": self.blocks,
+            "batch_size": self.batch_size,
+            "left_out": list(self.left_out),
+            "early_heads": asdict(self.early_heads),
+            "level": [{k: v for k, v in entry.items() if v != {}} for entry in entries],
+        }
+        return tomli_w.dumps(table | ({"measured": self.measured} if self.measured else {}))
 
     @staticmethod
     def from_toml(text: str) -> "Plan":
@@ -104,15 +108,19 @@ class Plan:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"a plan must be TOML: {error}.") from error
-        if values.get("format") != FORMAT:
+        if values.get("format") not in _READ:
             raise ConfigError(
-                f"a plan of format {values.get('format')!r} cannot be read; this FleetFit knows format {FORMAT}."
+                f"a plan of format {values.get('format')!r} cannot be read; this FleetFit knows formats "
+                f"{' and '.join(map(str, _READ))}."
             )
         try:
             levels = tuple(_level(entry) for entry in values["level"])
             heads = Cost(**_typed(Cost, values["early_heads"]))
             left_out = tuple(str(name) for name in values["left_out"])
-            return Plan(str(values["cost"]), str(values["mode"]), int(values["blocks"]), levels, heads, left_out)
+            measured = {str(what): [float(n) for n in numbers] for what, numbers in values.get("measured", {}).items()}
+            batch_size = int(values.get("batch_size", BATCH_SIZE))
+            return Plan(str(values["cost"]), str(values["mode"]), int(values["blocks"]), levels, heads, left_out,
+                        batch_size, measured)  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {error})."
@@ -125,85 +133,14 @@ def _level(entry: Mapping[str, Any]) -> PlannedLevel:
 
 def _typed(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Check names and types of a record's fields; whole numbers stand for floats."""
-    wanted = {f.name: f.type for f in fields(record)}
-    if values.keys() != wanted.keys():
-        raise ValueError(f"expected {', '.join(wanted)}; got {', '.join(values)}")
+    known = {f.name: f for f in fields(record)}
+    needed = {name for name, f in known.items() if f.default_factory is MISSING}
+    if not needed <= values.keys() <= known.keys():
+        raise ValueError(f"expected {', '.join(known)}; got {', '.join(values)}")
+    wanted = {name: get_origin(known[name].type) or known[name].type for name in values}
     found = {name: float(v) if wanted[name] is float else v for name, v in values.items()}
     for name, value in found.items():
         kind = wanted[name]
         if isinstance(kind, type) and (not isinstance(value, kind) or isinstance(value, bool)):
             raise TypeError(f'"{name}" must be {kind.__name__}, got {value!r}')
     return found
-
-
-def make_plan(
-    architecture: Architecture,
-    input_shape: Sequence[int],
-    budgets: Mapping[str, float] | npt.ArrayLike,
-    tolerances: npt.ArrayLike = 0.1,
-    how: str | Sequence[float] = "cluster",
-    cost: str = "parameters",
-    mode: Mode = "both",
-    strict: bool = False,
-    depths: Sequence[int] | None = None,
-    widths: Sequence[float] | None = None,
-) -> Plan:
-    """Plan a fleet: budgets to levels, levels to sub-models, clients to levels.
-
-    Args:
-        architecture: The model family.
-        input_shape: Shape of one sample.
-        budgets: Budget by client name, or one per client (its index is its name): a fraction of cost(M) up to 1,
-            absolute above.
-        tolerances: epsilon_k of each client, or one for all.
-        how: "cluster", "halving", or target ratios; see `levels_of_budgets`.
-        cost: "parameters" or "multiply_adds".
-        mode: What is cut; see `search`.
-        strict: Admit only levels at or under every budget of theirs.
-        depths: Exits of the smaller levels, where they are given.
-        widths: Widths of the smaller levels, where they are given. With both given, the levels cost what they cost,
-            unless `how` is a list of ratios.
-
-    Raises:
-        PlanError: Budgets that make no sense, or nothing fits.
-    """
-    names = list(budgets) if isinstance(budgets, Mapping) else None
-    grid = cost_grid(architecture, input_shape, cost)
-    given = as_fractions(list(budgets.values()) if isinstance(budgets, Mapping) else budgets, grid.full)
-    if depths is not None and widths is not None and isinstance(how, str):
-        how = _shares(grid.full, [grid.of(w, tuple(depths[: i + 1])) for i, w in enumerate(widths)])
-    targets = levels_of_budgets(given, how, tolerances, cost, strict)
-    splits = search(grid, targets, mode, depths, widths)
-    level_of = assign(given, tolerances, [s.share for s in splits])
-    under = np.flatnonzero(level_of < 0)
-    left_out = tuple(str(i) if names is None else names[i] for i in under.tolist())
-    counts = np.bincount(level_of[level_of >= 0], minlength=len(splits)).tolist()
-    levels = tuple(
-        _planned(architecture, input_shape, i, split, targets, int(counts[i])) for i, split in enumerate(splits)
-    )
-    whole, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
-    heads = Cost(whole.parameters - bare.parameters, whole.multiply_adds - bare.multiply_adds)
-    return Plan(cost, mode, architecture.blocks, levels, heads, left_out)
-
-
-def _shares(full: float, costs: Sequence[float]) -> list[float]:
-    found = [c / full for c in costs]
-    if found != sorted(set(found)) or any(share >= 1 for share in found):
-        raise PlanError(
-            f"the given depths and widths must make each level dearer than the one before, got costs {found}."
-        )
-    return found
-
-
-def _planned(
-    architecture: Architecture, input_shape: Sequence[int], index: int, split: Split, targets: Targets, clients: int
-) -> PlannedLevel:
-    """Count one level exactly, by building it."""
-    if index == len(targets.ratios) - 1:
-        counted = full_cost(architecture, input_shape)
-    else:
-        counted = submodel_cost(architecture, (architecture.sizes(split.width), split.exits), input_shape)
-    return PlannedLevel(
-        str(index + 1), split.depth, split.width, split.exits, counted.parameters, counted.multiply_adds,
-        targets.ratios[index], targets.tolerances[index], split.share, clients,
-    )  # fmt: skip

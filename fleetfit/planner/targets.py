@@ -1,16 +1,19 @@
 """What the levels should cost, and what they are: the values between the planner's two tasks."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from fleetfit.cost import Conditions
 from fleetfit.errors import PlanError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Mode = Literal["both", "width", "depth"]
 
 
@@ -23,12 +26,14 @@ class Split:
         width: Fraction of the channels kept (s_w).
         exits: Its exits, shallow to deep, the shallower levels' included.
         share: Its cost as a fraction of cost(M).
+        further: The same of each further cost that budgets name.
     """
 
     depth: int
     width: float
     exits: tuple[int, ...]
     share: float
+    further: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,12 @@ class Targets:
         ratios: r_l of each level, ascending, as a fraction of cost(M); the last is 1.
         tolerances: epsilon_l of each level: how far its cost may be from its target, as a fraction of it.
         cost: Name of the cost that the budgets are meant in.
-        strict: Admit only costs at or under the target.
+        strict: Admit only costs at or under the target, and at or under the ceilings.
         splits: The levels themselves where they are settled (a saved plan); empty: search for them.
         mode: How `splits` cut the model.
+        ceilings: Each further cost that budgets name: the most that each level may cost, as a fraction of cost(M); a
+            level may exceed it by its tolerance. Infinite where no client of the level names the cost.
+        conditions: Under which costs are counted.
     """
 
     ratios: tuple[float, ...]
@@ -50,6 +58,8 @@ class Targets:
     strict: bool = False
     splits: tuple[Split, ...] = ()
     mode: str = "both"
+    ceilings: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    conditions: Conditions = field(default_factory=Conditions)
 
     def __post_init__(self) -> None:
         ratios = self.ratios
@@ -57,3 +67,6 @@ class Targets:
             raise PlanError(f"target ratios must be above 0, strictly ascending, and end with 1, got {list(ratios)}.")
         if len(self.tolerances) != len(ratios) or any(not math.isfinite(t) or t < 0 for t in self.tolerances):
             raise PlanError(f"each of the {len(ratios)} levels needs a tolerance of at least 0, got {self.tolerances}.")
+        for cost, most in self.ceilings.items():
+            if len(most) != len(ratios) or not all(ceiling > 0 for ceiling in most):
+                raise PlanError(f"each of the {len(ratios)} levels needs a ceiling above 0 of {cost}, got {most}.")

@@ -103,6 +103,7 @@ def total_table(summary: Mapping[str, Any]) -> Table:
 
 def plan_table(plan: Plan, title: str = "") -> Table:
     """Return the levels of a plan with their costs."""
+    further = [cost for cost in plan.levels[-1].further if not cost.endswith("_spread_s")]
     columns = (
         "level",
         "width",
@@ -110,6 +111,7 @@ def plan_table(plan: Plan, title: str = "") -> Table:
         "exits",
         "parameters",
         "multiply-adds",
+        *(_FURTHER.get(cost, cost).format(batch=plan.batch_size) for cost in further),
         "target",
         f"{plan.cost} / full",
         "clients",
@@ -122,6 +124,7 @@ def plan_table(plan: Plan, title: str = "") -> Table:
             ", ".join(map(str, level.exits)),
             short(level.parameters),
             short(level.multiply_adds),
+            *(_further_cell(level.further, cost) for cost in further),
             f"{level.target:.3g} ± {100 * level.tolerance:.3g}%",
             f"{level.share:.3f}",
             str(level.clients),
@@ -136,6 +139,22 @@ def plan_table(plan: Plan, title: str = "") -> Table:
     if plan.left_out:
         notes.append(f"{len(plan.left_out)} clients afford no level: {', '.join(plan.left_out)}.")
     return Table(columns, rows, title, tuple(notes))
+
+
+_FURTHER = {
+    "memory_bytes": "training memory, batch {batch}",
+    "size_bytes": "bytes of a message",
+    "latency_s": "latency ± spread (ms)",
+}
+
+
+def _further_cell(costs: Mapping[str, float], cost: str) -> str:
+    """Return one of a level's further costs as text; a latency is a median, and its spread is between quartiles."""
+    if cost not in costs:
+        return "-"
+    if cost == "latency_s":
+        return f"{1e3 * costs[cost]:.3g} ± {1e3 * costs.get('latency_spread_s', 0.0):.2g}"
+    return size(costs[cost]) if cost.endswith("_bytes") else short(costs[cost])
 
 
 # ---- many runs -------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Client:
     num_examples: int
     reported: float | None = None
     tolerance: float = 0.1
+    further: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +38,13 @@ class Clients(Sequence[Client]):
         num_examples: Training samples of each, int [K].
         reported: Budget that each told, as a fraction of the full model's cost, float [K], or None when nobody told.
         tolerance: Tolerance of each, float [K].
+        further: The same as `reported` for each further cost that budgets name; infinite where one does not name it.
     """
 
     num_examples: np.ndarray
     reported: np.ndarray | None = None
     tolerance: np.ndarray | None = None
+    further: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.num_examples)
@@ -51,7 +54,8 @@ class Clients(Sequence[Client]):
             return [self[i] for i in range(*index.indices(len(self)))]
         reported = None if self.reported is None else float(self.reported[index])
         tolerance = 0.1 if self.tolerance is None else float(self.tolerance[index])
-        return Client(int(index), int(self.num_examples[index]), reported, tolerance)
+        further = {cost: float(values[index]) for cost, values in self.further.items()}
+        return Client(int(index), int(self.num_examples[index]), reported, tolerance, further)
 
 
 @dataclass(eq=False)
@@ -120,10 +124,12 @@ class Federation:
     @cached_property
     def level_of(self) -> np.ndarray:
         """Level of each client, int [K]: the largest that it affords within its tolerance; -1 under the smallest."""
-        if self.clients.reported is None:
-            return np.full(len(self.clients), len(self.levels) - 1)
-        tolerance = 0.1 if self.clients.tolerance is None else self.clients.tolerance
-        return assign(self.clients.reported, tolerance, [level.needs for level in self.levels])
+        clients = self.clients
+        if clients.reported is None:
+            return np.full(len(clients), len(self.levels) - 1)
+        tolerance = 0.1 if clients.tolerance is None else clients.tolerance
+        further = [(b, [level.further.get(cost, 0.0) for level in self.levels]) for cost, b in clients.further.items()]
+        return assign(clients.reported, tolerance, [level.needs for level in self.levels], further)
 
     @cached_property
     def able(self) -> np.ndarray:

@@ -69,9 +69,11 @@ class Level:
         submodel: Its sub-model, with prefix channels; the one that is evaluated and deployed.
         width: Fraction of the channels kept (s_w).
         needs: Cost as a fraction of the full model's, which a client must afford; 0 for everybody.
+        further: The same of each further cost that budgets name; those not named are for everybody.
     """
 
     name: str
     submodel: Submodel
     width: float
     needs: float
+    further: Mapping[str, float] = field(default_factory=dict)

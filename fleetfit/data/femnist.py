@@ -1,0 +1,153 @@
+"""FEMNIST: handwritten digits and letters of 62 classes, by writer.
+
+Caldas et al., "LEAF: A Benchmark for Federated Settings" (2018), made from NIST Special Database 19 (Cohen et al.,
+"EMNIST", 2017, has the same characters). Each writer is a natural group, so that `partition = { kind = "natural" }`
+makes every writer a client.
+
+Differs from the paper: what LEAF or a file does not divide is divided here, within each writer; the ink is made bright
+and the paper dark, as in MNIST, whichever way round the files have it.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetfit.data import _cache, parquet
+from fleetfit.data._hub import folder_of
+from fleetfit.data._kept import kept
+from fleetfit.data._leaf import leaf_files, leaf_users
+from fleetfit.data._pictures import Form, Table, found_folder, set_folder
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.images import from_table
+from fleetfit.errors import DataError
+
+FACTS = Facts(
+    train=None,
+    test=None,
+    classes=62,
+    resolution="28x28",
+    source="Caldas et al. (2018), https://leaf.cmu.edu: 805,263 images of 3,550 writers; its parts vary",
+)
+HUB = "flwrlabs/femnist"
+_NAMES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DIGITS = 10
+_SIDE = 28
+
+
+def femnist(
+    folder: str | None = None,
+    validation: float = 0.1,
+    test: float = 0.1,
+    augment: str | None = None,
+    seed: int = 0,
+    resize: int | None = None,
+    hub: bool = False,
+) -> Data:
+    """Return FEMNIST from LEAF's JSON or from Parquet files, images [N, 1, 28, 28], groups = writers.
+
+    LEAF's folder has `data/all_data/all_data_*.json`, or `data/train` and `data/test` where LEAF has divided them;
+    the folder `data`, or one with these in it, does as well. Parquet files have the columns image, label or character,
+    and writer_id, in a folder with `train.parquet` or numbered files. A set of the ten digits alone has ten classes.
+
+    Args:
+        folder: The folder with its files or the one above; a relative path that does not exist is sought in the folder
+            FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
+        validation: Share of each writer's training images that is held out, 0 <= validation < 1.
+        test: Share of each writer's images that is the test set, where there is no test file.
+        augment: What training batches go through, such as "crop"; None: nothing.
+        seed: Of what is held out.
+        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+
+    Raises:
+        DataError: The files are missing or wrong, or a share is out of range.
+        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+    """
+    given = None if folder is None else str(set_folder(folder))
+    place = folder_of("femnist", given, hub, HUB, found=_look)
+    leaf = _leaf(place)
+    if leaf:
+        table = _from_json(leaf)
+    else:
+        table = parquet.read("femnist", place, groups="writer_id", form=Form(channels=1, lazy=False))
+    height, width = table.x.shape[2:]
+    if (height, width) != (_SIDE, _SIDE) or table.classes > len(_NAMES):
+        raise DataError(
+            f"femnist has 62 classes (or the 10 digits) of 28x28 images, but the files hold {table.classes} classes of "
+            f"{height}x{width}: is this another data set?"
+        )
+    classes = _DIGITS if table.classes <= _DIGITS else len(_NAMES)
+    bright_ink = Table(_dark_paper(table.x), table.y, table.sizes, classes, tuple(_NAMES[:classes]), table.groups)
+    return from_table("femnist", bright_ink, validation, test, seed, augment, (0.04,), (0.17,), resize)
+
+
+def _leaf(folder: str | None) -> dict[str, list[Path]]:
+    place = found_folder("femnist", folder)
+    return {} if place is None else leaf_files(place)
+
+
+def _look(name: str, folder: str | None) -> None:
+    """Raise where the set is not there."""
+    if not _leaf(folder):
+        parquet.locate(name, folder)
+
+
+def _dark_paper(x: NDArray[np.uint8] | object) -> NDArray[np.uint8]:
+    """Return the images with bright ink: most of a page is paper, so a bright mean means bright paper."""
+    pixels = np.asarray(x)
+    return 255 - pixels if len(pixels) and pixels.mean() > 127.5 else pixels
+
+
+def _from_json(splits: dict[str, list[Path]]) -> Table:
+    """Return LEAF's images, read file by file once and kept in the cache: as text they take twenty times the room."""
+    files = [path for paths in splits.values() for path in paths]
+
+    def build(target: Path) -> None:
+        y: list[NDArray[np.int64]] = []
+        writers: list[str] = []
+        sizes = {}
+        with (target / "x.bin").open("wb") as out:
+            for split, paths in splits.items():
+                before = len(writers)
+                for path in paths:
+                    for writer, (x, labels) in leaf_users([path]).items():
+                        out.write(_pixels(x, path, writer).tobytes())
+                        y.append(_checked(labels, path, writer))
+                        writers += [writer] * len(labels)
+                sizes[split] = len(writers) - before
+        np.save(target / "y.npy", np.concatenate(y) if y else np.zeros(0, np.int64))
+        np.save(target / "groups.npy", np.unique(writers, return_inverse=True)[1].astype(np.int64))
+        (target / "sizes.json").write_text(json.dumps(sizes))
+
+    def load(target: Path) -> Table:
+        y, groups = np.load(target / "y.npy"), np.load(target / "groups.npy")
+        sizes = json.loads((target / "sizes.json").read_text())
+        if not len(y):
+            raise DataError(f"{files[0]} and its like hold no samples.")
+        x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
+        return Table(x, y, sizes, len(_NAMES), (), groups)
+
+    return kept(_cache.key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
+
+
+def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
+    """Return LEAF's grey values 0..1 as 0..255, which is what they were made from."""
+    try:
+        grey = np.array(x, dtype=np.float64).reshape(len(x), -1)
+    except (TypeError, ValueError) as error:
+        raise DataError(f'{path}: the images of writer "{writer}" are no lists of numbers: {error}') from error
+    if len(grey) and (grey.shape[1] != _SIDE**2 or not 0 <= grey.min() <= grey.max() <= 1):
+        raise DataError(
+            f'{path}: an image of writer "{writer}" must be {_SIDE**2} numbers from 0 to 1, got {grey.shape[1]} from '
+            f"{grey.min():g} to {grey.max():g}."
+        )
+    return np.rint(grey * 255).astype(np.uint8)
+
+
+def _checked(labels: list[object], path: Path, writer: str) -> NDArray[np.int64]:
+    y = np.array(labels)
+    if len(y) and (y.dtype.kind not in "iu" or not 0 <= y.min() <= y.max() < len(_NAMES)):
+        raise DataError(f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.')
+    return y.astype(np.int64)

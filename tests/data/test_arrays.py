@@ -1,0 +1,220 @@
+"""Data sets in NumPy files: every task, memory-mapped, and Widar made as its documentation says."""
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.data import _npz, partition, widar
+from fleetfit.data.arrays import arrays
+from fleetfit.errors import ConfigError, DataError
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., str]:
+    def made(compressed: bool = False, **content: Any) -> str:
+        (np.savez_compressed if compressed else np.savez)(tmp_path / "mine.npz", **content)
+        return str(tmp_path / "mine.npz")
+
+    return made
+
+
+def test_classification_with_groups(save: Callable[..., str]) -> None:
+    x = RNG.random((40, 3, 5), dtype=np.float32)
+    y, who = RNG.integers(0, 4, 40, dtype=np.int32), np.array(["b", "a", "d", "c"] * 10)
+    data = arrays(save(x=x, y=y, who=who), groups="who", test=0.2, validation=0.25)
+    assert data.name == "mine" and data.classes == 4
+    assert np.array_equal(data.x.numpy(), x) and data.y.tolist() == y.tolist()
+    assert data.groups is not None and data.groups.tolist() == [1, 0, 3, 2] * 10
+    for split, share in (("test", 2), ("validation", 2), ("train", 6)):
+        assert torch.bincount(data.groups[data.split(split)]).tolist() == [share] * 4
+    assert torch.equal(data.batch(torch.tensor([3]))[0], data.x[3:4])
+    assert len(partition(data, "natural", None, 0)) == 4
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float32", "float64"])
+def test_samples_are_mapped(
+    save: Callable[..., str], monkeypatch: pytest.MonkeyPatch, compressed: bool, dtype: str
+) -> None:
+    x = (RNG.random((30, 2, 3, 3)) * 200).astype(dtype)
+    file = save(compressed, x=x, y=np.arange(30) % 2, other=np.zeros(1000))
+    before = Path(file).read_bytes()
+    data = arrays(file)
+    assert np.array_equal(data.x.numpy(), x) and str(data.x.dtype) == f"torch.{dtype}"
+    assert isinstance(_npz.Arrays(Path(file)).one("x"), np.memmap)
+    data.x.fill_(1)
+    assert Path(file).read_bytes() == before and np.array_equal(arrays(file).x.numpy(), x)
+    monkeypatch.setattr(_npz.zipfile.ZipFile, "extract", None)  # unpacked once only
+    assert np.array_equal(arrays(file).x.numpy(), x)
+
+
+def test_fortran_order_and_empty_arrays(save: Callable[..., str]) -> None:
+    x = np.asfortranarray(RNG.random((12, 4)))
+    assert np.array_equal(arrays(save(x=x, y=np.arange(12) % 3)).x.numpy(), x)
+    with pytest.raises(DataError, match="samples"):
+        arrays(save(x=x[:0], y=np.arange(12)))
+
+
+def test_splits_of_the_file(save: Callable[..., str]) -> None:
+    """As `mnist.npz`: grey images without a channel."""
+    first, second = (RNG.integers(0, 256, (n, 4, 4), dtype=np.uint8) for n in (10, 6))
+    file = save(x_train=first, y_train=np.arange(10) % 5, x_test=second, y_test=np.arange(6) % 5)
+    data = arrays(file, validation=0.2)
+    assert np.array_equal(data.x.numpy(), np.concatenate([first, second])[:, None])
+    assert data.split("test").tolist() == list(range(10, 16))
+    assert [len(data.split(s)) for s in ("train", "validation")] == [8, 2]
+    assert data.y.tolist() == [*range(5), *range(5), *range(5), 0]
+    whole = save(x_train=first, x_val=second, x_test=second, y=np.zeros(22, np.int8))
+    assert [len(arrays(whole).split(s)) for s in ("train", "validation", "test")] == [10, 6, 6]
+
+
+def test_a_folder_of_npy_files(tmp_path: Path) -> None:
+    (tmp_path / "sensors").mkdir()
+    x = RNG.random((20, 7))
+    np.save(tmp_path / "sensors" / "x.npy", x)
+    np.save(tmp_path / "sensors" / "y.npy", np.array(["walk", "run"] * 10))
+    data = arrays(str(tmp_path / "sensors"))
+    assert data.name == "sensors" and data.class_names == ("run", "walk") and data.y.tolist() == [1, 0] * 10
+    assert np.array_equal(data.x.numpy(), x)
+
+
+def test_regression_and_multi_label(save: Callable[..., str]) -> None:
+    x = RNG.random((20, 3))
+    one = arrays(save(x=x, y=np.arange(20)), task="regression")
+    assert one.y.shape == (20, 1) and one.classes == 1
+    two = arrays(save(x=x, y=RNG.random((20, 2))), task="regression")
+    train = two.batch(two.split("train"))[1]
+    assert two.classes == 2 and train.mean(0).abs().max() < 1e-5
+    many = arrays(save(x=x, y=RNG.random((20, 5)) > 0.5), task="multi_label")
+    assert many.classes == 5 and many.batch(torch.arange(3))[1].dtype == torch.float32
+    with pytest.raises(DataError, match="must be 0 or 1"):
+        arrays(save(x=x, y=np.full((20, 5), 2)), task="multi_label")
+
+
+def test_tokens(save: Callable[..., str]) -> None:
+    x = RNG.integers(1, 9, (20, 6), dtype=np.uint16)
+    data = arrays(save(x=x, y=np.roll(x, -1, 1)), task="next_token", vocabulary=9, padding=0)
+    assert data.classes == data.vocabulary == 9 and data.padding == 0 and data.x.dtype == torch.int64
+    assert data.y[2].tolist() == np.roll(x, -1, 1)[2].tolist()
+    assert arrays(save(x=x, y=np.arange(20) % 2), vocabulary=9, classes=2).classes == 2
+
+
+def test_channels_last_and_other_numbers(save: Callable[..., str]) -> None:
+    x = RNG.integers(0, 256, (8, 4, 5, 3), dtype=np.uint8)
+    data = arrays(save(x=x, y=np.arange(8) % 2), channels_last=True, augment="flip", resize=8)
+    assert data.x.shape == (8, 3, 4, 5) and data.sample_shape == (3, 8, 8)
+    assert np.array_equal(data.x.numpy(), x.transpose(0, 3, 1, 2))
+    found = data.batch(torch.arange(8), torch.Generator().manual_seed(0))[0]
+    assert found.shape == (8, 3, 8, 8) and float(found.max()) <= 1
+    for dtype in (np.int16, np.bool_, ">f4"):
+        other = arrays(save(x=(x > 9).astype(dtype), y=np.arange(8) % 2))
+        assert other.x.dtype == torch.float32 and other.x.numpy().tolist() == (x > 9).tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_standardised_by_the_training_samples(
+    save: Callable[..., str], monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    monkeypatch.setattr("fleetfit.data.arrays._ROWS", 7)
+    x = (RNG.random((50, 3, 4, 4)) * [[[[200]], [[50]], [[0]]]] + 20).astype(dtype)
+    data = arrays(save(x=x, y=np.arange(50) % 2), standardise=True)
+    train = data.batch(data.split("train"))[0]
+    assert train.mean((0, 2, 3)).abs().max() < 1e-4
+    assert torch.allclose(train.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ({"x": np.zeros((4, 2)), "label": np.zeros(4)}, {}, 'no array "y"; it has label, x'),
+        ({"xs": np.zeros((4, 2)), "y": np.zeros(4)}, {}, 'no array "x"; it has xs, y.*Did you mean "xs"'),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(3, int)}, {}, '"x" has 4 samples but "y" has 3'),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4)}, {}, "labels of a classification task cannot be float64"),
+        ({"x": np.array(["a"] * 4), "y": np.zeros(4, int)}, {}, "samples must be numbers"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "g": np.zeros(4)}, {"groups": "g"}, "whole numbers or text"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int)}, {"groups": "g"}, 'no array "g"'),
+        ({"x": np.array([{}] * 4), "y": np.zeros(4, int)}, {}, 'array "x" cannot be read: it holds Python objects'),
+        ({"x_train": np.zeros((4, 2)), "x_test": np.zeros((4, 3)), "y": np.zeros(8, int)}, {}, "do not fit together"),
+        ({"x_train": np.zeros((4, 2)), "y_train": np.zeros(4, int), "y_test": np.zeros(4)}, {}, "the samples train"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int)}, {"test": 1.0}, "below 1"),
+        ({"x": np.zeros(4), "y": np.zeros(4, int)}, {"channels_last": True}, "channels_last needs"),
+        ({"x": np.zeros((4, 2)), "y": np.arange(4)}, {"classes": 3}, "labels must lie in 0..2"),
+        ({"x": np.zeros((4, 2), int), "y": np.arange(4)}, {"standardise": True}, "no tokens"),
+    ],
+)
+def test_says_what_is_wrong(
+    save: Callable[..., str], content: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        arrays(save(**content), **options)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(b"rubbish")
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("x.npz", "cannot be read as an .npz"),
+        ("y.npz", "there is no file"),
+        ("empty", "no arrays"),
+    ):
+        with pytest.raises(DataError, match=message):
+            arrays(str(tmp_path / name))
+    np.savez_compressed(tmp_path / "objects.npz", x=np.array([{}] * 4), y=np.zeros(4, int))
+    with pytest.raises(DataError, match="objects"):
+        arrays(str(tmp_path / "objects.npz"))
+
+
+def test_a_regression_trains_from_a_run_file(save: Callable[..., str], tmp_path: Path) -> None:
+    x = RNG.random((60, 1, 4, 4), dtype=np.float32)
+    file = save(x=x, y=x.mean((1, 2, 3)))
+    sections = {
+        "rounds": 2, "data": {"name": "arrays", "file": file, "task": "regression",
+                              "partition": {"kind": "iid", "clients": 3}},
+        "model": {"name": "cnn"}, "local": {"epochs": 1}, "evaluate": {"every": 0},
+    }  # fmt: skip
+    run = ff.run(**sections, out=tmp_path / "run")
+    assert run.folder.is_dir()
+    with pytest.raises(ConfigError, match="task"):
+        ff.run(**{**sections, "data": {**sections["data"], "task": "regresion"}}, out=tmp_path / "other")
+
+
+def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program in the module's documentation is run on a folder in SenseFi's layout."""
+    profiles = RNG.random((22 * 3 * 2, 22, 400)).astype(np.float32)
+    rows = iter(profiles)
+    for split in ("train", "test"):
+        for name in [f"{i}-Gesture" for i in range(22)]:
+            place = tmp_path / "Widardata" / split / name
+            place.mkdir(parents=True)
+            for user in ("user1", "user2", "user17"):
+                np.savetxt(place / f"{user}-1-2-3-4-5-x.csv", next(rows), delimiter=",")
+    doc = widar.__doc__ or ""
+    program = textwrap.dedent(doc[doc.index("    import numpy") :])
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(compile(program, "widar", "exec"), scope)
+    scope["pack"]("Widardata")
+    data = widar.widar(str(tmp_path / "widar.npz"), validation=0.0)
+    assert data.x.shape == (132, 22, 20, 20) and data.classes == 22
+    assert len(data.split("train")) == len(data.split("test")) == 66
+    assert data.groups is not None and sorted(set(data.groups.tolist())) == [0, 1, 2]
+    assert len(partition(data, "natural", None, 0)[0]["test"]) == 22
+    names = sorted(f"{i}-Gesture" for i in range(22))
+    assert data.class_names == tuple(names)
+    first = np.loadtxt(tmp_path / "Widardata" / "train" / names[0] / "user1-1-2-3-4-5-x.csv", delimiter=",")
+    got = data.batch(torch.tensor([0]))[0][0]
+    assert np.allclose(got.numpy(), (first.reshape(22, 20, 20) - 0.0025) / 0.0119, atol=1e-3)
+    np.savez(tmp_path / "other.npz", x_train=np.zeros((4, 2)), y_train=np.arange(4))
+    with pytest.raises(DataError, match="widar has 22 classes"):
+        widar.widar(str(tmp_path / "other.npz"))
+    monkeypatch.chdir(tmp_path / "Widardata")
+    with pytest.raises(DataError, match="there is no file"):
+        widar.widar()

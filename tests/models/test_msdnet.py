@@ -1,0 +1,202 @@
+from typing import Any
+
+import pytest
+import torch
+from proofs import built, proven, trains, whole_before
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fleetfit import names
+from fleetfit.check import check_layout
+from fleetfit.cost import submodel_cost
+from fleetfit.errors import ModelError
+from fleetfit.layout import build_module, infer_layout, segments
+from fleetfit.models.msdnet import Msdnet, msdnet
+from fleetfit.models.msdnet24 import msdnet24
+
+EXITS = (15, 18, 21, 24)
+SMALL: dict[str, Any] = {"layers": 6, "base": 4, "growth": 4, "head_channels": 6}
+TWO = SMALL | {"layers": 3, "scales": 2}
+
+
+@pytest.mark.parametrize(
+    ("width", "exits", "parameters", "multiply_adds"),
+    [
+        (1.00, 4, 2.64, 101.9),
+        (0.75, 4, 1.33, 48.1),
+        (0.50, 4, 0.66, 25.6),
+        (0.35, 4, 0.30, None),  # 12.4 M printed; no width with 0.30 M parameters has them
+        (0.85, 3, 1.38, 59.7),
+        (0.70, 2, 0.64, 32.4),
+        (0.65, 1, 0.28, 15.8),
+    ],
+)
+def test_scalefl_s_table_7(width: float, exits: int, parameters: float, multiply_adds: float | None) -> None:
+    """In millions, at the printed widths. A level counts its own and earlier classifiers, a narrow one all four."""
+    architecture = msdnet24()
+    cost = submodel_cost(architecture, (architecture.sizes(width), EXITS[:exits]), (3, 32, 32))
+    assert cost.parameters / 1e6 == pytest.approx(parameters, rel=0.01)
+    if multiply_adds is not None:
+        assert cost.multiply_adds / 1e6 == pytest.approx(multiply_adds, rel=0.03)
+
+
+def by_hand(layers: int, scales: int, base: int, growth: int, head: int, exits: tuple[int, ...], classes: int) -> int:
+    """Parameters, scale by scale as the paper describes the layers: factors 1, 2, 4 for growth and bottlenecks."""
+
+    def unit(before: int, after: int, kernel: int) -> int:
+        return kernel**2 * before * after + 2 * after
+
+    total = unit(3, base, 3) + sum(unit(base * 2 ** (s - 1), base * 2**s, 3) for s in range(1, scales))
+    share, channels, finest = -(-layers // scales), base, 0
+    for layer in range(1, exits[-1] + 1):
+        ends = layer > 1 and (layer - 1) % share == 0
+        for s in range(finest + ends, scales):
+            add, own = growth * 2**s, channels * 2**s
+            if s == finest:
+                total += unit(own, add * 2**s, 1) + unit(add * 2**s, add, 3)
+            else:
+                half = add // 2
+                total += unit(own, half * 2**s, 1) + unit(half * 2**s, half, 3)
+                total += unit(own // 2, half * 2 ** (s - 1), 1) + unit(half * 2 ** (s - 1), half, 3)
+        channels += growth
+        if ends:
+            finest += 1
+            total += sum(unit(channels * 2**s, channels // 2 * 2**s, 1) for s in range(finest, scales))
+            channels //= 2
+        if layer in exits:
+            last = channels * 2 ** (scales - 1)
+            total += unit(last, head, 3) + unit(head, head, 3) + head * classes + classes
+    return total
+
+
+@pytest.mark.parametrize(
+    ("layers", "scales", "exits", "width"),
+    [(24, 3, EXITS, 0.65), (24, 3, EXITS[:1], 1.0), (10, 2, (3, 10), 0.5), (7, 4, (2, 5, 7), 0.4), (3, 1, (1, 3), 0.9)],
+)
+def test_sizes_by_hand(layers: int, scales: int, exits: tuple[int, ...], width: float) -> None:
+    architecture = msdnet(7, 3, layers, scales)
+    kept = (int(16 * width), int(6 * width), int(128 * width))
+    cost = submodel_cost(architecture, (architecture.sizes(width), exits), (3, 32, 32))
+    assert cost.parameters == by_hand(layers, scales, *kept, exits, 7)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_the_layout_is_proven(norm: str) -> None:
+    proven(msdnet(3, 2, norm=norm, **SMALL), (2, 8, 8), (1, 3, 4, 6))
+
+
+@pytest.mark.slow
+def test_the_layout_of_24_layers_is_proven() -> None:
+    proven(msdnet24(5), (3, 16, 16), EXITS)
+
+
+class Misjoined(Msdnet):
+    """One that says its concatenations in another order."""
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        return {name: segments(*reversed(d.parts), dim=1) for name, d in msdnet(3, 2, **TWO).declared.items()}
+
+
+def test_the_order_of_concatenated_parts_matters() -> None:
+    right, wrong = msdnet(3, 2, **TWO), Misjoined(3, 2, 3, 2, 4, 4, 6, 2, "batch", 2)
+    check_layout(right, infer_layout(right, (3,)), input_shape=(2, 8, 8))
+    with pytest.raises(ModelError, match="permuting"):
+        check_layout(wrong, infer_layout(wrong, (3,)), input_shape=(2, 8, 8))
+
+
+def test_it_computes_what_the_paper_describes() -> None:
+    """The forward pass again, with plain functions on the module's tensors."""
+    architecture = msdnet(5, 2, **SMALL)  # two layers, then a scale ends in layers 3 and 5
+    module = build_module(architecture, architecture.sizes(1.0), (1, 2, 3, 6)).double()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    state = dict(module.named_parameters())
+
+    def unit(x: Tensor, name: str, at: int = 0, stride: int = 1) -> Tensor:
+        kernel = state[f"{name}.{at}.weight"]
+        x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        return F.batch_norm(
+            x, None, None, state[f"{name}.{at + 1}.weight"], state[f"{name}.{at + 1}.bias"], True
+        ).relu()
+
+    x = torch.randn(3, 2, 16, 16, dtype=torch.float64)
+    logits = module(x)
+    maps = {0: unit(x, "stem.0")}
+    maps[1] = unit(maps[0], "stem.1", stride=2)
+    maps[2] = unit(maps[1], "stem.2", stride=2)
+    for layer in range(1, 7):
+        ends = layer in (3, 5)
+        found = {}
+        for s in sorted(maps)[ends:]:
+            name, parts = f"blocks.{layer - 1}.scale.{s}", [maps[s]]
+            if s - 1 in maps:
+                parts.append(unit(unit(maps[s - 1], f"{name}.down"), f"{name}.down", 3, stride=2))
+            parts.append(unit(unit(maps[s], f"{name}.normal"), f"{name}.normal", 3))
+            joined = torch.cat(parts, 1)
+            found[s] = unit(joined, f"{name}.reduce") if ends else joined
+        maps = found
+        if layer in module.exits:
+            name = f"heads.{layer}"
+            deep = unit(unit(maps[2], f"{name}.body", stride=2), f"{name}.body", 3, stride=2).mean((2, 3))
+            expected = deep @ state[f"{name}.fc.weight"].T + state[f"{name}.fc.bias"]
+            torch.testing.assert_close(logits[module.exits.index(layer)], expected, rtol=1e-9, atol=1e-9)
+    assert sorted(maps) == [2]
+
+
+@pytest.mark.parametrize("side", [8, 28, 33])
+def test_scales_halve_the_map_and_end(side: int) -> None:
+    architecture = msdnet(4, 1, **SMALL)
+    module = build_module(architecture, architecture.sizes(0.5), (2, 6))
+    halves = [side, (side + 1) // 2, ((side + 1) // 2 + 1) // 2]
+    carry = module.start(torch.randn(2, 1, side, side))
+    assert [m.shape[-1] for m in carry] == halves
+    for i, alive in enumerate([3, 3, 2, 2, 1, 1]):
+        carry = module.blocks[i](carry)
+        assert [m.shape[-1] for m in carry] == halves[3 - alive :], i
+    assert [tuple(z.shape) for z in module(torch.randn(2, 1, side, side))] == [(2, 4)] * 2
+
+
+def test_it_trains() -> None:
+    trains(msdnet(4, 3, **SMALL | {"base": 8, "head_channels": 12}), (3, 16, 16), (2, 4, 6))
+
+
+def test_widths_follow_from_three_numbers() -> None:
+    """At 0.65: 10 channels, growth 3; after 9 layers 10 + 27 channels are halved, after 8 more 18 + 24."""
+    sizes = msdnet24().sizes(0.65)
+    assert [sizes[f"stem{s}"] for s in (0, 1, 2)] == [10, 20, 40]
+    assert (sizes["normal0_0"], sizes["down0_1"], sizes["normal0_2"], sizes["normal1_1"], sizes["normal2_2"]) == (
+        3,
+        3,
+        6,
+        6,
+        12,
+    )
+    assert (sizes["reduced1_1"], sizes["reduced1_2"], sizes["reduced2_2"]) == (36, 72, 84)
+    assert (sizes["head"], sizes["classes"]) == (83, 10)
+    assert msdnet24(norm="group").sizes(0.65)["normal0_0"] == 2
+
+
+def test_layers_before_i_stay_whole() -> None:
+    """Layers that share axes are whole if the first of them is."""
+    architecture = msdnet(4, 3, **SMALL)
+    sizes = whole_before(architecture, 3, 0.5)
+    assert (sizes["stem2"], sizes["normal0_2"], sizes["reduced1_2"]) == tuple(
+        architecture.axes[name].size for name in ("stem2", "normal0_2", "reduced1_2")
+    )
+    assert (sizes["normal1_2"], sizes["reduced2_2"], sizes["head"]) == (4, 16, 3)
+    layout = infer_layout(architecture, (6,))
+    assert {n: tuple(p.shape) for n, p in built(architecture, sizes, (6,)).named_parameters()} == layout.shapes(
+        sizes, (6,)
+    )
+
+
+def test_names_and_keys() -> None:
+    assert names.call(names.resolve("models", "msdnet24"), "msdnet24", "[model]", {}, classes=7, channels=1) == msdnet(
+        7, 1, 24, 3, 16, 6, 128, 2
+    )
+    proven(msdnet(3, 2, head_layers=0, **TWO), (2, 8, 8), (1, 2, 3))
+    with pytest.raises(ModelError, match="at least 1"):
+        msdnet(layers=0)
+    with pytest.raises(ModelError, match="granules of 4"):
+        msdnet(norm="group", group=4)

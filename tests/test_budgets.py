@@ -1,0 +1,167 @@
+"""Budgets in several costs from a run file to levels, notes and plan; what is measured is recorded and used again."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fleetfit as ff
+from fleetfit.config import assemble, experiment_of, to_toml
+from fleetfit.cost import Conditions, cost_of, latency
+from fleetfit.errors import FleetFitError
+from fleetfit.models.cnn import cnn
+from fleetfit.planner import Plan
+
+FLEET = {"data": {"partition": {"kind": "iid", "clients": 8}}, "local": {"batch_size": 8, "epochs": 1}, "rounds": 1}
+SHAPE = (1, 8, 8)
+SEVERAL = [
+    {"name": "phones", "budget": {"parameters": 0.25, "memory_bytes": 0.5}},
+    {"name": "boards", "budget": {"parameters": 0.6, "memory_bytes": "1 GB"}},
+    {"name": "starved", "budget": {"parameters": 0.6, "memory_bytes": 1000.0}},
+    {"name": "servers", "budget": 1.0},
+]
+
+
+def described(groups: list[dict[str, Any]], **fleet: Any) -> ff.Experiment:
+    return experiment_of({**FLEET, "fleet": {"groups": groups, "levels": [0.25, 0.6], **fleet}})
+
+
+def test_every_cost_of_a_budget_must_fit() -> None:
+    """The starved clients' memory shuts out the level of their parameters; with less of these they are left out."""
+    with pytest.raises(FleetFitError, match="budgets of memory_bytes are too small for those of parameters"):
+        assemble(described(SEVERAL))
+    found = assemble(described([*SEVERAL[:2], {**SEVERAL[2], "budget": {"parameters": 0.1, "memory_bytes": 1000.0}},
+                                SEVERAL[3]]))  # fmt: skip
+    levels, fleet = found.federation.levels, found.fleet
+    whole = cost_of(cnn(), ({}, (6,)), SHAPE, "memory_bytes", Conditions(batch_size=8))
+    for index, level in enumerate(levels[:-1]):
+        piece = (level.submodel.sizes, level.submodel.exits)
+        share = cost_of(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=8)) / whole
+        assert level.further == {"memory_bytes": pytest.approx(share)}
+        assert found.plan.levels[index].further == {"memory_bytes": pytest.approx(share * whole)}
+    assert levels[0].further["memory_bytes"] <= 1.1 * 0.5
+    level_of = dict(zip(fleet.names, [found.federation.level_of[fleet.group == g][0] for g in range(4)], strict=True))
+    assert level_of == {"phones": 0, "boards": 1, "starved": -1, "servers": 2}
+    starved = np.flatnonzero(fleet.group == 2)
+    assert found.plan.left_out == tuple(f'{c} (group "starved", parameters, memory_bytes)' for c in starved)
+    short = 1000.0 / whole
+    assert f'2 clients of group "starved" (budget parameters 0.1, memory_bytes {short:.3g} of' in found.notes[0]
+    assert "the smallest level costs parameters 0.2" in found.notes[0]
+    client = found.federation.clients[int(np.flatnonzero(fleet.group == 0)[0])]
+    assert client.further == {"memory_bytes": 0.5} and client.reported == 0.25
+
+
+def test_only_the_cost_that_failed_is_named() -> None:
+    groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.5}, "name": "thin"}, {"budget": 1.0}]
+    found = assemble(experiment_of({**FLEET, "fleet": {"groups": groups}, "method": {"name": "exclusivefl"}}))
+    assert found.plan.left_out and all('(group "thin", size_bytes)' in who for who in found.plan.left_out)
+    assert (
+        "(budget size_bytes 0.5 of the full model) cannot take part: the smallest level costs size_bytes 1."
+        in (found.notes[0])
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "exclusivefl", "decoupled", "heterofl", "all_large"])
+def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
+    """A method's own levels too; All-Large asks nobody for anything."""
+    groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.6}}, {"budget": {"parameters": 1.0, "size_bytes": 1.0}}]
+    found = assemble(experiment_of({**FLEET, "fleet": {"groups": groups, "levels": [0.5]}, "method": {"name": method}}))
+    small = found.federation.level_of[found.fleet.group == 0]
+    large = found.federation.level_of[found.fleet.group == 1]
+    top = len(found.federation.levels) - 1
+    assert (large == top).all()
+    if method == "all_large":
+        assert (small == top).all()
+    else:
+        assert all(0 < level.further["size_bytes"] <= 1 for level in found.federation.levels)
+        assert (small == {"exclusivefl": -1, "fedavg": 0}.get(method, 0)).all()
+
+
+def test_all_samples_in_one_batch_count_as_the_largest_client() -> None:
+    found = assemble(experiment_of({**FLEET, "local": {"batch_size": "all"}}))
+    assert found.fleet.conditions.batch_size == max(len(p["train"]) for p in found.simulation.parts)
+    assert assemble(experiment_of(FLEET)).fleet.conditions.batch_size == 8
+
+
+def test_a_table_survives_the_resolved_file() -> None:
+    text = to_toml(described(SEVERAL))
+    assert tomllib.loads(text)["fleet"]["groups"][0]["budget"] == {"parameters": 0.25, "memory_bytes": 0.5}
+    assert to_toml(experiment_of(tomllib.loads(text))) == text
+    assert "measured" not in text
+    groups = [{"budget": {"parameters": 0.25, "size_bytes": "1 GB"}}, {"budget": 1.0}]
+    assert assemble(described(groups)).fleet.names == ("parameters 1/4, size_bytes 1 GB", "1")
+
+
+# ---- latency: measured once, recorded ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Latencies that follow from sizes and differ a little each time; counts how often something was measured."""
+    calls: list[int] = []
+
+    def made_up(module: Any, x: Any, parts: Any) -> list[dict[Any, float]]:
+        calls.append(1)
+        noise = 1 + 0.001 * len(calls)
+        each = {place: 1e-8 * noise * sum(p.numel() for p in part.parameters()) for part, place in parts.items()}
+        rest = 1e-8 * noise * sum(p.numel() for p in module.parameters()) - sum(each.values())
+        return [{**each, None: rest}] * 9
+
+    monkeypatch.setattr(latency, "_times", made_up)
+    return calls
+
+
+GROUPS = [{"budget": "0.16 ms"}, {"budget": 0.5}, {"budget": 1.0}]
+
+
+def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Path, times: list[int]) -> None:
+    fleet = {"cost": "latency_s", "groups": GROUPS, "levels": [0.25, 0.5]}
+    table = {**FLEET, "fleet": fleet, "method": {"name": "fedavg"}}
+    run = ff.run(table, out=tmp_path / "run")
+    levels, often = run.plan.levels, len(times)
+    assert often > 0
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert written["fleet"]["measured"] == run.plan.measured != {}
+    again = ff.load(tmp_path / "run")
+    assert again.assembly.plan == run.plan
+    assert again.evaluate(evaluate={"split": "validation"})["split"] == "validation"
+    repeated = ff.run(written, out=tmp_path / "repeated")
+    assert repeated.plan.levels == levels
+    assert len(times) == often  # nothing was measured a second time
+    assert (tmp_path / "repeated" / "config.toml").read_text() == (tmp_path / "run" / "config.toml").read_text()
+    assert ff.run(table, out=tmp_path / "fresh").plan.measured != run.plan.measured
+
+
+def test_a_saved_plan_brings_its_measurements(tmp_path: Path, times: list[int]) -> None:
+    fleet: dict[str, Any] = {"cost": "latency_s", "groups": GROUPS, "levels": [0.25, 0.5]}
+    first = assemble(experiment_of({**FLEET, "fleet": fleet}))
+    often = len(times)
+    saved = tmp_path / "plan.toml"
+    saved.write_text(first.plan.to_toml())
+    used = assemble(experiment_of({**FLEET, "fleet": {**fleet, "levels": str(saved)}}))
+    assert used.plan == first.plan == Plan.from_toml(saved.read_text())
+    assert (used.federation.level_of == first.federation.level_of).all()
+    assert len(times) == often
+
+
+def test_a_comparison_that_goes_on_knows_its_runs(tmp_path: Path, times: list[int]) -> None:
+    (tmp_path / "both.toml").write_text(
+        """
+        rounds = 1
+        [data.partition]
+        kind = "iid"
+        clients = 8
+        [fleet]
+        cost = "latency_s"
+        groups = [{ budget = 0.5 }, { budget = 1.0 }]
+        [[compare.row]]
+        method.name = "fedavg"
+        """
+    )
+    first = ff.compare(tmp_path / "both.toml", out=tmp_path / "out")
+    often = len(times)
+    again = ff.compare(tmp_path / "both.toml", out=tmp_path / "out")
+    assert again.table == first.table
+    assert len(times) == often
