@@ -145,7 +145,12 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
 
 def _anchor_files(table: Table, folder: Path) -> None:
     fleet = table.get("fleet")
-    for place, key in ((table.get("data"), "folder"), (table.get("model"), "checkpoint"), (table, "start")):
+    data, model = table.get("data"), table.get("model")
+    for place, key in (
+        *((data, key) for key in ("folder", "file", "tokenizer")),
+        (model, "checkpoint"),
+        (table, "start"),
+    ):
         if isinstance(place, dict) and isinstance(place.get(key), str) and place[key]:
             path = folder / Path(place[key]).expanduser()
             if path.exists():  # else it may lie in FLEETFIT_DATA, which the data set knows

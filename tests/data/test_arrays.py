@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fleetfit as ff
+from fleetfit.config.reading import read_experiment
 from fleetfit.data import _npz, partition, widar
 from fleetfit.data.arrays import arrays
 from fleetfit.errors import ConfigError, DataError
@@ -184,6 +185,13 @@ def test_a_regression_trains_from_a_run_file(save: Callable[..., str], tmp_path:
     assert run.folder.is_dir()
     with pytest.raises(ConfigError, match="task"):
         ff.run(**{**sections, "data": {**sections["data"], "task": "regresion"}}, out=tmp_path / "other")
+
+
+def test_a_file_beside_the_run_file_is_found(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.arange(4))
+    (tmp_path / "run.toml").write_text('data.name = "arrays"\ndata.file = "mine.npz"\n')
+    found = read_experiment(tmp_path / "run.toml").data.settings["file"]
+    assert found == str((tmp_path / "mine.npz").resolve())
 
 
 def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
