@@ -94,17 +94,18 @@ def costs_of(text: str) -> tuple[str, ...]:
 
 def of_paper(name: str) -> list[Table]:
     """Return a table of the papers, theirs beside ours, and the tables that belong under it."""
-    return _as_tables(paper_table(name))
+    return of_paper_table(paper_table(name))
 
 
-def _as_tables(table: PaperTable) -> list[Table]:
+def of_paper_table(table: PaperTable) -> list[Table]:
+    """Return a paper's table and those under it as text."""
     rows = tuple(tuple(_cell(value) for value in row) for row in table.rows)
-    below = [inner for part in table.parts for inner in _as_tables(part)]
+    below = [inner for part in table.parts for inner in of_paper_table(part)]
     return [Table(table.columns, rows, table.title, table.notes), *below]
 
 
 def _cell(value: str | int | float | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def model_of(name: str, classes: int, shape: tuple[int, ...], overrides: Sequence[str]) -> Architecture:

@@ -112,7 +112,10 @@ def plan(
     strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
     also: Annotated[str | None, typer.Option(help="Costs to show as well, such as memory_bytes,latency_s.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,
-    paper: Annotated[str | None, typer.Option(help="Reproduce a table of plans of the papers: table-1.")] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(help="Reproduce a table of sizes of the papers: table-1, table-6 to table-9, adaptivefl-table-1."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan as TOML, to be used as fleet.levels.")] = None,
     overrides: Overrides = None,
 ) -> None:
