@@ -90,7 +90,8 @@ def test_other_classes_begin_anew_and_the_rest_does_not(backbone: ff.Run, tmp_pa
 
 
 def test_decoupled_gives_its_largest_model(tmp_path: Path) -> None:
-    apart = ff.run(TINY, out=tmp_path / "apart", method="decoupled", fleet={"groups": [{"budget": 1.0}]})
+    apart = ff.run(TINY, out=tmp_path / "apart", method="decoupled", cohort={"count": 6})
+    assert len({name.partition("/")[0] for name in apart.server.state if name.startswith("level")}) > 1
     run = ff.run(TINY, out=tmp_path / "run", start=apart.folder, method="fedavg")
     level = f"level{len(apart.assembly.federation.levels)}/"
     theirs = {name.removeprefix(level): t for name, t in apart.server.state.items() if name.startswith(level)}

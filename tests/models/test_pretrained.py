@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,14 @@ def test_the_first_blocks_of_a_deeper_checkpoint(tmp_path: Path) -> None:
     assert not [name for name in found if name.startswith(("heads.", "blocks.2"))]
 
 
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu"])
+def test_activations_are_the_library_s(name: str) -> None:
+    block: Any = build_module(replace(bert(hidden=64), encoder=replace(bert(hidden=64).encoder, activation=name)), {
+        "hidden": 64, "attention": 64, "mlp": 4, "classes": 2}, (1,)).get_submodule("blocks.0")  # fmt: skip
+    x = torch.linspace(-4, 4, 101)
+    torch.testing.assert_close(block.activation(x), hf.activations.ACT2FN[name](x), atol=1e-6, rtol=0)
+
+
 # ---- ViT -----------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +232,13 @@ def test_a_deit_with_two_classifiers_gives_its_trunk(tmp_path: Path) -> None:
         tokens = theirs.deit(x).last_hidden_state[:, 0]
     close(logits(ours, x), tokens @ state["heads.3.fc.weight"].T + state["heads.3.fc.bias"], least=0.01)
     assert "heads.3" in notes_on_start(Problem(architecture, (3, 8, 8), classification, (3,)))[0]
+
+
+def test_the_first_blocks_of_a_deeper_vit(tmp_path: Path) -> None:
+    theirs = hf.ViTForImageClassification(hf.ViTConfig(**VIT, image_size=8, num_labels=5))
+    found = vit(5, (3, 8, 8), saved(theirs, tmp_path / "vit"), depth=2).pretrained((2,))
+    assert {name.split(".")[1] for name in found if name.startswith("blocks")} == {"0", "1"}
+    assert not [name for name in found if name.startswith("heads.")]
 
 
 def test_positions_are_resized_as_the_library_does(tmp_path: Path) -> None:
