@@ -1,6 +1,8 @@
 """Seeds derived from keys, so that no random choice depends on what ran before it."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,3 +22,10 @@ def numpy_rng(*key: int | str) -> np.random.Generator:
 def torch_rng(*key: int | str) -> torch.Generator:
     """Return a torch generator on the host seeded from a key."""
     return torch.Generator().manual_seed(seed_of(*key))
+
+
+@contextlib.contextmanager
+def own_randomness(accelerator: torch.device) -> Iterator[None]:
+    """Leave torch's global generators as they were."""
+    with torch.random.fork_rng(devices=[accelerator] if accelerator.type == "cuda" else []):
+        yield

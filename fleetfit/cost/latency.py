@@ -17,6 +17,7 @@ from fleetfit.cost.conditions import Conditions
 from fleetfit.cost.count import accepting, layout_of, submodel_cost
 from fleetfit.cost.parts import Measure, Profile
 from fleetfit.layout import Architecture, build_module, some_input
+from fleetfit.seeds import own_randomness
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
 _PATIENCE_S = 1.0  # no more passes after so long
@@ -104,7 +105,7 @@ def _named(
 def _real(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int]
 ) -> tuple[nn.Module, Tensor]:
-    with torch.random.fork_rng(devices=[]):
+    with own_randomness(torch.device("cpu")):
         module = build_module(architecture, sizes, exits).eval()
     return module, some_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
 

@@ -62,16 +62,18 @@ def resized_crops(x: Tensor, rng: torch.Generator) -> Tensor:
         x: Images [B, C, H, W], uint8 or float, on any device.
         rng: A generator on the host.
     """
-    height, width = x.shape[2:]
-    found = [patch(row, width, height) for row in draws(len(x), rng)]
+    batch, channels, height, width = x.shape
+    found = [patch(row, width, height) for row in draws(batch, rng)]
     left, top, wide, tall, mirrored = (np.array(column) for column in zip(*found, strict=True))
-    out = _between(x.to(torch.float32), 2, *_sources(top, tall, height))
     columns, shares = _sources(left, wide, width)
     columns[mirrored], shares[mirrored] = columns[mirrored, ::-1], shares[mirrored, ::-1]
-    out = _between(out, 3, columns, shares)
+    rows = _mixing(*_sources(top, tall, height), height).to(x.device)
+    across = _mixing(columns, shares, width).to(x.device)
+    out = rows @ x.transpose(1, 2).to(torch.float32).reshape(batch, height, channels * width)
+    out = (out.view(batch, height * channels, width) @ across.mT).mul_(1 / _FRACTION**2)
     if x.dtype == torch.uint8:
-        return out.add_(_FRACTION**2 / 2).mul_(1 / _FRACTION**2).to(torch.uint8)
-    return out.mul_(1 / _FRACTION**2).to(x.dtype)
+        out.add_(0.5)  # conversion cuts off
+    return out.view(batch, height, channels, width).transpose(1, 2).to(x.dtype).contiguous()
 
 
 def _sources(
@@ -86,14 +88,10 @@ def _sources(
     return start[:, None] + steps // _FRACTION, steps % _FRACTION
 
 
-def _between(x: Tensor, dim: int, first: NDArray[np.int64], share: NDArray[np.int64]) -> Tensor:
-    """Return x interpolated along one side, times 256."""
-    shape = [len(x), 1, 1, 1]
-    shape[dim] = first.shape[1]
-    last = x.shape[dim] - 1
-    a = torch.from_numpy(np.ascontiguousarray(first)).view(shape).to(x.device)
-    weight = torch.from_numpy(share.astype(np.float32)).view(shape).to(x.device)
-    whole = list(x.shape)
-    low = x.gather(dim, a.expand(whole))
-    high = x.gather(dim, (a + 1).clamp_(max=last).expand(whole))
-    return low * (_FRACTION - weight) + high * weight
+def _mixing(first: NDArray[np.int64], share: NDArray[np.int64], size: int) -> Tensor:
+    """Return the matrices [B, size, size] that interpolate along one side, times 256: two numbers in each row."""
+    places = torch.from_numpy(np.stack([first, np.minimum(first + 1, size - 1)], axis=2))
+    parts = torch.from_numpy(np.stack([_FRACTION - share, share], axis=2).astype(np.float32))
+    batch, rows = first.shape
+    mixing = torch.zeros(batch * rows, size)
+    return mixing.scatter_add_(1, places.view(-1, 2), parts.view(-1, 2)).view(batch, rows, size)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from fleetfit.errors import FleetFitError
 from fleetfit.method import Method, build
-from fleetfit.seeds import seed_of, torch_rng
+from fleetfit.seeds import own_randomness, seed_of, torch_rng
 from fleetfit.submodel import Submodel, finite
 from fleetfit.train.batches import epochs
 from fleetfit.train.limits import EarlyStopping, clip
 from fleetfit.train.measure import evaluate, statistics
-from fleetfit.train.workpiece import Workpiece, own_randomness, workpiece
+from fleetfit.train.workpiece import Workpiece, workpiece
 from fleetfit.values import Device, Failure, Job, Update
 
 

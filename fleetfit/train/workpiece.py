@@ -1,7 +1,6 @@
 """Modules, built once per shape: all parameters of a module lie in one flat buffer, and so do their gradients."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors
-from fleetfit.seeds import seed_of
+from fleetfit.seeds import own_randomness, seed_of
 from fleetfit.submodel import FlatState, Submodel, extract, flat_of, whole
 from fleetfit.train.start import beginnings
 from fleetfit.values import Problem
@@ -89,13 +88,6 @@ def workpiece(problem: Problem, submodel: Submodel, accelerator: torch.device) -
     if key not in kept:
         kept[key] = Workpiece(problem, submodel, accelerator)
     return kept[key]
-
-
-@contextlib.contextmanager
-def own_randomness(accelerator: torch.device) -> Iterator[None]:
-    """Leave torch's global generators as they were."""
-    with torch.random.fork_rng(devices=[accelerator] if accelerator.type == "cuda" else []):
-        yield
 
 
 def initial_state(problem: Problem, seed: int) -> State:

@@ -399,6 +399,7 @@ def test_images_in_memory_are_interpolated(height: int, width: int, seed: int) -
     assert got.dtype == torch.uint8 and got.shape == x.shape
     floats = augmented(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
     assert floats.dtype == torch.float64
+    assert (got.double() - floats).abs().max() <= 0.5 + 1e-3  # rounded, not cut off
     for row in range(4):
         left, top, wide, tall, mirrored = _resized_crop.patch(numbers[row], width, height)
         part = x[row : row + 1, :, top : top + tall, left : left + wide].double()
