@@ -173,6 +173,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         arrays(str(tmp_path / "objects.npz"))
 
 
+@pytest.mark.slow
 def test_a_regression_trains_from_a_run_file(save: Callable[..., str], tmp_path: Path) -> None:
     x = RNG.random((60, 1, 4, 4), dtype=np.float32)
     file = save(x=x, y=x.mean((1, 2, 3)))

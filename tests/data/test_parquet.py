@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import _decode, parquet
+from fleetfit.data import _decode, _hub, parquet
+from fleetfit.data import images as images_module
 from fleetfit.data.cifar10 import cifar10
 from fleetfit.data.cifar100 import cifar100
 from fleetfit.data.fashion_mnist import FACTS, fashion_mnist
@@ -263,6 +264,38 @@ def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
     (tmp_path / "mnist" / "test-00000-of-00001.parquet").unlink()
     with pytest.raises(DataError, match=r"mnist: there is no test\.parquet"):
         mnist(str(tmp_path))
+
+
+def test_resized_for_a_model_that_wants_larger_images(tmp_path: Path, write: Write, picture: Picture) -> None:
+    """Pixels as torch interpolates the normalised batch; the set itself stays small."""
+    pixels = noise(10, 32, 32, 3)
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.parquet", [picture(p) for p in pixels], list(range(10)), image="img")
+    data, plain = cifar10(str(tmp_path), resize=224), cifar10(str(tmp_path))
+    assert data.sample_shape == (3, 224, 224) and data.x.shape == (20, 3, 32, 32)
+    pair = [d.batch(torch.arange(4), torch.Generator().manual_seed(0))[0] for d in (data, plain)]
+    larger = torch.nn.functional.interpolate(pair[1], (224, 224), mode="bilinear")
+    assert torch.allclose(pair[0], larger, atol=1e-6)
+
+
+def test_from_the_hub(tmp_path: Path, write: Write, picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named set only if it is nowhere else; any set by its repository."""
+    for split in ("train", "test"):
+        content = [picture(p) for p in noise(10, 32, 32, 3)]
+        write(tmp_path / "copy" / f"{split}.parquet", content, list(range(10)), image="img")
+    asked: list[tuple[object, ...]] = []
+
+    def downloaded(*name: object) -> Path:
+        asked.append(name)
+        return tmp_path / "copy"
+
+    monkeypatch.setattr(_hub, "from_hub", downloaded)
+    monkeypatch.setattr(images_module, "from_hub", downloaded)
+    assert len(cifar10(hub=True).x) == 20
+    assert asked.pop() == ("cifar10", "uoft-cs/cifar10", None, None)
+    assert len(cifar10(str(tmp_path / "copy"), hub=True).x) == 20 and not asked
+    data = images("somebody/pictures", hub=True)
+    assert data.name == "pictures" and asked == [("pictures", "somebody/pictures")]
 
 
 def test_cifar_is_normalised_as_in_the_paper(tmp_path: Path, write: Write, picture: Picture) -> None:
