@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import fleetfit as ff
+from fleetfit.cli import planning
 from fleetfit.config import assemble, experiment_of, to_toml
 from fleetfit.cost import Conditions, cost_of, latency
-from fleetfit.errors import FleetFitError
+from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.models.cnn import cnn
 from fleetfit.planner import Plan
+from fleetfit.report.tables import plan_table
 
 FLEET = {"data": {"partition": {"kind": "iid", "clients": 8}}, "local": {"batch_size": 8, "epochs": 1}, "rounds": 1}
 SHAPE = (1, 8, 8)
@@ -94,6 +96,23 @@ def test_a_table_survives_the_resolved_file() -> None:
     assert assemble(described(groups)).fleet.names == ("parameters 1/4, size_bytes 1 GB", "1")
 
 
+# ---- what a plan shows ---------------------------------------------------------------------------------------------
+
+
+def test_a_plan_shows_further_costs_as_columns() -> None:
+    asked = planning.Asked("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
+    plan, _ = planning.of_model(asked, ())
+    table = plan_table(plan)
+    shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
+    small = plan.levels[0]
+    piece = (cnn().sizes(small.width), small.exits)
+    memory = cost_of(cnn(), piece, SHAPE, "memory_bytes", Conditions(batch_size=4))
+    assert shown["training memory, batch 4"][0] == f"{memory / 1e3:.1f} kB"
+    assert shown["bytes of a message"][0] == f"{cost_of(cnn(), piece, SHAPE, 'size_bytes') / 1e3:.1f} kB"
+    with pytest.raises(ConfigError, match='"memory" is no cost.*Did you mean "memory_bytes"'):
+        planning.of_model(planning.Asked("cnn", input_shape="1,8,8", also="memory"), ())
+
+
 # ---- latency: measured once, recorded ----------------------------------------------------------------------------
 
 
@@ -132,6 +151,18 @@ def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Pa
     assert len(times) == often  # nothing was measured a second time
     assert (tmp_path / "repeated" / "config.toml").read_text() == (tmp_path / "run" / "config.toml").read_text()
     assert ff.run(table, out=tmp_path / "fresh").plan.measured != run.plan.measured
+
+
+def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
+    """As made up, a pass takes ten nanoseconds a parameter, and a little more each time something is measured."""
+    plan, _ = planning.of_model(planning.Asked("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ())
+    table = plan_table(plan)
+    (column,) = [i for i, name in enumerate(table.columns) if name == "latency ± spread (ms)"]
+    for level, row in zip(plan.levels, table.rows, strict=True):
+        said, spread = map(float, row[column].split(" ± "))
+        assert said == pytest.approx(1e3 * 1e-8 * level.parameters, rel=0.02)
+        assert spread == 0
+        assert level.further["latency_spread_s"] == 0
 
 
 def test_a_saved_plan_brings_its_measurements(tmp_path: Path, times: list[int]) -> None:

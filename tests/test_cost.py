@@ -169,9 +169,9 @@ def test_the_grid_is_what_sub_models_cost(name: str, column: int, seed: int) -> 
             assert counted == getattr(built, cost)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", [*sorted(FAMILIES), "concatenation"])
 def test_one_pass_and_three_probes_are_enough(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The multiply-adds of all widths follow from a few passes, for attention too."""
+    """The multiply-adds of all widths follow from a few passes: from weights, or from axes for attention."""
     passes = []
 
     def counting(*given: Any) -> Any:
@@ -179,11 +179,15 @@ def test_one_pass_and_three_probes_are_enough(name: str, monkeypatch: pytest.Mon
         return count.count(*given)
 
     monkeypatch.setattr(parts, "count", counting)
-    architecture, shape = FAMILIES[name]
+    architecture, shape = FAMILIES.get(name, (zoo.concatenation(), (5,)))
     measure = COSTS["multiply_adds"].parts(architecture, shape, Conditions())
-    for width in WIDTHS:
-        measure(architecture.sizes(width))
+    found = {width: measure(architecture.sizes(width)) for width in WIDTHS}
     assert len(passes) == 4
+    everything = tuple(architecture.positions)
+    for width in (0.25, 0.6):
+        built = submodel_cost(architecture, (architecture.sizes(width), everything), shape)
+        profile = found[width]
+        assert profile.rest + sum(profile.blocks) + sum(profile.heads.values()) == built.multiply_adds
 
 
 class Table(nn.Module):

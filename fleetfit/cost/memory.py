@@ -2,8 +2,10 @@
 
 A step keeps parameters, gradients and momentum (4 bytes a number each), the batch, and what the forward pass leaves for
 the backward pass; the peak is the largest sum of storages alive at once. What a kernel allocates inside itself, the
-allocator's rounding and the interpreter are not in it. The loss is a cross-entropy over the last dimension of each
-exit's outputs; those of other tasks hold as much.
+allocator's rounding and the interpreter are not in it: on a CPU the growth of a process was 0.95 to 1.3 times the
+predicted one for most models tried, 1.5 for VGG-16 and 1.65 for an LSTM, whose fused kernels keep more.
+
+The loss is a cross-entropy over the last dimension of each exit's outputs; those of other tasks hold as much.
 """
 
 import re
