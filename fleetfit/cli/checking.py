@@ -168,7 +168,7 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
     threads = torch.get_num_threads()
     columns = ("level", "width", "depth", "exits", "parameters", "multiply-adds", "loss of a step", "time of a step")
     note = (
-        f"Each level was built and trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
+        f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
         "before and after, is that of all its exits, as ScaleFL weighs them; parameters and multiply-adds count all "
         f"exits too. The time is a median with {threads} thread{'s' * (threads > 1)}."
     )
