@@ -48,10 +48,9 @@ class Classifier(nn.Module):
 
 
 class DenseNet(Architecture):
-    declared = {name: segments("stem", "grow*") for name in ("blocks.*", "heads.*")}
-
-    def __init__(self, classes, channels, stem=16, growth=8, blocks=6):
+    def __init__(self, classes, channels, stem=16, growth=12, blocks=5):
         self.channels, self.blocks = channels, blocks
+        self.declared = {"blocks.*": segments("stem", "grow*"), "heads.*": segments("stem", "grow*")}
         grown = {f"grow{i}": Axis(growth, block=i) for i in range(blocks)}
         self.axes = {"stem": Axis(stem), **grown, "classes": Axis(classes, scaled=False)}
 

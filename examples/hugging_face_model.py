@@ -43,10 +43,9 @@ class Net(ExitModel):
 
 
 class ConvNext(Architecture):
-    declared = {"*.pwconv*": interleaved(4)}  # the MLP inside a layer is four times as wide as the layer
-
     def __init__(self, classes, channels, hidden_sizes, depths):
         self.classes, self.channels, self.depths, self.blocks = classes, channels, depths, sum(depths)
+        self.declared = {"*.pwconv*": interleaved(4)}  # the MLP inside a layer is four times as wide as the layer
         begins = [sum(depths[:i]) for i in range(len(depths))]
         self.axes = {f"stage{i}": Axis(n, block=begins[i]) for i, n in enumerate(hidden_sizes)}
         self.axes["classes"] = Axis(classes, scaled=False)

@@ -29,11 +29,12 @@ class Net(ExitModel):
 
 
 class PlainCnn(Architecture):
-    declared = {"heads.*": interleaved(4)}
-
     def __init__(self, classes, channels, widths=(16, 20, 24, 28, 32)):
         self.channels, self.blocks = channels, len(widths)
-        self.axes = {f"conv{i}": Axis(n, block=i) for i, n in enumerate(widths)} | {"classes": Axis(classes, scaled=False)}
+        self.declared = {"heads.*": interleaved(4)}
+        self.axes = {f"conv{i}": Axis(n, block=i) for i, n in enumerate(widths)} | {
+            "classes": Axis(classes, scaled=False)
+        }
 
     def build(self, axes, exits):
         return Net(self.channels, [axes[f"conv{i}"] for i in range(self.blocks)], axes["classes"], exits)

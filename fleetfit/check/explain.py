@@ -56,20 +56,25 @@ def what_is_declared(architecture: Architecture, layout: Layout) -> Iterator[str
 
 def what_exits(architecture: Architecture, module: nn.Module) -> Iterator[str]:
     """Yield what can be done with the exits of a module, and what it lacks."""
+    missing = [name for name in _SEGMENTS if not hasattr(module, name)]
     if len(architecture.positions) == 1:
         yield (
-            "one, after the last block: levels differ in width only, as with methods heterofl and fedrolex; scalefl "
-            'needs method.split = "width"'
+            "one, after the last block: nothing can stop early, and levels differ in width only, as with methods "
+            'heterofl and fedrolex; scalefl needs method.split = "width"'
         )
-    else:
-        yield f"{len(architecture.positions)} places; a level ends with one of them and has those before it"
-    missing = [name for name in _SEGMENTS if not hasattr(module, name)]
+        if missing:
+            yield (
+                "forward alone is enough for that; for more exits name parts of the module blocks.{i} and heads.{block "
+                "count}, and inherit from fleetfit.ExitModel"
+            )
+        return
+    yield f"{len(architecture.positions)} places; a level ends with one of them and has those before it"
     if missing:
         yield (
-            f"the module has no {', '.join(missing)}: it trains all the same, but its exits are computed all at once, "
-            "so a deployed model cannot stop early; inherit from fleetfit.ExitModel for that"
+            f"the module has no {_enumerated(missing, 'and')}: it trains all the same, but its exits are computed all "
+            "at once, so that a deployed model cannot stop early; inherit from fleetfit.ExitModel for that"
         )
-    elif len(architecture.positions) > 1:
+    else:
         yield "start, segment and head are there and give what forward gives: a deployed model can stop at any exit"
 
 

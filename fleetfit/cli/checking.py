@@ -62,10 +62,10 @@ def checked(asked: Asked) -> Iterator[str | Table]:
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
     yield _section("Exits", what_exits(architecture, module))
-    data = _random_data(problem, classes)
-    _check_outputs(problem, data)
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _section("Proof", what_was_proved(proof))
+    data = _random_data(problem, classes)
+    _check_outputs(problem, data)
     yield said
     yield _trained(problem, levels, data)
     unused = _unused(problem, data)

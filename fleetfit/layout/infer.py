@@ -30,6 +30,9 @@ def build_module(architecture: Architecture, sizes: Mapping[str, int], exits: tu
         raise ModelError(message) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{type(architecture).__name__}.build must return an nn.Module, got {type(module).__name__}.")
+    lazy = [name for name, tensor in module.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise ModelError(f'"{lazy[0]}" has no size yet: lazy modules cannot be scaled, so give its input size.')
     for norm in batch_norms(module).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None

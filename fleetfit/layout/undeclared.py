@@ -54,7 +54,7 @@ def question(missing: Sequence[Undeclared]) -> str:
     entries = _entries(missing)
     shown = ", ".join(f'"{pattern}": {declaration}' for pattern, declaration in list(entries.items())[:_MOST_LISTED])
     more = f", and {len(entries) - _MOST_LISTED} more tensors likewise" if len(entries) > _MOST_LISTED else ""
-    text = f"{first.what}. Write in the architecture: declared = {{{shown}}}{more} if {when}"
+    text = f"{first.what}. Write in the architecture: self.declared = {{{shown}}}{more} if {when}"
     for declaration, reason in others:
         text += f", or {declaration} instead of {chosen} if {reason}"
     return f"{text}."
