@@ -102,6 +102,8 @@ def _module_of_file(place: str, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(key, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f'"{name}": {path} cannot be read as Python.')
+    if str(path.parent) not in sys.path:  # last, so that the file's neighbours can be imported and shadow nothing
+        sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # before running it: dataclasses look their module up
     try:

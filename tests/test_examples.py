@@ -14,6 +14,7 @@ from fleetfit.api.comparison import Planned
 from fleetfit.config import assemble, experiment_of
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.planner import Plan
+from fleetfit.report import plots
 from fleetfit.report.papers import paper_table
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +87,62 @@ def test_the_layout_of_the_own_model_is_right():
     from fleetfit.check import check_layout
 
     assert not check_layout(made["Family"](), input_shape=(20,), channels_part=True).exempt
+
+
+MODELS = {"plain_cnn": "PlainCnn", "concatenation": "DenseNet", "hugging_face_model": "convnext"}
+
+
+def needs_transformers(model: str) -> None:
+    if model == "hugging_face_model":
+        pytest.importorskip("transformers", reason="the example is a model of transformers")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_layout_of_an_example_is_right(model):
+    needs_transformers(model)
+    made = runpy.run_path(str(EXAMPLES / f"{model}.py"))
+    random_channels = model != "hugging_face_model"  # its norms over the first dimension are out of that part's reach
+    family = made[MODELS[model]](classes=10, channels=1)
+    report = ff.check_layout(family, input_shape=(1, 8, 8), channels_part=random_channels)
+    assert set(report.permutation) == set(family.axes)
+    assert bool(report.channels) == random_channels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["scalefl", "heterofl"])
+@pytest.mark.parametrize("model", MODELS)
+def test_an_example_of_a_model_learns_at_four_levels(model, method, tmp_path, monkeypatch):
+    needs_transformers(model)
+    monkeypatch.setattr(plots, "available", lambda: False)
+    few = ("rounds=3", "local.epochs=2", "data.partition={kind='dirichlet', alpha=100.0, clients=4}", "data.test=0.6",
+           "cohort.count=4", "evaluate.every=0")  # fmt: skip
+    name = f"{EXAMPLES / model}.py:{MODELS[model]}"
+    run = ff.run(out=tmp_path / "run", overrides=[f"model.name={name}", f"method.name={method}", *few])
+    losses = [line["train"]["loss"] for line in run.metrics]
+    assert losses[-1] < 0.9 * losses[0]
+    assert len({level.parameters for level in run.plan.levels}) == 4
+    assert run.model(level=1)(torch.zeros(2, 1, 8, 8))[-1].shape == (2, 10)
+
+
+def test_the_plain_cnn_takes_25_lines():
+    assert lines_of_code((EXAMPLES / "plain_cnn.py").read_text()) <= 25
+
+
+def test_the_hugging_face_model_computes_what_the_library_computes():
+    """The same seed draws the same weights; the blocks one after the other are the library's encoder."""
+    transformers = pytest.importorskip("transformers", reason="the example is a model of transformers")
+    family = runpy.run_path(str(EXAMPLES / "hugging_face_model.py"))["convnext"](classes=10, channels=1)
+    sizes = {name: axis.size for name, axis in family.axes.items()}
+    torch.manual_seed(0)
+    ours = family.build(sizes, (family.blocks,)).eval()
+    torch.manual_seed(0)
+    config = transformers.ConvNextConfig(
+        num_channels=1, hidden_sizes=[20, 28], depths=[3, 4], num_stages=2, patch_size=2, layer_scale_init_value=0.1
+    )
+    theirs = transformers.ConvNextModel(config).eval()
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.segment(0, ours.start(x)), theirs(x).last_hidden_state)
 
 
 def own_method(folder: Path, *overrides: str) -> ff.Run:

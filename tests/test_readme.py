@@ -3,12 +3,14 @@
 import inspect
 import re
 import shlex
+import sys
 import tomllib
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import fleetfit as ff
 from fleetfit import errors, names
@@ -16,10 +18,12 @@ from fleetfit.cli import app, main
 from fleetfit.config import experiment_of
 from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Group, Section, Step
 from fleetfit.config.writing import to_table
+from fleetfit.report import plots
 
 ROOT = Path(__file__).parents[1]
-README, GUIDE, METHODS, ERRORS = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/methods.md", "docs/errors.md")
+README, GUIDE, METHODS, ERRORS, OWN_MODEL = (
+    (ROOT / name).read_text()
+    for name in ("README.md", "docs/guide.md", "docs/methods.md", "docs/errors.md", "docs/own-model.md")
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
@@ -121,6 +125,106 @@ def test_the_commands_of_the_guide_work(tmp_path, monkeypatch, capsys):
         assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
     assert "FedProx" in (tmp_path / "runs" / "compared" / "table.md").read_text()
     assert exit_code(["plan", "groups.toml"]) == 0
+
+
+# ---- a page that is followed from top to bottom --------------------------------------------------------------------
+
+
+def steps(markdown: str) -> list[tuple[str, str]]:
+    """Return language and body of every fenced block, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
+
+
+def spoken(text: str) -> str:
+    """Return what a command prints without line breaks, and without what another machine rounds otherwise."""
+    return re.sub(r"\d+e[-+]\d+", "#", " ".join(text.split()))
+
+
+def said(block: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield each command of a console block, and the stretches that it must print in this order."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, printed = part.partition("\n")
+        stretches = [spoken(stretch) for stretch in re.split(r"^\.\.\.$", printed, flags=re.MULTILINE)]
+        yield shlex.split(command)[1:], [stretch for stretch in stretches if stretch]
+
+
+def fails(stretches: list[str]) -> bool:
+    """Tell whether what a command prints ends with an error."""
+    return re.search(r"(^| )fleetfit: ", stretches[-1]) is not None
+
+
+def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -> dict[str, typing.Any]:
+    """Do what a page says, in a folder that is the working folder; return what its Python leaves.
+
+    Args:
+        markdown: The page.
+        folder: Where its files go.
+        read: Returns what was printed since the last call, as `.out` and `.err`.
+    """
+    found: dict[str, typing.Any] = {}
+    for language, body in steps(markdown):
+        for name in [key for key, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(folder))]:
+            del sys.modules[name]  # as in a new process
+        if language in ("python", "toml") and file_name(body):
+            write_files(f"```{language}\n{body}```\n", folder)
+        elif language == "python":
+            exec(compile(body, "page", "exec"), found)
+        elif language == "console":
+            for arguments, stretches in said(body):
+                assert exit_code(arguments) == (2 if fails(stretches) else 0), arguments
+                printed, at = read(), 0
+                text = spoken(printed.out + printed.err)
+                for stretch in stretches:
+                    assert stretch in text[at:], f"{' '.join(arguments)} does not print {stretch!r} but {text[at:]!r}"
+                    at = text.index(stretch, at) + len(stretch)
+        else:
+            assert language == "sh", f"a block of {language or 'no language'} cannot be run"
+            for arguments in commands(f"```sh\n{body}```\n"):
+                extra = SHORT if arguments[0] == "run" else []
+                assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {read().err}"
+    return found
+
+
+@pytest.mark.slow
+def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
+    monkeypatch.setattr(plots, "available", lambda: False)
+    found = follow(OWN_MODEL, tmp_path, capsys.readouterr)
+    assert found["first"].shape == (5, 10) and torch.equal(found["first"], found["logits"][0])
+    with torch.no_grad():
+        torch.testing.assert_close(found["again"](found["images"]), found["logits"])
+
+
+def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
+    """The only commands that are not run: they need a network."""
+    _, first = steps(OWN_MODEL)[0]
+    assert [line.split()[0] for line in first.splitlines()] == ["python3", ".", "pip", "mkdir", "cd"]
+    assert "pip install -e ." in README
+    others = [line for kind, body in steps(OWN_MODEL)[1:] if kind == "sh" for line in body.splitlines()]
+    assert others and all(line.startswith("fleetfit ") for line in others)
+
+
+def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="does not print"):
+        follow("```console\n$ fleetfit list engines\nno such thing\n```\n", tmp_path, capsys.readouterr)
+    with pytest.raises(AssertionError, match="nowhere"):
+        follow("```sh\nfleetfit eval nowhere\n```\n", tmp_path, capsys.readouterr)
+    follow("```console\n$ fleetfit list engines\n...\nprocesses\n...\n```\n", tmp_path, capsys.readouterr)
+
+
+def test_what_check_model_may_say_is_in_the_code():
+    source = spoken(" ".join(path.read_text() for path in (ROOT / "fleetfit").rglob("*.py")))
+    rows = tables_of_markdown(OWN_MODEL, "it says")
+    assert len(rows) > 10
+    joined = re.sub(r'" f?"', "", source)  # sentences go over several lines of code
+    assert not [row[0] for row in rows if code(row[0])[0] not in joined]
+
+
+def test_the_page_on_own_models_is_linked():
+    assert "(docs/own-model.md)" in README
+    assert "(own-model.md)" in GUIDE
 
 
 def test_a_command_that_does_not_work_is_seen(capsys):

@@ -69,7 +69,7 @@ OPTIONS = {
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
     "list": ["KIND"],
-    "check-model": ["NAME", "--classes", "--input-shape", "--set"],
+    "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],
 }  # fmt: skip
 
 KEYS = {

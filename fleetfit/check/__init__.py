@@ -18,7 +18,7 @@ from typing import cast
 from torch import Tensor
 
 from fleetfit.check.channels import random_channels, unreachable
-from fleetfit.check.full import TOLERANCE, Full, describe
+from fleetfit.check.full import TOLERANCE, Full, describe, named
 from fleetfit.check.permute import permuted
 from fleetfit.check.shapes import loaded
 from fleetfit.errors import ModelError
@@ -26,9 +26,11 @@ from fleetfit.layout import Architecture, Layout, infer_layout, some_input
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
 
-__all__ = ["TOLERANCE", "LayoutReport", "check_layout"]
+__all__ = ["TOLERANCE", "WIDTHS", "LayoutReport", "check_layout", "named", "some_exits", "some_levels"]
 
 _BATCH = 4
+WIDTHS = (0.3, 0.5, 0.8, 1.0)
+"""The widths of `some_levels`."""
 _MOST_EXITS = 6  # exits that are checked where the caller names no layout
 
 
@@ -121,13 +123,13 @@ def _checked(
     input_shape: tuple[int, ...],
     example: Tensor | None,
 ) -> LayoutReport:
-    layout = layout or infer_layout(architecture, _some_exits(architecture))
+    layout = layout or infer_layout(architecture, some_exits(architecture))
     rng = torch_rng("check_layout")
     if example is None:
         example = some_input(architecture, input_shape, _BATCH, rng)
     full = Full(architecture, layout, example, rng)
     permutation = {axis: moved for axis in layout.axes if (moved := permuted(full, axis)) is not None}
-    levels = levels or _some_levels(architecture, layout)
+    levels = levels or some_levels(architecture, layout)
     for level in levels:
         loaded(full, level)
     exempt = unreachable(full) if channels_part else "it was not asked for"
@@ -136,19 +138,20 @@ def _checked(
         name: f"{axis.size} channels in granules of {axis.granule}" + ("" if axis.scaled else ", never cut")
         for name, axis in layout.axes.items()
     }
-    return LayoutReport(str(architecture), axes, permutation, tuple(map(describe, levels)), channels, exempt)
+    return LayoutReport(named(architecture), axes, permutation, tuple(map(describe, levels)), channels, exempt)
 
 
-def _some_exits(architecture: Architecture) -> tuple[int, ...]:
+def some_exits(architecture: Architecture) -> tuple[int, ...]:
     """Return up to six positions, evenly spread, the last one among them."""
     positions = tuple(architecture.positions)
     step = max(1, -(-len(positions) // _MOST_EXITS))
     return positions[::-1][::step][::-1]
 
 
-def _some_levels(architecture: Architecture, layout: Layout) -> list[Submodel]:
+def some_levels(architecture: Architecture, layout: Layout) -> list[Submodel]:
+    """Return four levels of fixed widths whose depths go up to each quarter of the layout's exits."""
     found = []
-    for i, width in enumerate((0.3, 0.5, 0.8, 1.0)):
+    for i, width in enumerate(WIDTHS):
         exits = layout.exits[: max(1, len(layout.exits) * (i + 1) // 4)]
         sizes = architecture.sizes(width)
         found.append(Submodel({axis: range(sizes[axis]) for axis in layout.axes}, exits))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, State, build_module, named_tensors, outputs
+from fleetfit.layout import Architecture, HasSegments, Layout, State, build_module, named_tensors, outputs
 from fleetfit.submodel import Submodel
 
 TOLERANCE = 1e-5
@@ -33,9 +33,11 @@ class Full:
         self.base = {n: t for n, t in everything.items() if n not in layout.tensors and n not in layout.aliases}
         self.module.double()
         self.expected = self.outputs(self.state)
+        check_exits(architecture, self.module, self.x, self.expected, layout.exits)
         if not all(bool(torch.isfinite(out).all()) for out in self.expected):
             raise ModelError(
-                f"{architecture}: random parameters give outputs that are not finite, so the layout cannot be checked."
+                f"{named(architecture)}: random parameters give outputs that are not finite, so the layout cannot be "
+                "checked."
             )
 
     def outputs(self, state: State) -> list[Tensor]:
@@ -46,7 +48,41 @@ class Full:
                 return outputs(self.module, self.x)
         except Exception as error:
             shape = tuple(self.x.shape)
-            raise ModelError(f"{self.architecture} does not accept a batch of shape {shape}: {error}") from error
+            raise ModelError(f"{named(self.architecture)} does not accept a batch of shape {shape}: {error}") from error
+
+
+def named(architecture: Architecture) -> str:
+    """Return an architecture as text: its own, or the name of its class where it has none."""
+    return type(architecture).__name__ if type(architecture).__repr__ is object.__repr__ else str(architecture)
+
+
+def check_exits(
+    architecture: Architecture, module: nn.Module, x: Tensor, logits: Sequence[Tensor], exits: tuple[int, ...]
+) -> None:
+    """Check that there are logits of every exit, and that segments and heads, where there are some, give the same.
+
+    Raises:
+        ModelError: They do not.
+    """
+    if len(logits) != len(exits):
+        raise ModelError(
+            f"{named(architecture)} gives {len(logits)} outputs when it is built with {len(exits)} exits, after blocks "
+            f"{', '.join(map(str, exits))}: its forward must return a list with the logits of each, shallow to deep. "
+            "A model with one exit only says so with positions = (blocks,)."
+        )
+    if not isinstance(module, HasSegments):
+        return
+    with torch.no_grad():
+        carry = module.start(x)
+        for i, expected in enumerate(logits):
+            carry = module.segment(i, carry)
+            error = difference([module.head(i, carry)], [expected])
+            if error > TOLERANCE:
+                raise ModelError(
+                    f"{named(architecture)}: forward gives other logits for exit {i + 1} than start, segment and head; "
+                    f"they differ by {error:.2g} of the outputs' size. Inherit from fleetfit.ExitModel and leave "
+                    "forward to it."
+                )
 
 
 def _redrawn(parameter: Tensor, rng: torch.Generator) -> Tensor:

@@ -1,7 +1,9 @@
 """What a person sees: live progress, tables, where the run folder is."""
 
 import contextlib
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +22,7 @@ from fleetfit.report.tables import level_table, levels_of_rows, plan_table, tota
 from fleetfit.report.text import Table, duration, percent
 
 _PLAIN_WIDTH = 160  # where nobody says how wide the output is
+_TEXT_WIDTH = 110
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
                "avg", "full")  # fmt: skip
 
@@ -43,6 +46,18 @@ def show(table: Table) -> None:
     console.print(rich)
     for note in table.notes:
         console.print(escape(note), soft_wrap=True)
+
+
+def part(found: str | Table) -> None:
+    """Print a part of a report; text is broken into lines of the output's width, which keep their indent."""
+    if isinstance(found, Table):
+        show(found)
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _TEXT_WIDTH
+    for line in found.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        say(textwrap.fill(line, width, subsequent_indent=f"{indent}    ", break_long_words=False,
+                          break_on_hyphens=False))  # fmt: skip
 
 
 def plan(found: Plan, title: str) -> None:

@@ -1,4 +1,4 @@
-"""What `plan`, `list` and `check-model` show: from the options of the command line to plans, tables and reports."""
+"""What `plan` and `list` show: from the options of the command line to plans and tables."""
 
 import importlib
 import inspect
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from fleetfit import names
-from fleetfit.check import check_layout
 from fleetfit.config import assemble
 from fleetfit.config.assembly import architecture_of
 from fleetfit.config.reading import override
@@ -110,20 +109,23 @@ def _cell(value: str | int | float | None) -> str:
 
 def model_of(name: str, classes: int, shape: tuple[int, ...], overrides: Sequence[str]) -> Architecture:
     """Return an architecture from the command line."""
+    settings = model_settings(overrides)
+    return architecture_of(name, settings, classes=classes, channels=shape[0], input_shape=shape)
+
+
+def model_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of the model that --set sets.
+
+    Raises:
+        ConfigError: One of them sets something else.
+    """
     settings: dict[str, Any] = {}
     for text in overrides:
         change = override(text)
         if set(change) != {"model"} or not isinstance(change["model"], dict):
             raise ConfigError(f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".')
         settings |= change["model"]
-    return architecture_of(name, settings, classes=classes, channels=shape[0], input_shape=shape)
-
-
-def checked(name: str, classes: int, input_shape: str | None, overrides: Sequence[str]) -> str:
-    """Return the report of `check_layout`."""
-    shape = shape_of(input_shape)
-    architecture = model_of(name, classes, shape, overrides)
-    return str(check_layout(architecture, input_shape=shape))
+    return settings
 
 
 def shape_of(text: str | None) -> tuple[int, ...]:

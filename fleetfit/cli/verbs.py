@@ -205,11 +205,21 @@ def listing(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None
 @app.command("check-model")
 def check_model(
     name: Annotated[str, typer.Argument(help="Built-in name, package.module:function or file.py:function.")],
-    classes: Annotated[int, typer.Option(help="Classes.")] = 10,
-    input_shape: Annotated[str | None, typer.Option(help="Shape of a sample; 3,32,32 by default.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Classes; 10 by default, all tokens for next_token.")] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of a sample; 3,32,32 by default, 32 for models of tokens.")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="What is trained: classification, next_token, regression or multi_label.")
+    ] = "classification",
     overrides: Overrides = None,
 ) -> None:
-    """Prove that a model can be scaled: what belongs to which axis, and that every level's state fits."""
-    from fleetfit.cli import display, planning
+    """Explain what scales in a model, prove it, and train every level for one step; nothing is written.
 
-    display.say(planning.checked(name, classes, input_shape, overrides or ()))
+    Says what belongs to which axis, what was inferred and what is declared, which exits there are, and what every level
+    costs. Keys of the model are set with --set model.KEY=VALUE, such as --set model.vocabulary=1000 for tokens.
+    """
+    from fleetfit.cli import checking, display
+
+    for part in checking.checked(checking.Asked(name, classes, input_shape, task, overrides or ())):
+        display.part(part)

@@ -1,12 +1,13 @@
 """An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleetfit import names
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of, targets_of, with_further
@@ -125,8 +126,23 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
 
 def _function(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
     if callable(name):
-        return name, getattr(name, "__name__", type(name).__name__)
-    return names.resolve(kind, name), str(name)
+        function, label = name, getattr(name, "__name__", type(name).__name__)
+    else:
+        function, label = names.resolve(kind, name), str(name)
+    if kind == "models":
+        _refuse_module(function, label)
+    return function, label
+
+
+def _refuse_module(found: Any, label: str) -> None:
+    """Say how a bare module, or a class of modules, becomes an architecture."""
+    kind = found if inspect.isclass(found) else type(found)
+    if issubclass(kind, nn.Module):
+        raise ConfigError(
+            f"[model] {label} is a torch module, and FleetFit needs to build it at many sizes. Wrap it: write a class "
+            'that inherits from fleetfit.Architecture, set axes (such as {"hidden": Axis(64)}) and blocks in it, and '
+            f"return {kind.__name__}(...) of the sizes asked for from build(self, axes, exits). See docs/own-model.md."
+        )
 
 
 def _called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
@@ -205,12 +221,7 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
         spec = {"model": model, "given": {**given, "input_shape": list(shape)}, "task": data.task, "exits": []}
     else:
         architecture = section.name
-    missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(architecture, a)]
-    if missing:
-        kind = type(architecture).__name__
-        raise ConfigError(
-            f'[model] {section.name if spec else kind} must give an Architecture; {kind} lacks "{missing[0]}".'
-        )
+    _check_architecture(architecture, section.name if spec else type(architecture).__name__)
     return Problem(
         architecture,
         shape,
@@ -224,7 +235,19 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
 def architecture_of(name: Any, settings: Mapping[str, Any], **given: Any) -> Architecture:
     """Return the architecture of a name, for `plan` and `check-model`."""
     architecture: Architecture = _called("models", name, "[model]", settings, **given)
+    _check_architecture(architecture, name)
     return architecture
+
+
+def _check_architecture(found: Any, label: Any) -> None:
+    _refuse_module(found, f"what {label} returns")
+    missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(found, a)]
+    if missing:
+        kind = type(found).__name__
+        raise ConfigError(
+            f'[model] {label} must give an Architecture; {kind} lacks "{missing[0]}". Inherit from '
+            "fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits)."
+        )
 
 
 def _cohort(experiment: Experiment, clients: int) -> int:

@@ -12,6 +12,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout.axes import Architecture, Axis
 from fleetfit.layout.declare import Declaration
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
+from fleetfit.layout.undeclared import Undeclared, concatenated, question, stacked_or_flat
 
 _BLOCK, _HEAD = re.compile(r"(?:.*\.)?blocks\.(\d+)\."), re.compile(r"(?:.*\.)?heads\.(\d+)\.")
 
@@ -29,6 +30,9 @@ def build_module(architecture: Architecture, sizes: Mapping[str, int], exits: tu
         raise ModelError(message) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{type(architecture).__name__}.build must return an nn.Module, got {type(module).__name__}.")
+    lazy = [name for name, tensor in module.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise ModelError(f'"{lazy[0]}" has no size yet: lazy modules cannot be scaled, so give its input size.')
     for norm in batch_norms(module).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -60,8 +64,7 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
 
     Raises:
         ModelError: Keys change with a size, growth is not affine, something ambiguous is not declared, or one tensor
-            has two
-            names. The message names parameter, dimension, factor and candidates.
+            has two names. The message names parameter, dimension, factor and candidates, and the line to write.
     """
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
@@ -74,18 +77,24 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
         _record_growth(name, whole, one, two, slopes)
     declared = _declarations(architecture, whole)
     kept_out = set(base)
-    tensors = {}
+    tensors, missing = {}, []
     for name, (shape, is_parameter) in whole.items():
         if name in kept_out:
             continue
-        dims = tuple(
-            _dimension(architecture, name, d, size, slopes.get((name, d), {}), declared.get(name, ()))
-            for d, size in enumerate(shape)
-        )
+        try:
+            dims = tuple(
+                _dimension(architecture, name, d, size, slopes.get((name, d), {}), declared.get(name, ()))
+                for d, size in enumerate(shape)
+            )
+        except Undeclared as one:
+            missing.append(one)
+            continue
         block, head = _BLOCK.match(name), _HEAD.match(name)
         tensors[name] = TensorLayout(
             dims, int(block[1]) if block and not head else None, int(head[1]) if head else None, is_parameter
         )
+    if missing:
+        raise ModelError(question(missing))
     return Layout(dict(architecture.axes), chosen, tensors, aliases)
 
 
@@ -177,13 +186,11 @@ def _dimension(
     if len(growth) > 1 or (len(growth) == 1 and _offset(axes, growth, size)):
         if not concatenations:
             parts = ", ".join(f'"{axis}"' for axis in growth)
-            raise ModelError(
-                f"{where} moves with {parts} and is not a multiple of one axis. If it is a concatenation, declare "
-                f"{{{name!r}: segments({parts}, ...)}} in its order, fixed sizes as numbers."
-            )
+            what = f"{where} moves with {parts} and is not a multiple of one axis"
+            raise concatenated(name, what, size, growth, axes)
         return _concatenation(axes, where, size, growth, concatenations[0])
     axis, slope = next(iter(growth.items()))
-    return _multiple(axes[axis], axis, where, name, size, slope, ours)
+    return _multiple(axes[axis], axis, where, name, d, size, slope, ours)
 
 
 def _offset(axes: Mapping[str, Axis], growth: Mapping[str, int], size: int) -> bool:
@@ -192,7 +199,14 @@ def _offset(axes: Mapping[str, Axis], growth: Mapping[str, int], size: int) -> b
 
 
 def _multiple(
-    axis: Axis, axis_name: str, where: str, name: str, size: int, slope: int, declared: Sequence[Declaration]
+    axis: Axis,
+    axis_name: str,
+    where: str,
+    name: str,
+    dim: int,
+    size: int,
+    slope: int,
+    declared: Sequence[Declaration],
 ) -> tuple[Segment, ...]:
     if size == axis.size:
         return (Segment(axis_name),)
@@ -210,11 +224,8 @@ def _multiple(
         if declaration.factor == factor and declaration.kind == "interleaved":
             return (Segment(axis_name, per=factor),)
     said = f" (declared: {declared[0].kind}({declared[0].factor}))" if declared else ""
-    raise ModelError(
-        f'{where} has {factor} elements per channel of axis "{axis_name}"{said}, and growth cannot tell how they lie. '
-        f"Declare {{{name!r}: blocked({factor})}} if it is {factor} stacked copies (fused q, k, v; gates), or "
-        f"{{{name!r}: interleaved({factor})}} if each channel owns {factor} neighbours (a flatten)."
-    )
+    what = f'{where} has {factor} elements per channel of axis "{axis_name}"{said}, and growth cannot tell how they lie'
+    raise stacked_or_flat(name, what, factor, dim if declared else None)
 
 
 def _concatenation(

@@ -1,0 +1,246 @@
+"""What `check-model` shows: a model in plain words, the proof of its layout, and a training step at every level."""
+
+import inspect
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fleetfit import names
+from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
+from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
+from fleetfit.cli.planning import model_settings, shape_of
+from fleetfit.config.assembly import architecture_of
+from fleetfit.cost import submodel_cost
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, ModelError, PlanError
+from fleetfit.layout import Architecture, State, build_module, outputs, some_input
+from fleetfit.levels import split_levels
+from fleetfit.planner import Mode, Targets
+from fleetfit.report.text import Table, short
+from fleetfit.seeds import torch_rng
+from fleetfit.submodel import extract
+from fleetfit.tasks import task_named
+from fleetfit.train import initial_state, run_job
+from fleetfit.values import Device, Failure, Job, Level, Local, Problem
+
+_BUDGETS = (0.125, 0.25, 0.5, 1.0)
+_BATCH = 8  # samples of the training step
+_LR = 0.01
+_TOLERANCE = 0.1
+_TIMED, _PATIENCE_S = 5, 2.0  # steps that are timed, fewer where they take long
+_CLASSES, _TOKENS = 10, (32,)
+_MOST_LISTED = 6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `check-model`, as typed."""
+
+    name: str
+    classes: int | None = None
+    input_shape: str | None = None
+    task: str = "classification"
+    overrides: Sequence[str] = field(default=())
+
+
+def checked(asked: Asked) -> Iterator[str | Table]:
+    """Yield what is found out, in order, so that an error comes after what led to it.
+
+    Raises:
+        FleetFitError: The model cannot be made, scaled or trained; the message says where and what to do.
+    """
+    task = task_named(asked.task)
+    architecture, shape, classes = _made(asked)
+    yield f"{named(architecture)}: {_in_words(architecture, shape, task.name, classes)}"
+    yield _section("What scales", what_scales(architecture))
+    problem, levels, said = _with_levels(Problem(architecture, shape, task, (architecture.blocks,)))
+    yield _section("What was inferred, by building it larger", what_was_inferred(problem.layout))
+    yield _section("What is declared", what_is_declared(architecture, problem.layout))
+    with torch.device("meta"):
+        module = build_module(architecture, problem.layout.full_sizes, problem.exits)
+    yield _section("Exits", what_exits(architecture, module))
+    proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
+    yield _section("Proof", what_was_proved(proof))
+    data = _random_data(problem, classes)
+    _check_outputs(problem, data)
+    yield said
+    yield _trained(problem, levels, data)
+    unused = _unused(problem, data)
+    if unused:
+        shown = ", ".join(unused[:_MOST_LISTED]) + (
+            f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
+        )
+        yield f"No exit uses {shown}: they would be sent and averaged for nothing, so leave them out of the module."
+    yield "Nothing was written."
+
+
+def _section(title: str, lines: Iterator[str]) -> str:
+    return "\n  ".join([title, *lines])
+
+
+# ---- the model -----------------------------------------------------------------------------------------------------
+
+
+def _made(asked: Asked) -> tuple[Architecture, tuple[int, ...], int]:
+    """Return the architecture, the shape of a sample, and the number of classes."""
+    settings = model_settings(asked.overrides)
+    parameters = _parameters(asked.name)
+    takes_tokens = "vocabulary" in parameters
+    if takes_tokens and "vocabulary" not in settings and _is_required(parameters["vocabulary"]):
+        raise ConfigError(
+            f'{asked.name} needs "vocabulary": set it with --set model.vocabulary=1000 (tokens are below it), and the '
+            "number of tokens in a sample with --input-shape 32."
+        )
+    shape = _TOKENS if takes_tokens and asked.input_shape is None else shape_of(asked.input_shape)
+    given = {"channels": shape[0], "input_shape": shape}
+    if "padding" not in settings and "padding" in parameters and _is_required(parameters["padding"]):
+        given["padding"] = -1
+    classes = _CLASSES if asked.classes is None else asked.classes
+    architecture = architecture_of(asked.name, settings, classes=classes, **given)
+    tokens = getattr(architecture, "tokens", 0)
+    if asked.task == "next_token" and asked.classes is None and tokens:
+        classes = tokens
+        architecture = architecture_of(asked.name, settings, classes=classes, **given)
+    if asked.task == "next_token" and not tokens:
+        raise ConfigError(f"--task next_token needs a model of tokens; {asked.name} takes real numbers (tokens = 0).")
+    return architecture, shape, classes
+
+
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(names.resolve("models", name)).parameters
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def _in_words(architecture: Architecture, shape: Sequence[int], task: str, classes: int) -> str:
+    tokens = getattr(architecture, "tokens", 0)
+    sizes = " x ".join(map(str, shape))
+    samples = f"samples of {sizes} tokens below {tokens}" if tokens else f"samples of {sizes}"
+    many = {"next_token": "tokens to predict", "regression": "targets", "multi_label": "labels"}.get(task, "classes")
+    return f"{samples}, {classes} {many}"
+
+
+# ---- its levels ----------------------------------------------------------------------------------------------------
+
+
+def _with_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
+    """Return the problem with the levels' exits, the levels, and in words how they were found."""
+    parts = "1/8, 1/4, 1/2 and all of the parameters"
+    targets = Targets(_BUDGETS, (_TOLERANCE,) * len(_BUDGETS))
+    mode: Mode = "width" if len(problem.architecture.positions) == 1 else "both"
+    try:
+        levels = split_levels(problem, targets, mode)
+    except PlanError as error:
+        problem = problem.with_exits(some_exits(problem.architecture))
+        pieces = some_levels(problem.architecture, problem.layout)
+        levels = [Level(str(i + 1), piece, w, 0.0) for i, (piece, w) in enumerate(zip(pieces, WIDTHS, strict=True))]
+        widths = ", ".join(map(str, WIDTHS))
+        return problem, levels, f"Levels of fixed widths {widths}, since the planner finds none for {parts}: {error}"
+    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    cut = "width" if mode == "width" else "width and depth"
+    return problem, levels, f"Levels for devices that afford {parts}; the planner cuts {cut}."
+
+
+def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
+    """Return a table of all levels after one training step at each."""
+    state = initial_state(problem, seed=0)
+    rows = []
+    for level in levels:
+        cost = submodel_cost(problem.architecture, level.submodel, problem.input_shape)
+        before, after, seconds = _step(problem, level, state, data)
+        rows.append(
+            (
+                level.name,
+                f"{level.width:.2f}",
+                f"{level.submodel.depth}/{problem.architecture.blocks}",
+                ", ".join(map(str, level.submodel.exits)),
+                short(cost.parameters),
+                short(cost.multiply_adds),
+                f"{before:.4f} -> {after:.4f}",
+                f"{1e3 * seconds:.3g} ms",
+            )
+        )
+    threads = torch.get_num_threads()
+    columns = ("level", "width", "depth", "exits", "parameters", "multiply-adds", "loss of a step", "time of a step")
+    note = (
+        f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
+        "before and after, is that of all its exits, as ScaleFL weighs them; parameters and multiply-adds count all "
+        f"exits too. The time is a median with {threads} thread{'s' * (threads > 1)}."
+    )
+    return Table(columns, tuple(rows), notes=(note,))
+
+
+def _step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, float, float]:
+    """Return the loss before and after one step of a level, and how long one takes in seconds."""
+    first = extract(problem.layout, state, level.submodel)
+    before, moved, _ = _job(problem, level, first, data)
+    after, _, seconds = _job(problem, level, moved, data)
+    times, until = [seconds], time.perf_counter() + _PATIENCE_S
+    while len(times) < _TIMED and time.perf_counter() < until:
+        times.append(_job(problem, level, moved, data)[2])
+    return before, after, statistics.median(times)
+
+
+def _job(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, State, float]:
+    """Run one training step as a client would; return its loss, the state after it, and the time in seconds."""
+    job = Job("train", 0, 1, 0, 0, level.submodel, state, {"name": "scalefl"}, seed=0,
+              local=Local(lr=_LR, epochs=1, batch_size=None))  # fmt: skip
+    began = time.perf_counter()
+    try:
+        done, _ = run_job(job, Device(problem, data))
+    except Exception as error:
+        raise ModelError(f"level {level.name} cannot be trained: {type(error).__name__}: {error}") from error
+    if isinstance(done, Failure):
+        raise ModelError(f"level {level.name} cannot be trained: {done.reason}")
+    return float(done.metrics["loss"]), done.state, time.perf_counter() - began
+
+
+def _unused(problem: Problem, data: Data) -> list[str]:
+    """Return the parameters of the full model that no exit depends on."""
+    module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
+    x, _ = data.batch(data.split("train"))
+    named_parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    total = torch.stack([logits.float().sum() for logits in outputs(module, x)]).sum()
+    found = torch.autograd.grad(total, [p for _, p in named_parameters], allow_unused=True)
+    return [name for (name, _), grad in zip(named_parameters, found, strict=True) if grad is None]
+
+
+# ---- random data ---------------------------------------------------------------------------------------------------
+
+
+def _random_data(problem: Problem, classes: int) -> Data:
+    """Return random samples with labels of the problem's task."""
+    rng = torch_rng("check-model")
+    x = some_input(problem.architecture, problem.input_shape, _BATCH, rng)
+    labels = {
+        "classification": lambda: torch.randint(classes, (_BATCH,), generator=rng),
+        "next_token": lambda: torch.randint(classes, tuple(x.shape), generator=rng),
+        "regression": lambda: torch.randn(_BATCH, classes, generator=rng),
+        "multi_label": lambda: torch.randint(2, (_BATCH, classes), generator=rng).float(),
+    }
+    y, splits = labels[problem.task.name](), {"train": torch.arange(_BATCH)}
+    tokens = getattr(problem.architecture, "tokens", 0)
+    return Data("random", x, y, splits, classes, task=problem.task.name, vocabulary=tokens)
+
+
+def _check_outputs(problem: Problem, data: Data) -> None:
+    """Check the shape of every exit's outputs against the task.
+
+    Raises:
+        ModelError: One does not fit.
+    """
+    shape = (_BATCH, *problem.input_shape) if problem.task.name == "next_token" else (_BATCH,)
+    expected = (*shape, data.classes)
+    with torch.device("meta"):
+        module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
+    for exit_, logits in zip(problem.exits, outputs(module, data.x.to("meta")), strict=True):
+        if tuple(logits.shape) != expected:
+            raise ModelError(
+                f"the exit after block {exit_} gives outputs of shape {tuple(logits.shape)} for {_BATCH} samples; task "
+                f"{problem.task.name} with {data.classes} classes needs {expected}."
+            )

@@ -1,0 +1,365 @@
+"""`check-model` says what it finds in plain words: counts by hand, the line to write, what a model lacks."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleetfit.cli import main
+from fleetfit.cli.checking import Asked, checked
+from fleetfit.errors import ConfigError, FleetFitError, ModelError
+from fleetfit.layout import blocked, infer_layout, interleaved, segments
+from fleetfit.layout.undeclared import Undeclared, question
+from fleetfit.names import resolve
+from fleetfit.report.text import Table
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+HEAD = """
+import torch
+from torch import nn
+from fleetfit import Architecture, Axis, ExitModel, blocked, interleaved, segments
+"""
+STACK = """
+class Net(ExitModel):
+    def __init__(self, hidden, classes, exits):
+        super().__init__()
+        self.exits = exits
+        self.stem = nn.Linear(5, hidden)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(hidden, classes) for e in exits})
+
+    def start(self, x):
+        return self.stem(x)
+
+class Stack(Architecture):
+    def __init__(self, classes, hidden=32, blocks=4):
+        self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}
+        self.blocks = blocks
+
+    def build(self, axes, exits):
+        return Net(axes["hidden"], axes["classes"], exits)
+"""
+# One block and one exit, forward alone: `made` makes the module of a width and the classes.
+SINGLE = """
+class Single(Architecture):
+    blocks = 1
+
+    def __init__(self, classes):
+        self.axes = {"wide": Axis(12, GRANULE), "classes": Axis(classes, scaled=False)}
+
+    def build(self, axes, exits):
+        return Net(axes["wide"], axes["classes"])
+"""
+Report = Callable[..., str]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    """Write a file, check a model of it, and return what is said, tables as Markdown."""
+
+    def of(source: str, model: str, input_shape: str = "5", **asked: object) -> str:
+        path = tmp_path / "own.py"
+        count = len(list(tmp_path.iterdir()))
+        path = tmp_path / f"own{count}.py"
+        path.write_text(HEAD + source)
+        parts = checked(Asked(f"{path}:{model}", input_shape=input_shape, **asked))  # type: ignore[arg-type]
+        return "\n".join(part.to_markdown() if isinstance(part, Table) else part for part in parts)
+
+    return of
+
+
+def table_rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if "---" not in line]
+
+
+# ---- what is said of a right model -------------------------------------------------------------------------------
+
+
+def test_counts_are_those_of_the_formula(report: Report) -> None:
+    """Stack with h = 32, 4 blocks and C = 10 classes.
+
+    Dimensions of `hidden`: stem 2 (weight's rows, bias), each block 3 (both of the weight, bias), each of E heads 1
+    (the weight's columns). Parameters: 5h + h + 4 (h^2 + h) in stem and blocks, E (hC + C) in heads.
+    """
+    text = report(STACK, "Stack")
+    exits = table_rows(text)[-1][3].split(", ")
+    h, c, e = 32, 10, len(exits)
+    total = 5 * h + h + 4 * (h * h + h) + e * (h * c + c)
+    assert f'"hidden": {2 + 4 * 3 + e} dimensions of {2 + 8 + e} tensors with {total - e * c:,} of {total:,}' in text
+    assert f'"classes": {2 * e} dimensions of {2 * e} tensors with {e * (h * c + c):,} of {total:,}' in text
+    assert "fixed size: 1 dimension: stem.weight[1]" in text
+    assert 'axis "hidden": 32 channels, cut one by one' in text
+    assert "depth: 4 blocks; a classifier may sit after any of them" in text
+    assert "nothing, and nothing has to be" in text
+    assert "a deployed model can stop at any exit" in text
+    assert text.rstrip().endswith("Nothing was written.")
+
+
+def test_every_level_is_trained_for_a_step(report: Report) -> None:
+    rows = table_rows(report(STACK, "Stack"))
+    assert [row[0] for row in rows] == ["1", "2", "3", "4"]
+    for name, width, depth, exits, parameters, multiply_adds, loss, seconds in rows:
+        before, after = map(float, loss.split(" -> "))
+        assert after < before, name
+        assert 0 < float(width) <= 1 and depth.endswith("/4") and exits.endswith(depth[0])
+        assert parameters and multiply_adds and seconds.endswith("ms")
+    assert rows[-1][1:3] == ["1.00", "4/4"]
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "multi_label"])
+def test_labels_are_of_the_task(report: Report, task: str) -> None:
+    text = report(STACK, "Stack", task=task, classes=3)
+    assert f"task {task}" in text
+    assert len(table_rows(text)) == 4
+
+
+TOKENS = (
+    STACK.replace("nn.Linear(5, hidden)", "nn.Embedding(7, hidden)")
+    + """
+class Tokens(Stack):
+    def __init__(self, classes, vocabulary, padding):
+        assert padding == -1
+        super().__init__(classes)
+        self.tokens = vocabulary
+"""
+)
+
+
+def test_models_of_tokens_get_tokens(report: Report) -> None:
+    text = report(TOKENS, "Tokens", input_shape=None, task="next_token", overrides=["model.vocabulary=7"])
+    assert "samples of 32 tokens below 7, 7 tokens to predict" in text
+    with pytest.raises(ConfigError, match=r"--set model.vocabulary=1000"):
+        report(TOKENS, "Tokens")
+    with pytest.raises(ConfigError, match="needs a model of tokens"):
+        report(STACK, "Stack", task="next_token")
+
+
+def test_a_model_without_room_for_four_exits_gets_fixed_widths(report: Report) -> None:
+    text = report(STACK.replace("blocks=4", "blocks=2"), "Stack")
+    assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0, since the planner finds none" in text
+    assert "3 smaller levels need as many different depths, and the model has 1." in text
+    assert [row[1] for row in table_rows(text)] == ["0.30", "0.50", "0.80", "1.00"]
+
+
+def single(net: str, granule: int = 1) -> str:
+    return net + SINGLE.replace("GRANULE", str(granule))
+
+
+PLAIN = """
+class Net(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        self.up, self.fc = nn.Linear(5, wide), nn.Linear(wide, classes)
+    def forward(self, x):
+        return self.fc(self.up(x).relu())
+"""
+
+
+def test_a_plain_module_is_told_what_it_lacks(report: Report) -> None:
+    text = report(single(PLAIN), "Single")
+    assert "one, after the last block: nothing can stop early, and levels differ in width only" in text
+    assert "forward alone is enough for that; for more exits" in text
+    assert {row[2] for row in table_rows(text)} == {"1/1"}
+
+
+def test_a_list_of_logits_without_segments_is_told_what_it_lacks(report: Report) -> None:
+    start = "def start(self, x):\n        return self.stem(x)"
+    listed = STACK.replace("(ExitModel)", "(nn.Module)").replace(start, """\
+def forward(self, x):
+        x, logits = self.stem(x), []
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i + 1 in self.exits:
+                logits.append(self.heads[str(i + 1)](x))
+        return logits""")  # fmt: skip
+    text = report(listed, "Stack")
+    assert "the module has no start, segment and head: it trains all the same" in text
+    assert "a deployed model cannot stop early" in text
+    assert len(table_rows(text)) == 4
+
+
+def test_parameters_that_no_exit_uses_are_named(report: Report) -> None:
+    idle = STACK.replace(
+        "self.stem = nn.Linear(5, hidden)", "self.stem, self.idle = nn.Linear(5, hidden), nn.Linear(2, 3)"
+    )
+    assert "No exit uses idle.weight, idle.bias:" in report(idle, "Stack")
+    assert "No exit uses" not in report(STACK, "Stack")
+
+
+# ---- the line to write ---------------------------------------------------------------------------------------------
+
+FUSED = """
+class Net(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        self.up, self.qkv, self.fc = nn.Linear(5, wide), nn.Linear(wide, 3 * wide), nn.Linear(wide, classes)
+    def forward(self, x):
+        q, k, v = self.qkv(self.up(x).relu()).chunk(3, dim=-1)
+        return self.fc(q * k.tanh() + v)
+"""
+GATES = """
+class Net(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(5, wide, batch_first=True), nn.Linear(wide, classes)
+    def forward(self, x):
+        return self.fc(self.lstm(x)[0][:, -1])
+"""
+FLAT = """
+class Net(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(1, wide, 3, padding=1), nn.Linear(5 * wide, classes)
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().flatten(1))
+"""
+BESIDE = """
+class Net(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        self.up, self.fc = nn.Linear(5, wide), nn.Linear(5 + wide, classes)
+    def forward(self, x):
+        return self.fc(torch.cat([x, self.up(x).relu()], dim=1))
+"""
+
+
+def line_in(error: BaseException) -> str:
+    found = re.search(r"self\.declared = \{.*?\}", str(error))
+    assert found, f"no line to write in: {error}"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "expected"),
+    [
+        (FUSED, "5", '{"qkv.weight": blocked(3), "qkv.bias": blocked(3)}'),
+        (GATES, "4,5", '"lstm.weight_hh_l0": blocked(4)'),
+        (FLAT, "1,5", '{"fc.weight": interleaved(5)}'),
+        (BESIDE, "5", '{"fc.weight": segments(5, "wide")}'),
+    ],
+    ids=["fused", "gates", "flatten", "concatenation"],
+)
+def test_the_line_that_the_error_names_mends_the_model(report: Report, net: str, shape: str, expected: str) -> None:
+    """All tensors that lack a declaration are asked for at once; of two candidates the right one is taken."""
+    with pytest.raises(ModelError, match=r"dimension \d of size \d+") as caught:
+        report(single(net), "Single", shape)
+    line = line_in(caught.value)
+    if "interleaved" in expected:
+        assert "or interleaved(5) instead of blocked(5) if each channel owns 5 neighbours (a flatten)." in str(
+            caught.value
+        )
+        line = line.replace("blocked", "interleaved")
+    assert expected in line
+    mended = single(net).replace("        self.axes", f"        {line}\n        self.axes")
+    assert "the layout is right" in report(mended, "Single", shape)
+
+
+def test_one_line_serves_all_blocks() -> None:
+    """The DenseNet of the examples without its declarations: one pattern for what all blocks have alike."""
+    family = resolve("models", f"{EXAMPLES / 'concatenation.py'}:DenseNet")(classes=3, channels=1, growth=4, blocks=3)
+    right = infer_layout(family)
+    family.declared = {}
+    with pytest.raises(ModelError) as caught:
+        infer_layout(family)
+    line = line_in(caught.value)
+    assert line.count("blocks.*.conv.weight") == 1
+    exec(line.replace("self", "family"), {"family": family, "segments": segments})
+    assert infer_layout(family).tensors == right.tensors
+
+
+def test_candidates_that_differ_are_asked_for_by_name() -> None:
+    missing = [
+        Undeclared("blocks.0.a", "first", {"blocked(2)": "x"}),
+        Undeclared("blocks.1.a", "second", {"blocked(3)": "y"}),
+        Undeclared("heads.1.fc", "third", {"interleaved(4)": "z"}),
+    ]
+    expected = 'self.declared = {"blocks.0.a": blocked(2), "blocks.1.a": blocked(3), "heads.1.fc": interleaved(4)}'
+    assert question(missing) == f"first. Write in the architecture: {expected} if x."
+    assert blocked(2).factor == 2 and interleaved(4).factor == 4
+
+
+def test_declarations_are_said_with_where_they_are_in_force(report: Report) -> None:
+    declared = 'self.declared = {"qkv.*": blocked(3), "fc.*": blocked(2), "nothing": interleaved(2)}'
+    text = report(single(FUSED).replace("        self.axes", f"        {declared}\n        self.axes"), "Single")
+    assert '"qkv.*": blocked(3): 3 stacked copies of an axis, in 2 dimensions: qkv.weight[0], qkv.bias' in text
+    assert '"fc.*": blocked(2): not needed; growth alone tells' in text
+    assert '"nothing": interleaved(2): matches no tensor; remove or mend it' in text
+    # up: rows, bias; qkv: columns, and rows and bias as declared; fc: columns
+    assert '"wide": 6 dimensions (2 as declared) of 5 tensors' in text
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+LAST_ALONE = (
+    STACK
+    + """
+class Last(Net):
+    def forward(self, x):
+        return super().forward(x)[-1]
+"""
+)
+DOUBLED = (
+    STACK
+    + """
+class Last(Net):
+    def forward(self, x):
+        return [2 * logits for logits in super().forward(x)]
+"""
+)
+BUILDS_LAST = """
+class Wrong(Stack):
+    def build(self, axes, exits):
+        return Last(axes["hidden"], axes["classes"], exits)
+"""
+TRAINING = "(float('inf') if self.training else 1) * "
+RAISING = "return [][0] if self.training and x.device.type == 'cpu' else self.fc("
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "message"),
+    [
+        (STACK, "Net", r"is a torch module.*Wrap it: write a class that inherits from .*Architecture.*return Net\("),
+        ("net = nn.Linear(5, 3)", "net", r"is a torch module.*return Linear\("),
+        ("def made():\n    return nn.Linear(5, 3)", "made", r"what .*:made returns is a torch module"),
+        ("def made():\n    return 3", "made", r'must give an Architecture; int lacks "axes"'),
+        (LAST_ALONE + BUILDS_LAST, "Wrong", r"gives 1 outputs when it is built with 4 exits.*positions = \(blocks,\)"),
+        (DOUBLED + BUILDS_LAST, "Wrong", "forward gives other logits for exit 1 than start, segment and head"),
+        (
+            STACK.replace("Axis(classes, scaled=False)", "Axis(3, scaled=False)"),
+            "Stack",
+            r"the exit after block \d gives outputs of shape \(8, 3\).*classification with 10 classes needs \(8, 10\)",
+        ),
+        (
+            single(PLAIN.replace("nn.Linear(wide, classes)", "nn.LazyLinear(classes)")),
+            "Single",
+            r'"fc.weight" has no size yet',
+        ),
+        (
+            single(PLAIN.replace("self.fc(", f"self.fc({TRAINING}")),
+            "Single",
+            "1 cannot be trained: its training diverged",
+        ),
+        (single(PLAIN.replace("return self.fc(", RAISING)), "Single", "level 1 cannot be trained: IndexError"),
+    ],
+)
+def test_what_is_wrong_is_said(report: Report, source: str, model: str, message: str) -> None:
+    with pytest.raises(FleetFitError, match=message):
+        report(source, model)
+
+
+def test_the_command_prints_what_is_known_before_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(HEAD + single(FLAT))
+    with pytest.raises(SystemExit) as caught:
+        main(["check-model", "own.py:Single", "--input-shape", "1,5"])
+    printed = capsys.readouterr()
+    assert caught.value.code == 2
+    assert 'axis "wide": 12 channels, cut one by one' in printed.out
+    assert printed.err.startswith('fleetfit: "fc.weight", dimension 1 of size 60 has 5 elements per channel')
+    assert printed.err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"own.py", "__pycache__"}, "nothing is written"
