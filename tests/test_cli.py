@@ -88,7 +88,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be both, width or depth"),
         (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
-        (["plan", "--paper", "table-9"], '"table-9" is no table of the papers'),
+        (["plan", "--paper", "table-10"], '"table-10" is no table of the papers'),
         (["plan", "--budgets", "0.3,1", "--mode", "width"], "--budgets, --mode: only with --model"),
         (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
         (
