@@ -1,5 +1,6 @@
 """The command line: every mistake is one sentence on stderr and exit code 2; the verbs do what they say."""
 
+import functools
 import json
 import os
 import re
@@ -288,7 +289,13 @@ def test_check_model_prints_the_report(fleetfit: Command) -> None:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from fleetfit.cli import main; main()", "run", *SMALL, "--set", "rounds=500",
                "--out", str(tmp_path / "run")]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    )
     deadline = time.monotonic() + 60
     while not list((tmp_path / "run" / "checkpoints").glob("*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.1)
