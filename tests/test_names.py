@@ -326,12 +326,12 @@ def test_every_entry_has_a_summary_of_one_line(kind: str) -> None:
         assert line and line[0].isupper() and len(line) < 140 and "\n" not in line, name
 
 
-def test_a_file_may_import_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_import_its_neighbours_which_shadow_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     (tmp_path / "neighbour_of_own.py").write_text("NUMBER = 3\n")
-    (tmp_path / "json.py").write_text("raise RuntimeError('shadows the library')\n")
-    (tmp_path / "own.py").write_text(
-        "import json\nfrom neighbour_of_own import NUMBER\n\ndef number(): return NUMBER\n"
-    )
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('shadows the library')\n")
+    source = "import colorsys\nfrom neighbour_of_own import NUMBER\n\n\ndef number():\n    return NUMBER\n"
+    (tmp_path / "own.py").write_text(source)
     assert names.resolve("methods", f"{tmp_path / 'own.py'}:number")() == 3
     del sys.modules["neighbour_of_own"]
