@@ -32,7 +32,7 @@ from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import cut, flat_of
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state
-from fleetfit.values import Clients, Federation, Local, Problem, Simulation
+from fleetfit.values import Clients, Federation, Local, Problem, Resources, Simulation
 
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)
 RATIOS = Targets((0.125, 0.25, 0.5, 1.0), (0.1, 0.1, 0.1, 0.1))
@@ -72,7 +72,7 @@ def fleet(model: str, shape: tuple[int, ...], clients: int, samples: int, cohort
     budgets = np.tile([0.125, 0.25, 0.5, 1.0], clients // 4 + 1)[:clients]
     registered = Clients(np.full(clients, samples), budgets, np.full(clients, 0.15))
     federation = Federation(problem, registered, tuple(levels), cohort, build(spec), spec, 0)
-    return federation, Simulation(problem, data, Parts(clients, samples, total), budgets)
+    return federation, Simulation(problem, data, Parts(clients, samples, total), Resources({"parameters": budgets}))
 
 
 # ---- (a) our round against a bare loop ---------------------------------------------------------------------------

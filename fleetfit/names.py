@@ -30,7 +30,7 @@ _PRIVATE = {
 
 
 def available(kind: str) -> list[str]:
-    """Return the built-in names of a kind ("methods", "options", "models", "data", "engines"), sorted."""
+    """Return the built-in names of a kind ("methods", "options", "choices", "models", "data", "engines"), sorted."""
     package = importlib.import_module(f"fleetfit.{kind}")
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_") and name not in _PRIVATE.get(kind, set()))
@@ -46,7 +46,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     """Return the function that a name stands for.
 
     Args:
-        kind: The package that holds the built-in ones: "methods", "options", "models", "data", "engines".
+        kind: The package that holds the built-in ones: "methods", "options", "choices", "models", "data", "engines".
         name: `identifier`, `package.module:function` or `file.py:function`.
 
     Raises:

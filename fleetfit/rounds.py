@@ -7,7 +7,7 @@ largest first, then client id. A round in which nobody returned a usable update 
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from fleetfit import wire
 from fleetfit.errors import RunError
 from fleetfit.evaluate import Statistics, Wanted, evaluate
-from fleetfit.layout import State
+from fleetfit.layout import Layout, State
 from fleetfit.method import FEDAVG
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.submodel import Submodel
@@ -140,10 +140,13 @@ def one_round(
                 raise RunError("the engine gave more replies than it was given jobs: one each, in the jobs' order.")
             job = waiting.popleft()
             reply = checked(reply, job, federation)
-            reports.append(replace(reply, state={}) if isinstance(reply, Update) else reply)
             if isinstance(reply, Update):
+                noted = {**reply.metrics, **method.note(federation, server, reply)}
+                reports.append(replace(reply, state={}, metrics=noted))
                 engine.accept(reply)
                 yield reply
+            else:
+                reports.append(reply)
         if waiting:
             raise RunError(f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.")
 
@@ -152,7 +155,8 @@ def one_round(
     for _ in updates:  # a merge that stopped early still owes the reports of the rest
         pass
     after = method.step(federation, server, aggregate, tuple(reports))
-    return after, _report(after, local, reports)
+    after = method.observe(federation, after, aggregate, tuple(reports))
+    return after, _report(federation, after, local, reports)
 
 
 Slot = tuple[int, int, Submodel]  # client, level, sub-model
@@ -160,13 +164,25 @@ Slot = tuple[int, int, Submodel]  # client, level, sub-model
 
 def canonical(federation: Federation, slots: list[Slot]) -> list[Slot]:
     """Order a round's slots: predicted cost (elements of the sub-model), largest first, then client id."""
-    elements: dict[Any, int] = {}
-    for _, _, piece in slots:
+    elements = Elements(federation.problem.layout)
+    return sorted(slots, key=lambda s: (-elements.of(s[2]), s[2].exits, s[0], s[1]))
+
+
+class Elements:
+    """How many elements sub-models have, each shape counted once."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Count nothing yet."""
+        self._layout = layout
+        self._known: dict[Any, int] = {}
+
+    def of(self, piece: Submodel) -> int:
+        """Return the elements of a sub-model."""
         key = (tuple(piece.sizes.items()), piece.exits)
-        if key not in elements:
-            shapes = federation.problem.layout.shapes(piece.sizes, piece.exits).values()
-            elements[key] = sum(int(np.prod(shape)) for shape in shapes)
-    return sorted(slots, key=lambda s: (-elements[(tuple(s[2].sizes.items()), s[2].exits)], s[2].exits, s[0], s[1]))
+        if key not in self._known:
+            shapes = self._layout.shapes(piece.sizes, piece.exits).values()
+            self._known[key] = sum(int(np.prod(shape)) for shape in shapes)
+        return self._known[key]
 
 
 def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
@@ -195,7 +211,17 @@ def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update
     return replace(reply, bytes_down=down, bytes_up=up)
 
 
-def _report(server: Server, local: Local, reports: list[Update | Failure]) -> dict[str, Any]:
+def waste(layout: Layout, reports: Sequence[Update | Failure]) -> float:
+    """Return a round's communication waste rate: 1 - elements that came back / elements sent (AdaptiveFL 4.4)."""
+    elements = Elements(layout)
+    sent = sum(elements.of(r.dispatched) for r in reports)
+    back = sum(elements.of(r.submodel) for r in reports if isinstance(r, Update))
+    return 1 - back / sent if sent else 0.0
+
+
+def _report(
+    federation: Federation, server: Server, local: Local, reports: Sequence[Update | Failure]
+) -> dict[str, Any]:
     good = [r for r in reports if isinstance(r, Update)]
     samples = sum(u.num_examples for u in good)
     by_level: dict[str, int] = {}
@@ -210,4 +236,5 @@ def _report(server: Server, local: Local, reports: list[Update | Failure]) -> di
                      if isinstance(r, Failure)],
         "bytes_down": sum(r.bytes_down for r in reports),
         "bytes_up": sum(r.bytes_up for r in reports),
+        "waste": waste(federation.problem.layout, reports),
     }  # fmt: skip

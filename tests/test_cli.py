@@ -268,7 +268,7 @@ def test_list_data_is_table_2(fleetfit: Command) -> None:
     assert re.search(r"cifar100 +│ 50,000 +│ 10,000 +│ 100 +│ 32x32", found.out)
 
 
-@pytest.mark.parametrize("kind", ["methods", "options", "models", "engines"])
+@pytest.mark.parametrize("kind", ["methods", "options", "choices", "models", "engines"])
 def test_list_has_a_line_for_everything_built_in(fleetfit: Command, kind: str) -> None:
     from fleetfit import names
 

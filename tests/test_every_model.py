@@ -18,7 +18,7 @@ from fleetfit.layout import State, infer_layout, outputs, some_input
 from fleetfit.method import build
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.train import initial_state
-from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Simulation
+from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Resources, Simulation
 
 MODELS = names.available("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]
@@ -78,7 +78,7 @@ def fleet_of(problem: Problem, data: Data, method: str) -> tuple[Federation, Sim
     levels = (Level("1", problem.submodel(0.5, small), 0.5, 0.5), Level("2", problem.submodel(1.0, full), 1.0, 1.0))
     parts = tiny_parts(data, 4)
     reported = np.array([0.5, 1.0] * 2)
-    simulation = Simulation(problem, data, parts, reported)
+    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported)
     spec = {"name": method}
     return Federation(problem, clients, levels, 3, build(spec), spec, 0, simulation.device(None)), simulation

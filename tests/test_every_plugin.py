@@ -23,7 +23,7 @@ from fleetfit.layout import State, outputs
 from fleetfit.method import build, is_portable
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
-from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Simulation
+from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Resources, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
 DATA, ENGINES = names.available("data"), names.available("engines")
@@ -84,7 +84,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     parts = tiny_parts(data, 6)
     budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
-    simulation = Simulation(problem, data, parts, budgets)
+    simulation = Simulation(problem, data, parts, Resources({"parameters": budgets}))
     clients = Clients(np.array([len(p["train"]) for p in parts]), budgets)
     return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
 

@@ -182,7 +182,9 @@ def test_the_list_of_hooks_is_the_design_s() -> None:
         "reply",
         "weight",
         "merge",
+        "note",
         "step",
+        "observe",
     )
 
 
@@ -198,9 +200,9 @@ def test_an_option_fills_a_hook_that_the_method_left_alone() -> None:
 
 
 def test_a_hook_set_twice_is_an_error_that_says_what_to_write() -> None:
-    with pytest.raises(ConfigError, match=rf'option "{HERE}:weighing_first" set hook "weight".*method.hooks.weight = '):
+    with pytest.raises(ConfigError, match=rf'"{HERE}:weighing_first" set hook "weight".*method.hooks.weight = '):
         build(with_options("weighing_first", name="scalefl"))
-    with pytest.raises(ConfigError, match='option "test_method_spec:weighing_second" set hook "weight"'):
+    with pytest.raises(ConfigError, match='"test_method_spec:weighing_second" set hook "weight"'):
         build(with_options("weighing_first", "weighing_second"))
 
 

@@ -11,7 +11,7 @@ from fleetfit.errors import ConfigError, RunError
 from fleetfit.method import Method, build
 from fleetfit.methods.fedrolex import fedrolex
 
-KINDS = ["methods", "options", "models", "data", "engines"]
+KINDS = ["methods", "options", "choices", "models", "data", "engines"]
 
 
 def test_a_built_in_name_is_its_path() -> None:

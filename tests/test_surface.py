@@ -77,7 +77,8 @@ KEYS = {
     "data": ["name", "partition"],
     "data.partition": ["kind", "clients", "seed"],
     "model": ["name"],
-    "fleet": ["cost", "tolerance", "levels", "told", "groups", "measured"],
+    "fleet": ["cost", "tolerance", "levels", "told", "drift", "groups", "measured"],
+    "fleet.drift": ["sd", "jump", "low"],
     "fleet.groups": ["budget", "share", "tolerance", "name"],
     "method": ["name", "plus", "hooks"],
     "local": [

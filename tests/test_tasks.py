@@ -22,7 +22,7 @@ from fleetfit.method import build
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, start
 from fleetfit.tasks import multi_label, next_token, regression, task_named
-from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Simulation
+from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Resources, Simulation
 
 # ---- formulas ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
     )
     parts = tiny_parts(data, 6)
     reported = np.array([0.3, 1.0] * 3)
-    simulation = Simulation(problem, data, parts, reported)
+    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported)
     return Federation(problem, clients, levels, 4, build(spec), spec, 0, simulation.device(None)), simulation
 

@@ -12,7 +12,7 @@ from fleetfit.data import Data
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.method import build
 from fleetfit.tasks import classification
-from fleetfit.values import Clients, Federation, Level, Problem, Simulation
+from fleetfit.values import Clients, Federation, Level, Problem, Resources, Simulation
 
 
 class TinyNet(ExitModel):
@@ -99,7 +99,7 @@ def tiny_federation(
     )
     counts = np.array([len(part["train"]) for part in parts])
     reported = np.array([(0.2, 0.5, 1.0)[i % 3] for i in range(clients)])
-    simulation = Simulation(problem, data, parts, reported)
+    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
     registered = Clients(counts, reported)
     return (
         Federation(problem, registered, levels, cohort, build(method), method, seed, simulation.device(None)),

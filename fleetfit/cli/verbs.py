@@ -191,6 +191,7 @@ class Kind(StrEnum):
     options = "options"
     models = "models"
     data = "data"
+    choices = "choices"
     engines = "engines"
 
 

@@ -3,14 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from fleetfit import names
-from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of, targets_of, with_further
+from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.partition import KINDS
@@ -22,7 +22,7 @@ from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
 from fleetfit.train import notes_on_start
-from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation
+from fleetfit.values import Clients, Drift, Evaluation, Federation, Local, Problem, Resources, Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,18 +64,26 @@ def assemble(experiment: Experiment) -> Assembly:
     """
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
+    if experiment.fleet.told is False and method.told:
+        raise ConfigError(
+            f"[fleet] told: {experiment.method.name} needs the budgets that clients tell the server; adaptivefl does "
+            "without. Leave told out, or choose another method."
+        )
+    if experiment.fleet.told and not method.told:
+        raise ConfigError(f"[fleet] told: {experiment.method.name} never learns a budget; leave told out.")
     check_keys(experiment)
     data = load_data(experiment)
     parts = divided(experiment, data)
     problem = problem_of(experiment, data)
     fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed, _batch_size(experiment, parts))
-    targets = targets_of(experiment.fleet, fleet)
+    targets = targets_of(experiment.fleet, fleet) if method.told else only_full(fleet)
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
-    simulation = Simulation(problem, data, parts, fleet.budgets)
+    simulation = Simulation(problem, data, parts, resources_of(experiment, fleet))
+    everything = Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances, fleet.further)
     federation = Federation(
         problem=problem,
-        clients=Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances, fleet.further),
+        clients=everything if method.told else Clients(everything.num_examples),
         levels=levels,
         cohort=_cohort(experiment, len(parts)),
         method=method,
@@ -83,17 +91,26 @@ def assemble(experiment: Experiment) -> Assembly:
         seed=experiment.seed,
         device=simulation.device(None),
     )
-    notes = notes_of(federation, fleet)
-    if not len(federation.able):
+    known = replace(federation, clients=everything)  # to whoever describes the fleet, not to the server
+    notes = notes_of(known, fleet)
+    if not len(federation.able) or not len(known.able):
         raise PlanError(
             f"nobody can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
         )
     if problem.task.measure != "accuracy":
         notes.append(f"Accuracy here is {problem.task.measure}.")
     notes += notes_on_start(problem)
-    plan = plan_of(federation, fleet, targets)
+    plan = plan_of(known, fleet, targets)
     experiment = with_measured(experiment, fleet.conditions.measured)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
+
+
+def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
+    """Return what the simulated devices afford."""
+    drift = experiment.fleet.drift
+    moving = None if drift is None else Drift(drift.sd, drift.jump, drift.low)
+    budgets = {fleet.cost: fleet.budgets, **fleet.further}
+    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, experiment.seed)
 
 
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -115,13 +132,15 @@ def _batch_size(experiment: Experiment, parts: Sequence[Mapping[str, Tensor]]) -
 def spec_of_method(experiment: Experiment) -> dict[str, Any]:
     """Return the spec from which the method is built wherever a job runs."""
     section, choose = experiment.method, experiment.cohort.choose
-    hooks = dict(section.hooks)
-    if choose != "uniform":
-        if "choose" in hooks:
-            raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
-        hooks["choose"] = choose
+    choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
+    if "name" not in choice:
+        raise ConfigError('[cohort] choose: a table needs the name of a choice, such as { name = "loss" }.')
     spec = {"name": section.name, **section.settings}
-    return spec | ({"plus": section.plus} if section.plus else {}) | ({"hooks": hooks} if hooks else {})
+    if choice != {"name": "uniform"}:
+        if "choose" in section.hooks:
+            raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
+        spec["choose"] = choice
+    return spec | ({"plus": section.plus} if section.plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 
 def _function(kind: str, name: Any) -> tuple[Callable[..., Any], str]:

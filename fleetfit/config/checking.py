@@ -27,10 +27,6 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
-    if not experiment.fleet.told:
-        raise ConfigError(
-            "[fleet] told: servers that never learn a budget come with a later version; leave told = true."
-        )
     return experiment
 
 

@@ -136,6 +136,11 @@ def targets_of(section: FleetSection, fleet: Fleet) -> Targets:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def only_full(fleet: Fleet) -> Targets:
+    """Return the full model as the only target: what a server knows that never learns a budget."""
+    return Targets((1.0,), (float(fleet.tolerances.min()),), fleet.cost, conditions=fleet.conditions)
+
+
 def _saved_plan(section: FleetSection) -> Plan | None:
     """Return the plan that the section names or holds, or None where it says how to find the levels."""
     levels = section.levels

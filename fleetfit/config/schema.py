@@ -138,6 +138,20 @@ class Group(Section):
     name: str | None = None
 
 
+class DriftSection(Section):
+    """`[fleet] drift`: how budgets move during the run (see `fleetfit.values.Drift`).
+
+    Attributes:
+        sd: Standard deviation of the slow movement, of the budget's logarithm.
+        jump: Probability that a budget jumps in a round.
+        low: What a jump leaves at least, as a fraction.
+    """
+
+    sd: NotNegative = 0.1
+    jump: Annotated[float, Field(ge=0, le=1)] = 0.05
+    low: Fraction = 0.25
+
+
 class FleetSection(Section):
     """`[fleet]`: what the devices afford, and how that becomes levels.
 
@@ -146,7 +160,8 @@ class FleetSection(Section):
             "size_bytes", "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
         tolerance: How far a level may exceed a budget, as a fraction of it.
         levels: "cluster", "halving", target cost ratios, or a saved plan (its path, or the plan itself).
-        told: Whether clients tell the server their budgets.
+        told: Whether clients tell the server their budgets; by default, whether the method needs it.
+        drift: How budgets move during the run; they stay by default.
         groups: The budget classes.
         measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
     """
@@ -154,7 +169,8 @@ class FleetSection(Section):
     cost: str = "parameters"
     tolerance: NotNegative = 0.1
     levels: str | list[Fraction] | dict[str, Any] = "cluster"
-    told: bool = True
+    told: bool | None = None
+    drift: DriftSection | None = None
     groups: Annotated[list[Group], Field(min_length=1)] = Field(
         default_factory=lambda: [Group(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )
@@ -188,7 +204,8 @@ class CohortSection(Section):
     """`[cohort]`: who takes part in a round.
 
     Attributes:
-        choose: "uniform" leaves it to the method, most of which choose uniformly; or a function's name.
+        choose: "uniform" leaves it to the method, most of which choose uniformly; or the name of a choice, or a table
+            with its name and its own keys.
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
         count: How many, instead of a fraction.
     """
@@ -272,7 +289,6 @@ class Experiment(Section):
 
 NOT_YET = {
     "data.server": "data for the server (FedDF) come with a later version; leave data.server out.",
-    "fleet.drift": "budgets that move during a run come with a later version; leave fleet.drift out.",
     "cohort.deadline_s": "deadlines come with a later version; leave cohort.deadline_s out.",
     "fleet.groups.profile": "device profiles come with a later version; write a budget as a fraction instead.",
 }

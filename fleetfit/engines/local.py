@@ -70,7 +70,7 @@ class Local:
         try:
             for job in jobs:
                 version, memory = self._memories.of(job.client)
-                device = self._simulation.device(job.client, memory)
+                device = self._simulation.device(job.client, memory, job.round)
                 reply, remembered = run_job(replace(job, memory_version=version), device)
                 if job.kind == "train":
                     self._memories.offer(job.round, job.index, remembered)

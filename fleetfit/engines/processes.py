@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fleetfit.data.stored import restored, store
@@ -31,7 +30,7 @@ from fleetfit.engines.memories import Memories
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.method import build, is_portable
 from fleetfit.train import run_job
-from fleetfit.values import Failure, Job, Problem, Simulation, Update
+from fleetfit.values import Failure, Job, Problem, Resources, Simulation, Update
 from fleetfit.wire import job_nest, job_of, pack, reply_nest, reply_of, unpack
 
 _TRIES = 3  # workers that a job may cost before it counts as failed
@@ -225,7 +224,7 @@ def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
     nest = {
         "problem": simulation.problem.spec, "base": simulation.problem.base, "data": store(simulation.data, folder),
         "parts": [dict(part) for part in simulation.parts], "threads": threads, "path": [p for p in sys.path if p],
-        "budgets": None if simulation.budgets is None else torch.from_numpy(np.asarray(simulation.budgets)),
+        "resources": simulation.resources.nest,
     }  # fmt: skip
     (folder / "setup").write_bytes(pack(nest))
     return folder / "setup"
@@ -235,8 +234,8 @@ def _read_setup(path: Path, device: str) -> tuple[Simulation, int]:
     nest = unpack(path.read_bytes())
     data = restored(nest["data"], path.parent)
     problem = replace(Problem.rebuilt(nest["problem"]), base=nest["base"])
-    budgets = None if nest["budgets"] is None else nest["budgets"].numpy()
-    return on_accelerator(Simulation(problem, data, nest["parts"], budgets), accelerator_named(device)), nest["threads"]
+    simulation = Simulation(problem, data, nest["parts"], Resources.restored(nest["resources"]))
+    return on_accelerator(simulation, accelerator_named(device)), nest["threads"]
 
 
 def _work(connection: Connection, setup: Path, device: str) -> None:
@@ -260,7 +259,7 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
         job = job_of(nest["job"])
         try:
             build(job.method)
-            reply, memory = run_job(job, simulation.device(job.client, nest["memory"]))
+            reply, memory = run_job(job, simulation.device(job.client, nest["memory"], job.round))
             message = {"reply": reply_nest(reply), "memory": memory}
         except FleetFitError as error:
             message = {"error": str(error)}

@@ -57,7 +57,8 @@ class Movement:
                    **FlatState(torch.where(self.covered, now, before), self._shapes)}
             for name, (now, before) in memory.items()
         }  # fmt: skip
-        return replace(self._server, state=state, round=self._server.round + 1, memory=kept)
+        memory_now = {**(self._server.memory or {}), **kept}  # what choices of clients remember stays
+        return replace(self._server, state=state, round=self._server.round + 1, memory=memory_now)
 
 
 def in_range(name: str, value: float, low: float, high: float = float("inf"), *, closed: bool = False) -> None:

@@ -27,7 +27,7 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         method = build(job.method)
         adapted = method.adapt(job, device)
         if adapted is None:
-            return _failure(job, "declined: the client cannot afford any part of what it was sent"), device.memory
+            return _failure(job, "declined: the client affords no part of what it was sent", True), device.memory
         work = {"train": _train, "evaluate": evaluate, "statistics": statistics}[adapted.kind]
         with own_randomness(device.accelerator):
             return work(adapted, device, method, job.submodel)
@@ -37,8 +37,8 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return _failure(job, f"{type(error).__name__}: {error}"), device.memory
 
 
-def _failure(job: Job, reason: str) -> Failure:
-    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+def _failure(job: Job, reason: str, declined: bool = False) -> Failure:
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined)
 
 
 def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:

@@ -6,12 +6,14 @@ client (`Client`) and what a device has (`Device`) are two types, and no functio
 
 from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
 from fleetfit.values.problem import Level, Problem
+from fleetfit.values.resources import Drift, Resources
 from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
 
 __all__ = [
     "Client",
     "Clients",
     "Device",
+    "Drift",
     "Evaluation",
     "Failure",
     "Federation",
@@ -19,6 +21,7 @@ __all__ = [
     "Level",
     "Local",
     "Problem",
+    "Resources",
     "Server",
     "Simulation",
     "Update",

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetfit.cost import Conditions, cost_of
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
-from fleetfit.planner import assign
+from fleetfit.planner import affords, assign
 from fleetfit.submodel import Submodel
 from fleetfit.values.problem import Level, Problem
+from fleetfit.values.resources import Resources
 
 if TYPE_CHECKING:
     from fleetfit.method import Method
@@ -66,7 +68,9 @@ class Device:
         problem: What is trained.
         data: Its own data.
         id: The client's id, or None for the server's own device.
-        budget: What it affords now, as a fraction of the full model's cost; None where nobody measures.
+        budgets: What it affords now by cost, as a fraction of the full model's; empty where nobody measures.
+        tolerance: How far a model may exceed them, as a fraction of them.
+        conditions: Under which costs are counted.
         memory: What it kept from its last accepted job.
         accelerator: Where tensors are computed on.
     """
@@ -74,13 +78,27 @@ class Device:
     problem: Problem
     data: Data
     id: int | None = None
-    budget: float | None = None
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    tolerance: float = 0.1
+    conditions: Conditions = field(default_factory=Conditions)
     memory: Any = None
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a tensor where this device computes."""
         return tensor if tensor.device == self.accelerator else tensor.to(self.accelerator, non_blocking=True)
+
+    def affords(self, piece: Submodel) -> bool:
+        """Tell whether every cost of a sub-model is within what the device affords now."""
+        problem = self.problem
+        whole = Submodel({}, (problem.architecture.blocks,))
+        for cost, budget in self.budgets.items():
+            part, full = (
+                cost_of(problem.architecture, p, problem.input_shape, cost, self.conditions) for p in (piece, whole)
+            )
+            if not affords(budget, self.tolerance, part / full):
+                return False
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,21 +109,24 @@ class Simulation:
         problem: What is trained.
         data: The whole data set.
         parts: Splits of each client (indices into the data set).
-        budgets: What each client affords, or None.
+        resources: What each client affords.
     """
 
     problem: Problem
     data: Data
     parts: Sequence[Mapping[str, Tensor]]
-    budgets: np.ndarray | None = None
+    resources: Resources = field(default_factory=Resources)
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def device(self, client: int | None, memory: Any = None) -> Device:
-        """Return the device of a client, or the server's own one."""
+    def device(self, client: int | None, memory: Any = None, round: int = 0) -> Device:
+        """Return the device of a client as it is in a round, or the server's own one."""
         if client is None:
-            return Device(self.problem, self.data, None, None, None, self.accelerator)
-        budget = None if self.budgets is None else float(self.budgets[client])
-        return Device(self.problem, self.data.share(self.parts[client]), client, budget, memory, self.accelerator)
+            return Device(self.problem, self.data, accelerator=self.accelerator)
+        resources = self.resources
+        return Device(
+            self.problem, self.data.share(self.parts[client]), client, resources.budgets_of(client, round),
+            resources.tolerance_of(client), resources.conditions, memory, self.accelerator,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +144,10 @@ class Federation:
 
     @cached_property
     def level_of(self) -> np.ndarray:
-        """Level of each client, int [K]: the largest that it affords within its tolerance; -1 under the smallest."""
+        """Level of each client, int [K]: the largest that it affords within its tolerance; -1 under the smallest.
+
+        Where nobody told a budget, the largest for everybody.
+        """
         clients = self.clients
         if clients.reported is None:
             return np.full(len(clients), len(self.levels) - 1)

@@ -70,6 +70,7 @@ class Level:
         width: Fraction of the channels kept (s_w).
         needs: Cost as a fraction of the full model's, which a client must afford; 0 for everybody.
         further: The same of each further cost that budgets name; those not named are for everybody.
+        averaged: Whether it counts in the average over the levels' models.
     """
 
     name: str
@@ -77,3 +78,4 @@ class Level:
     width: float
     needs: float
     further: Mapping[str, float] = field(default_factory=dict)
+    averaged: bool = True

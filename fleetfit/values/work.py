@@ -44,6 +44,8 @@ class Evaluation:
         batch_size: Samples per forward pass.
         samples: At most so many samples (statistics jobs), or None for all.
         shuffle: Seeded order instead of the stored one; matters for batch statistics only.
+        own: The device takes the largest part of the sub-model that it affords, where the server does not know which;
+            the job's statistics are then those of all levels, under `level{l}/`.
     """
 
     split: str = "test"
@@ -51,6 +53,7 @@ class Evaluation:
     batch_size: int = 128
     samples: int | None = None
     shuffle: bool = True
+    own: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +95,7 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A job that brought nothing back, and why."""
+    """A job that brought nothing back, and why; `declined` if the device could not afford any part of it."""
 
     round: int
     index: int
@@ -102,6 +105,7 @@ class Failure:
     reason: str
     bytes_down: int = 0
     bytes_up: int = 0
+    declined: bool = False
 
 
 @dataclass(frozen=True, eq=False)

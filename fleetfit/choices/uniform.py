@@ -1,0 +1,8 @@
+"""Uniformly at random, without replacement, among the clients that can take part (McMahan et al., AISTATS 2017)."""
+
+from fleetfit.method import Method
+
+
+def uniform() -> Method:
+    """Make the choice, which is the default of every method."""
+    return Method()

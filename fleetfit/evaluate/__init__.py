@@ -1,0 +1,107 @@
+"""Evaluation: which jobs it takes, and what their updates say in columns.
+
+`global` is the largest model that the method trains, on each client's test data, averaged over clients (ScaleFL 4.4);
+`local` is each client's own level's model on its own test data, averaged (4.5); `avg` and `full` are the mean over
+the levels' models and the largest one on the whole test set (AdaptiveFL); `mean_over_exits` is the mean over the
+exits of the full model (ReeFL).
+
+Differs from the paper: ScaleFL evaluates with each batch's own statistics, so that a prediction depends on its
+neighbours. The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the
+clients' sums over some of their training data, added up. They belong to a level and stay outside the server's state.
+Batch statistics are a second column, which states batch size and order. Federated training itself keeps no running
+statistics.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fleetfit.evaluate.columns import OWN, Tag, columns_of
+from fleetfit.evaluate.levels import (
+    Runs,
+    Statistics,
+    Wanted,
+    failed,
+    has_batch_norm,
+    job_of,
+    level_module,
+    level_state,
+    moments,
+    statistics,
+    top_level,
+)
+from fleetfit.layout import State
+from fleetfit.seeds import numpy_rng
+from fleetfit.values import Failure, Federation, Job, Server
+
+__all__ = [
+    "Runs",
+    "Statistics",
+    "Wanted",
+    "evaluate",
+    "has_batch_norm",
+    "level_module",
+    "level_state",
+    "moments",
+    "statistics",
+    "top_level",
+]
+
+
+def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wanted) -> tuple[dict[str, Any], Statistics]:
+    """Run the evaluation jobs and return the columns and the statistics they used."""
+    normed = has_batch_norm(federation)
+    found: Statistics = {}
+    failures: list[dict[str, Any]] = []
+    if normed and "static" in wanted.norms:
+        found, failures = statistics(federation, engine, server, wanted)
+    norms = wanted.norms if normed else wanted.norms[:1]
+    tags = list(_tags(federation, wanted, norms))
+    replies: dict[Tag, tuple[int, Mapping[str, Any]]] = {}
+    for tag, reply in zip(tags, engine.run(_jobs(federation, server, wanted, tags, found)), strict=True):
+        if isinstance(reply, Failure):
+            failures.append(failed("evaluation", reply))
+        elif reply.metrics["n"]:
+            level = federation.level_index(reply.submodel) if tag[2] == OWN else tag[2]
+            replies[tag] = level, reply.metrics
+    columns: dict[str, Any] = {"split": wanted.evaluation.split}
+    for norm in norms:
+        columns[norm] = columns_of(federation, wanted, norm, replies)
+    if "batch" in columns:
+        order = "shuffled with a seed" if wanted.evaluation.shuffle else "stored"
+        columns["batch"] |= {"batch_size": wanted.evaluation.batch_size, "order": order}
+    return (columns | {"failures": failures} if failures else columns), found
+
+
+def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str]) -> Iterator[Tag]:
+    """List what to run, level by level, so that neighbours share a state."""
+    top, split, told = top_level(federation), wanted.evaluation.split, federation.method.told
+    ids: Sequence[int] = range(len(federation.clients))
+    if wanted.clients is not None and wanted.clients < len(ids):
+        ids = sorted(numpy_rng(federation.seed, "evaluate").choice(len(ids), wanted.clients, replace=False).tolist())
+    for norm in norms:
+        for level in range(top, -1, -1):
+            for client in ids:
+                if level == top or (told and federation.level_of[client] == level):
+                    yield norm, split, level, client
+            if wanted.whole and federation.device is not None and (federation.levels[level].averaged or level == top):
+                yield norm, split, level, None
+        if not told:
+            yield from ((norm, split, OWN, client) for client in ids)
+        if wanted.whole and split == "test" and norm == norms[0]:
+            yield from ((norm, "validation", top, client) for client in ids)
+
+
+def _jobs(
+    federation: Federation, server: Server, wanted: Wanted, tags: Sequence[Tag], found: Statistics
+) -> Iterator[Job]:
+    last, top = -1, top_level(federation)
+    state: State = {}
+    every = {f"level{i + 1}/{name}": t for i, moments in found.items() for name, t in moments.items()}
+    for index, (norm, split, wished, client) in enumerate(tags):
+        level = top if wished == OWN else wished
+        if level != last:
+            last, state = level, level_state(federation, server, level)
+        settings = replace(wanted.evaluation, norm=norm, split=split, own=wished == OWN)
+        statistics = {} if norm != "static" else every if wished == OWN else found.get(level)
+        yield job_of("evaluate", federation, server, index, client, level, state, settings, statistics)

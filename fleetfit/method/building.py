@@ -1,0 +1,145 @@
+"""How a spec becomes a method: by name, with its options and single hooks."""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fleetfit import names, submodel
+from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.method.defaults import by_count, by_samples, uniform
+from fleetfit.method.record import FEDAVG, HOOKS, Method
+from fleetfit.values import Device, Federation, Job, Server
+
+# built-in functions by hook, for `method.hooks.channels = "rolling"`
+_CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "channels": {"prefix": submodel.prefix, "window": submodel.window, "rolling": submodel.rolling,
+                 "random": submodel.random},
+    "choose": {"uniform": uniform},
+    "weight": {"by_samples": by_samples, "by_count": by_count},
+}  # fmt: skip
+
+
+def build(spec: Mapping[str, Any]) -> Method:
+    """Build the method that a spec describes.
+
+    Args:
+        spec: Name, hyperparameters, `choose` (how clients are chosen), `plus` (options) and `hooks` (single functions).
+
+    Raises:
+        ConfigError: Unknown names or hyperparameters, or a hook that two parts set without the spec saying whose wins.
+    """
+    if is_portable(spec):
+        # options keep their order, in which they chain; the order of all else says nothing
+        return _build_cached(json.dumps({key: spec[key] for key in sorted(spec)}))
+    return _build(spec)
+
+
+def is_portable(spec: Any) -> bool:
+    """Tell whether another process can rebuild from a spec: plain values only."""
+    try:
+        json.dumps(spec)
+    except TypeError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=64)
+def _build_cached(text: str) -> Method:
+    return _build(json.loads(text))
+
+
+def _build(spec: Mapping[str, Any]) -> Method:
+    values = {key: v for key, v in spec.items() if key not in ("name", "choose", "plus", "hooks")}
+    method = _made("methods", spec.get("name", "fedavg"), "[method]", values)
+    hooks, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("choose", {}))
+    if choice:
+        name = choice.pop("name")
+        method = _with_option(method, _made("choices", name, "[cohort] choose", choice), str(name), set(hooks))
+    for name, settings in plus.items():
+        option = _made("options", name, f"[method.plus.{name}]", settings)
+        method = _with_option(method, option, name, set(hooks))
+    named = {hook: _single_hook(hook, value) for hook, value in hooks.items()}
+    return replace(method, **named)  # type: ignore[arg-type]  # hooks only, and `told` is none
+
+
+def _made(kind: str, name: Any, where: str, values: Mapping[str, Any]) -> Method:
+    if isinstance(name, Method):
+        return name
+    factory = name if callable(name) else names.resolve(kind, name)
+    label = getattr(name, "__name__", name)
+    made = names.call(factory, str(label), where, values)
+    if not isinstance(made, Method):
+        raise ConfigError(f"{where} {label} must return a Method, got {type(made).__name__}.")
+    return made
+
+
+def _with_option(method: Method, option: Method, name: str, decided: set[str]) -> Method:
+    """Join an option to a method: some hooks chain, penalties add up, any other may be set once."""
+    changes: Any = {}
+    for hook in HOOKS:
+        ours, theirs, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
+        if theirs is default or theirs is ours:
+            continue
+        if ours is default:
+            changes[hook] = theirs
+        elif hook in _JOINED:
+            changes[hook] = functools.partial(_JOINED[hook], ours, theirs)
+        elif hook not in decided:
+            raise ConfigError(
+                f'both the method and "{name}" set hook "{hook}". Say whose wins with method.hooks.{hook} = '
+                '"module:function".'
+            )
+    return replace(method, told=method.told and option.told, **changes)
+
+
+def _chained(
+    first: Callable[..., Job | None], second: Callable[..., Job | None], job: Job, device: Device
+) -> Job | None:
+    changed = first(job, device)
+    return None if changed is None else second(changed, device)
+
+
+def _added(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device) -> Any:
+    parts = [p for p in (first(job, device), second(job, device)) if p is not None]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return lambda module: parts[0](module) + parts[1](module)
+
+
+def _noted(first: Callable[..., Any], second: Callable[..., Any], *given: Any) -> Mapping[str, Any]:
+    return {**first(*given), **second(*given)}
+
+
+def _observed(
+    first: Callable[..., Server], second: Callable[..., Server], federation: Federation, server: Server, *given: Any
+) -> Server:
+    return second(federation, first(federation, server, *given), *given)
+
+
+_JOINED: Mapping[str, Callable[..., Any]] = {
+    "adapt": _chained, "penalty": _added, "note": _noted, "observe": _observed
+}  # fmt: skip
+
+
+def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
+    if hook not in HOOKS:
+        raise ConfigError(f'a method has no hook "{hook}"; it has {", ".join(HOOKS)}.{did_you_mean(hook, HOOKS)}')
+    if callable(value):
+        return value
+    known = _CHOICES.get(hook, {})
+    if value in known:
+        return known[value]
+    if isinstance(value, str) and ":" in value:
+        return names.resolve("hooks", value)
+    listed = f"one of {', '.join(known)}, or " if known else ""
+    raise ConfigError(
+        f'method.hooks.{hook} must be {listed}"module:function", got {value!r}.{did_you_mean(str(value), known)}'
+    )
+
+
+def hyperparameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return a factory's hyperparameters: its signature."""
+    return dict(inspect.signature(factory).parameters)
