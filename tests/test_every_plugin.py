@@ -85,7 +85,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     parts = tiny_parts(data, 6)
     budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
     simulation = Simulation(problem, data, parts, Resources({"parameters": budgets}))
-    clients = Clients(np.array([len(p["train"]) for p in parts]), budgets)
+    clients = Clients(np.array([len(p["train"]) for p in parts]), budgets if method.told else None)
     return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
 
 
@@ -106,9 +106,9 @@ SPECS: list[dict[str, Any]] = [{"name": name} for name in METHODS] + [
 def test_a_method_trains_and_evaluates(spec: dict[str, Any]) -> None:
     federation, simulation = planned(spec, dropout=0.1)
     costs = [level.needs for level in federation.levels]
-    assert costs == sorted(costs) and [level.name for level in federation.levels] == [
-        str(i + 1) for i in range(len(costs))
-    ]
+    assert costs == sorted(costs)
+    if federation.method.told:
+        assert [level.name for level in federation.levels] == [str(i + 1) for i in range(len(costs))]
     first, last = start(federation), finished(federation, simulation)
     assert not last.report["failures"] and last.report["train"]["clients"] == min(4, len(federation.able))
     assert all(bool(torch.isfinite(t).all()) for t in last.server.state.values())

@@ -88,8 +88,10 @@ def test_sub_models_are_nested_and_can_be_built() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"p": 4}, "a pool of p = 4 takes 4 or more"),
+        ({"p": 4}, "a pool of p = 4 needs as many"),
+        ({"p": 4, "starts": (4, 6, 8)}, "a pool of p = 4 takes 4 or more"),
         ({"p": 0}, "a pool of p = 0"),
+        ({"p": 2, "starts": (0, 1)}, "M2 and M1|S2 and S1|are the same sub-model"),
         ({"starts": (8, 6, 4)}, "ascending, got"),
         ({"starts": (-1, 2, 3)}, "ascending, got"),
         ({"widths": (0.66, 0.4)}, "two width ratios between 0 and 1"),

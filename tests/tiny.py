@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fleetfit.data import Data
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.method import build
+from fleetfit.planner import Targets
 from fleetfit.tasks import classification
 from fleetfit.values import Clients, Federation, Level, Problem, Resources, Simulation
 
@@ -88,7 +89,10 @@ def tiny_parts(data: Data, clients: int) -> list[dict[str, Tensor]]:
 def tiny_federation(
     method: Mapping[str, Any], clients: int = 6, cohort: int = 4, seed: int = 0, **model: Any
 ) -> tuple[Federation, Simulation]:
-    """Three levels (width and depth) and clients of each; not planned, so that the test says what they are."""
+    """Three levels (width and depth) and clients of each; not planned, so that the test says what they are.
+
+    A method whose server never learns a budget has levels of its own, and clients who told none.
+    """
     problem = tiny_problem(**model)
     data = tiny_data()
     parts = tiny_parts(data, clients)
@@ -100,8 +104,8 @@ def tiny_federation(
     counts = np.array([len(part["train"]) for part in parts])
     reported = np.array([(0.2, 0.5, 1.0)[i % 3] for i in range(clients)])
     simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
-    registered = Clients(counts, reported)
-    return (
-        Federation(problem, registered, levels, cohort, build(method), method, seed, simulation.device(None)),
-        simulation,
-    )
+    built, registered = build(method), Clients(counts, reported)
+    if not built.told:
+        registered = Clients(counts)
+        levels = tuple(built.levels(problem, Targets((1.0,), (0.1,))))
+    return Federation(problem, registered, levels, cohort, built, method, seed, simulation.device(None)), simulation

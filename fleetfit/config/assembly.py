@@ -139,7 +139,7 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
     if choice != {"name": "uniform"}:
         if "choose" in section.hooks:
             raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
-        spec["choose"] = choice
+        spec["cohort"] = choice
     return spec | ({"plus": section.plus} if section.plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 

@@ -7,18 +7,21 @@ from small to large. Number 1 has the largest I.
 An axis belongs to the layer `Axis.block`, counted from 0, so that I layers are those below I. Models whose layers share
 an axis, such as a residual stream, narrow it from its first block on.
 
-Differs from the paper: nothing known. Table 1's settings (ratios 0.40 and 0.66; I of 4, 6 and 8) are the defaults; the
-paper does not say which I a pool of p = 1 has, and here it is the largest.
+Differs from the paper: nothing known. Table 1's ratios (0.40 and 0.66) and its I (4, 6 and 8 of VGG-16's 15 layers) are
+the defaults; of a model with more or fewer layers the same share of them, at layers where an axis begins. The paper
+does not say which I a pool of p = 1 has, and here it is the largest.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from fleetfit.errors import PlanError
 from fleetfit.layout import Architecture
 from fleetfit.submodel import Submodel
 
 _LETTERS = "SM"
+_STARTS = (4 / 15, 6 / 15, 8 / 15)  # of the layers: Table 1's I
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,25 @@ class PoolModel:
 
 def pool(
     architecture: Architecture,
-    p: int = 3,
+    p: int | None = None,
     widths: Sequence[float] = (0.4, 0.66),
-    starts: Sequence[int] = (4, 6, 8),
+    starts: Sequence[int] | None = None,
 ) -> tuple[PoolModel, ...]:
     """Return the pool of a model, from S_p to L_1.
 
     Args:
         architecture: The model family.
-        p: Sub-models of each ratio; the largest p of `starts` are used.
+        p: Sub-models of each ratio; the largest p of `starts` are used. By default all, or 3, or as many as the model
+            has layers that make a difference.
         widths: r_w of S and of M.
-        starts: I: how many layers are whole, ascending.
+        starts: I: how many layers are whole, ascending; by default chosen from the model (4, 6 and 8 for VGG-16).
 
     Raises:
-        PlanError: There are fewer than p starts, or ratios or starts make no sense.
+        PlanError: There are fewer than p starts, two sub-models are the same, or ratios or starts make no sense.
     """
+    if p is None:
+        p = min(len(_STARTS), len(beginnings(architecture))) if starts is None else len(starts)
+    starts = default_starts(architecture, p) if starts is None else starts
     if not 1 <= p <= len(starts) or list(starts) != sorted(set(starts)) or starts[0] < 0:
         raise PlanError(f"a pool of p = {p} takes {p} or more numbers of whole layers, ascending, got {list(starts)}.")
     if len(widths) != len(_LETTERS) or not 0 < widths[0] < widths[1] < 1:
@@ -64,7 +71,38 @@ def pool(
         for letter, width in zip(_LETTERS, widths, strict=True)
         for i, whole in enumerate(starts[-p:])
     ]
-    return (*found, PoolModel("L1", 1.0, None, narrowed(architecture, 1.0, architecture.blocks)))
+    found.append(PoolModel("L1", 1.0, None, narrowed(architecture, 1.0, architecture.blocks)))
+    for i, model in enumerate(found):
+        same = [other.name for other in found[:i] if other.submodel == model.submodel]
+        if same:
+            raise PlanError(
+                f"{same[0]} and {model.name} of the pool are the same sub-model: no channels of this model begin "
+                "between the layers that differ. Give starts at which some do: "
+                f"{', '.join(map(str, beginnings(architecture)))}."
+            )
+    return tuple(found)
+
+
+def beginnings(architecture: Architecture) -> list[int]:
+    """Return the numbers of whole layers that make a difference: those at which a scaled axis begins."""
+    return sorted({axis.block for axis in architecture.axes.values() if axis.scaled})
+
+
+def default_starts(architecture: Architecture, p: int) -> tuple[int, ...]:
+    """Return p numbers of whole layers, as near as the model has them to Table 1's share of the layers.
+
+    Raises:
+        PlanError: The model has fewer than p, or p is above 3.
+    """
+    possible = beginnings(architecture)
+    if not 1 <= p <= min(len(_STARTS), len(possible)):
+        raise PlanError(
+            f"a pool of p = {p} needs as many numbers of whole layers at which channels begin, and this model has "
+            f"{', '.join(map(str, possible))}. Choose p up to {min(len(_STARTS), len(possible))}"
+            f"{', or give starts' if len(possible) > len(_STARTS) else ''}."
+        )
+    wished = [share * architecture.blocks for share in _STARTS[-p:]]
+    return min(combinations(possible, p), key=lambda some: sum(abs(a - b) for a, b in zip(some, wished, strict=True)))
 
 
 def narrowed(architecture: Architecture, width: float, whole: int) -> Submodel:

@@ -50,6 +50,7 @@ def summary_of(
         "local": headline.get("local"),
         "evaluate": {key: _without_clients(value) for key, value in columns.items()},
         "bytes_down": sum(m["bytes_down"] for m in metrics),
+        "waste": sum(m["waste"] for m in metrics) / max(1, len(metrics)),
         "bytes_up": sum(m["bytes_up"] for m in metrics),
         "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
         "seconds": sum(m["seconds"] for m in metrics),
@@ -95,6 +96,8 @@ def total_table(summary: Mapping[str, Any]) -> Table:
             both = f"{percent(columns['global'])} / {percent(columns['local'])}"
             rows.append((f"global / local accuracy %, {title}{said}", both))
     rows.append(("bytes sent down / up", f"{size(summary['bytes_down'])} / {size(summary['bytes_up'])}"))
+    if summary["waste"]:
+        rows.append(("sent and not sent back %, mean of the rounds", percent(summary["waste"])))
     if summary["failures"]:
         rows.append(("jobs that brought nothing back", str(summary["failures"])))
     rows.append(("time", duration(summary["seconds"])))

@@ -1,0 +1,158 @@
+"""AdaptiveFL: a pool of sub-models, clients chosen by what they sent back, pruning on the device (DAC 2024).
+
+Jia et al. Algorithms 1 and 2. Each slot of a round draws a model of the pool (`fleetfit.planner.pool`) and then a
+client for it, by the rewards of `_reinforcement`. The client trains the largest model of the pool that is contained in
+what it was sent and that it affords now; the server learns of its resources only by what comes back. It never gets a
+budget: `told` is false, and the clients it knows have none. Updates weigh by samples (Algorithm 2).
+
+Differs from the paper: R_s is the settled reading of a garbled formula (see `_reinforcement.resource_reward`). The pool
+is not nested (S_1 can be wider than M_p somewhere), so a device prunes only to models contained in what it has, and
+declines when it affords none of them: nothing comes back, its whole size is waste, its scores fall without credit.
+Tables move after the round, and no client gets two models in one round.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.cost import cost_of
+from fleetfit.errors import ConfigError
+from fleetfit.method import Method
+from fleetfit.methods._reinforcement import (
+    Rewards,
+    Tables,
+    after_refusal,
+    after_reply,
+    after_sending,
+    probabilities,
+    reward,
+)
+from fleetfit.planner import Targets
+from fleetfit.planner.pool import PoolModel, pool
+from fleetfit.submodel import Submodel, recut
+from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Server, Update
+
+Models = Callable[[Problem], tuple[PoolModel, ...]]
+"""From a problem to its pool."""
+
+
+def adaptivefl(
+    p: int | None = None,
+    choose: Rewards = "CS",
+    widths: Sequence[float] = (0.4, 0.66),
+    starts: Sequence[int] | None = None,
+    tau: int = 0,
+) -> Method:
+    """Make the method.
+
+    Args:
+        p: Models of each of the types S and M in the pool: 3 is the fine pool, 1 the coarse one; by default 3, or as
+            many as the model's layers admit.
+        choose: How clients are chosen for models: "CS" by curiosity and resources, "C" or "S" by one of them, "random"
+            by chance; "greedy" by chance, and always the largest model.
+        widths: r_w of S and of M.
+        starts: I of S_p to S_1 and of M_p to M_1: how many layers are whole, ascending; by default chosen from the
+            model.
+        tau: The least I that is allowed.
+    """
+    if starts is not None and min(starts, default=tau) < tau:
+        raise ConfigError(f"adaptivefl's starts must be at least tau = {tau}, got {list(starts)}.")
+    make = partial(pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
+
+    def models(problem: Problem) -> tuple[PoolModel, ...]:
+        found = make(problem.architecture)
+        least = min(model.whole for model in found if model.whole is not None)
+        if least < tau:
+            raise ConfigError(f"adaptivefl's pool keeps {least} layers whole, fewer than tau = {tau}: give starts.")
+        return found
+
+    assign = partial(slots, kind=choose)
+    return Method(
+        levels=partial(levels, models=models),
+        choose=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],
+        assign=assign,
+        adapt=partial(prune, models=models),
+        observe=learn,
+        told=False,
+    )
+
+
+def levels(problem: Problem, targets: Targets, models: Models) -> list[Level]:
+    """Return the pool, from S_p to L_1; S_1, M_1 and L_1 count in the average over levels."""
+    found = models(problem)
+
+    def cost(piece: Submodel) -> float:
+        return cost_of(problem.architecture, piece, problem.input_shape, targets.cost, targets.conditions)
+
+    full = cost(found[-1].submodel)
+    return [
+        Level(m.name, m.submodel, m.width, cost(m.submodel) / full, averaged=m.name in ("S1", "M1", "L1"))
+        for m in found
+    ]
+
+
+def slots(
+    federation: Federation, server: Server, rng: np.random.Generator, kind: Rewards
+) -> list[tuple[int, int, Submodel]]:
+    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8)."""
+    tables, free = tables_of(federation, server), federation.able
+    found = []
+    for _ in range(min(federation.cohort, len(free))):
+        model = len(federation.levels) - 1 if kind == "greedy" else int(rng.integers(len(federation.levels)))
+        client = int(rng.choice(free, p=probabilities(reward(tables, model, kind), free)))
+        free = free[free != client]
+        found.append((client, model, federation.levels[model].submodel))
+    return found
+
+
+def prune(job: Job, device: Device, models: Models) -> Job | None:
+    """Shrink a job to the largest model of the pool that it contains and that the device affords now (3.2)."""
+    if job.kind != "train" and not job.evaluation.own:
+        return job
+    problem = device.problem
+    found = [(i, m) for i, m in enumerate(models(problem)) if m.submodel.inside(job.submodel)]
+    fitting = [(i, m) for i, m in found if device.affords(m.submodel)]
+    if not fitting:
+        return None
+    index, model = max(fitting, key=lambda pair: size(problem, pair[1].submodel))
+    prefix = f"level{index + 1}/"
+    return replace(
+        job,
+        submodel=model.submodel,
+        state=recut(problem.layout, job.state, job.submodel, model.submodel),
+        statistics={k.removeprefix(prefix): v for k, v in job.statistics.items() if k.startswith(prefix)},
+    )
+
+
+def size(problem: Problem, piece: Submodel) -> float:
+    """Return the parameters of a sub-model."""
+    return cost_of(problem.architecture, piece, problem.input_shape)
+
+
+def learn(federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]) -> Server:
+    """Move the tables by what was sent and what came back (Algorithm 1 lines 11 to 26)."""
+    before = tables_of(federation, server)
+    chosen, scores = before.curiosity.copy(), before.resources.copy()
+    for report in reports:
+        c, model = report.client, report.level
+        chosen[:, c] = after_sending(chosen[:, c], model, before.p)
+        if isinstance(report, Update):
+            back = federation.level_index(report.submodel)
+            chosen[:, c] = after_sending(chosen[:, c], back, before.p)
+            scores[:, c] = after_reply(scores[:, c], model, back)
+        elif report.declined:
+            scores[:, c] = after_refusal(scores[:, c], model)
+    kept = {"curiosity": torch.from_numpy(chosen), "resources": torch.from_numpy(scores)}
+    return replace(server, memory={**(server.memory or {}), "adaptivefl": kept})
+
+
+def tables_of(federation: Federation, server: Server) -> Tables:
+    """Return what the server learned so far."""
+    kept = (server.memory or {}).get("adaptivefl")
+    if kept is None:
+        return Tables.new((len(federation.levels) - 1) // 2, len(federation.clients))
+    return Tables(kept["curiosity"].numpy(), kept["resources"].numpy())

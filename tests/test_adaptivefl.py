@@ -1,0 +1,427 @@
+"""AdaptiveFL: Algorithm 1 by hand, section 3.3's rewards by loops, pruning on devices, and a server without budgets."""
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_data, tiny_federation, tiny_parts
+
+from fleetfit.api import resume
+from fleetfit.api import run as run_file
+from fleetfit.config.assembly import assemble
+from fleetfit.config.reading import experiment_of
+from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import ConfigError
+from fleetfit.evaluate import Wanted, evaluate, level_module
+from fleetfit.layout import outputs
+from fleetfit.method import build
+from fleetfit.methods._reinforcement import (
+    Tables,
+    after_refusal,
+    after_reply,
+    after_sending,
+    curiosity_reward,
+    probabilities,
+    resource_reward,
+    reward,
+)
+from fleetfit.models.vgg16 import vgg16
+from fleetfit.planner import Targets
+from fleetfit.planner.pool import pool
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.seeds import numpy_rng
+from fleetfit.submodel import extract
+from fleetfit.tasks import classification
+from fleetfit.train import run_job
+from fleetfit.values import (
+    Clients,
+    Evaluation,
+    Failure,
+    Federation,
+    Job,
+    Local,
+    Problem,
+    Resources,
+    Simulation,
+    Update,
+)
+from fleetfit.wire import pack
+
+SETTINGS = Settings(2, Local(lr=0.05, batch_size=8), wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60))
+S3, S2, S1, M3, M2, M1, L1 = range(7)
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_accepted_raises_larger_models_too() -> None:
+    """Lines 14 to 18 for M2 of p = 3: each model from M2 on gains 1, and L1 gains p - 1 = 2 more."""
+    assert after_reply(np.ones(7), M2, M2).tolist() == [1, 1, 1, 1, 2, 2, 4]
+    assert after_reply(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
+
+
+def test_what_is_pruned_raises_the_smaller_and_lowers_the_larger() -> None:
+    """Lines 20 to 25: S1 came back for L1. S1: 1 + 3 - 0, M3: 1 - 1, M2: max(1 - 2, 0), and so on.
+
+    From scores of 5: S1 is 8, then 5 - 1, 5 - 2, 5 - 3, 5 - 4.
+    """
+    assert after_reply(np.ones(7), L1, S1).tolist() == [1, 1, 4, 0, 0, 0, 0]
+    assert after_reply(np.full(7, 5.0), L1, S1).tolist() == [5, 5, 8, 4, 3, 2, 1]
+
+
+def test_a_refusal_lowers_without_credit() -> None:
+    """As lines 22 to 25 from m_i = M3 on: 5 - 0, 5 - 1, 5 - 2, 5 - 3."""
+    assert after_refusal(np.full(7, 5.0), M3).tolist() == [5, 5, 5, 5, 4, 3, 2]
+
+
+def test_the_curiosity_table_counts_types_sent_and_received() -> None:
+    """Lines 12 and 13: S3, S2, S1 are type S; L1 is type L."""
+    column = np.ones(3)
+    for model in (S3, S1, M2, L1, L1):
+        column = after_sending(column, model, 3)
+    assert column.tolist() == [3, 2, 3]
+
+
+def by_loops(scores: np.ndarray, model: int, client: int, p: int) -> float:
+    """R_s as SPEC settles it, for one client with plain loops."""
+    kinds = [list(range(p)), list(range(p, 2 * p)), [2 * p]]
+    mine = next(kind for kind in kinds if model in kind)
+    total = sum(scores[k][client] for k in range(2 * p + 1))
+    return sum(sum(scores[t][client] for t in range(k, 2 * p + 1)) for k in mine) / len(mine) / total
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_resource_reward_is_the_formula(p: int) -> None:
+    tables = Tables(np.ones((3, 4)), numpy_rng(p).integers(0, 9, size=(2 * p + 1, 4)) + 0.5)
+    for model in range(2 * p + 1):
+        expected = [by_loops(tables.resources, model, c, p) for c in range(4)]
+        assert resource_reward(tables, model) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rewards_by_hand() -> None:
+    """Client 0 is new: R_s(M) of seven ones is (4 + 3 + 2) / 3 / 7 = 3/7, R_c = 1.
+
+    Client 1 took L1 whole twice: scores 1, ..., 1, 7, so R_s(L1) = 7 / 13 above one half, and R_c(L) = 1 / sqrt(5).
+    """
+    scores = np.ones((7, 2))
+    scores[:, 1] = after_reply(after_reply(scores[:, 1], L1, L1), L1, L1)
+    chosen = np.ones((3, 2))
+    chosen[2, 1] = 5
+    tables = Tables(chosen, scores)
+    assert resource_reward(tables, M2)[0] == pytest.approx(3 / 7)
+    assert resource_reward(tables, L1) == pytest.approx([1 / 7, 7 / 13])
+    assert curiosity_reward(tables, L1) == pytest.approx([1, 5**-0.5])
+    assert reward(tables, L1, "CS") == pytest.approx([1 / 7, 0.5 * 5**-0.5])
+    assert reward(tables, L1, "C") == pytest.approx([1, 5**-0.5])
+    assert reward(tables, L1, "S") == pytest.approx([1 / 7, 0.5])
+    assert reward(tables, L1, "random").tolist() == [1, 1]
+
+
+def test_who_never_succeeded_is_not_drawn_unless_nobody_did() -> None:
+    scores = np.ones((3, 3))
+    scores[:, 1] = 0
+    rewards = reward(Tables(np.ones((3, 3)), scores), 0)
+    assert probabilities(rewards, np.arange(3)).tolist() == [0.5, 0, 0.5]
+    assert probabilities(rewards, np.array([1])).tolist() == [1]
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def fleet(
+    budgets: tuple[float, ...] = (0.2, 0.5, 1.0) * 2, cohort: int = 4, **method: Any
+) -> tuple[Federation, Simulation]:
+    """A small VGG-16 with a pool of seven on tiny images, and clients with these shares of its parameters."""
+    spec = {"name": "adaptivefl", **method}
+    given = {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]}
+    model = {"name": "vgg16", "base": 4, "wide": 16, "head_layers": 0}
+    described = {"model": model, "given": given, "task": "classification", "exits": [15]}
+    architecture = vgg16(classes=4, input_shape=(1, 4, 4), base=4, wide=16, head_layers=0)
+    problem = Problem(architecture, (1, 4, 4), classification, (15,), spec=described)
+    data = tiny_data()
+    parts = tiny_parts(data, len(budgets))
+    levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
+    resources = Resources({"parameters": np.array(budgets)}, np.full(len(budgets), 0.0))
+    simulation = Simulation(problem, data, parts, resources)
+    clients = Clients(np.array([len(part["train"]) for part in parts]))
+    return Federation(problem, clients, levels, cohort, build(spec), spec, device=simulation.device(None)), simulation
+
+
+def needs(federation: Federation) -> dict[str, float]:
+    return {level.name: level.needs for level in federation.levels}
+
+
+def test_the_levels_are_the_pool() -> None:
+    federation, _ = fleet()
+    assert [level.name for level in federation.levels] == ["S3", "S2", "S1", "M3", "M2", "M1", "L1"]
+    found = pool(federation.problem.architecture)
+    assert [level.submodel for level in federation.levels] == [model.submodel for model in found]
+    assert [level.name for level in federation.levels if level.averaged] == ["S1", "M1", "L1"]
+    assert [m.name for m in pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
+
+
+def test_each_slot_draws_a_model_and_a_client_of_its_own() -> None:
+    federation, _ = fleet()
+    server = start(federation)
+    models: Counter[int] = Counter()
+    for round in range(400):
+        found = federation.method.assign(federation, server, numpy_rng(0, round))
+        clients = [client for client, _, _ in found]
+        assert len(set(clients)) == len(clients) == 4
+        assert all(federation.levels[model].submodel == piece for _, model, piece in found)
+        models.update(model for _, model, _ in found)
+    assert all(abs(models[m] - 1600 / 7) < 5 * math.sqrt(1600 / 7) for m in range(7))  # uniform over the pool
+
+
+@pytest.mark.parametrize(("kind", "share"), [("CS", 1 / 3), ("C", 1 / 3), ("S", 1 / 2), ("random", 1 / 2)])
+def test_clients_are_drawn_by_their_reward(kind: str, share: float) -> None:
+    """Two clients alike but for curiosity: one was chosen four times for each type, so its R_c is half as large."""
+    federation, _ = fleet(budgets=(1.0, 1.0), cohort=1, choose=kind)
+    chosen = torch.tensor([[1.0, 4.0]] * 3)
+    memory = {"adaptivefl": {"curiosity": chosen, "resources": torch.ones(7, 2)}}
+    server = replace(start(federation), memory=memory)
+    draws = [federation.method.assign(federation, server, numpy_rng(1, r))[0][0] for r in range(3000)]
+    assert np.mean(draws) == pytest.approx(share, abs=4 * math.sqrt(0.25 / 3000))
+
+
+def test_greedy_always_sends_the_largest() -> None:
+    federation, _ = fleet(choose="greedy")
+    found = federation.method.assign(federation, start(federation), numpy_rng(0))
+    assert {model for _, model, _ in found} == {L1}
+
+
+# ---- pruning on the device -------------------------------------------------------------------------------------------
+
+
+def sent_to(budget: float, model: int, federation: Federation, simulation: Simulation) -> Update | Failure:
+    server = start(federation)
+    piece = federation.levels[model].submodel
+    state = extract(federation.problem.layout, server.state, piece)
+    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, model, Local(lr=0.05, batch_size=8))
+    device = simulation.device(0)
+    device.budgets = {"parameters": budget}
+    return run_job(job, device)[0]
+
+
+def test_a_device_trains_the_largest_model_contained_in_what_it_got() -> None:
+    """For every model sent and budgets just above and below each cost, against a search over the pool."""
+    federation, simulation = fleet()
+    layout = federation.problem.layout
+    count = [sum(math.prod(s) for s in layout.shapes(m.submodel.sizes, (15,)).values()) for m in federation.levels]
+    share = [c / count[L1] for c in count]
+    for model in range(7):
+        got = federation.levels[model].submodel
+        for budget in [s * f for s in share for f in (0.999, 1.001)]:
+            fits = [
+                i
+                for i, level in enumerate(federation.levels)
+                if share[i] <= budget
+                and all(set(level.submodel.channels[a]) <= set(got.channels[a]) for a in layout.axes)
+            ]
+            reply = sent_to(budget, model, federation, simulation)
+            if not fits:
+                assert isinstance(reply, Failure) and reply.declined and "affords no part" in reply.reason
+            else:
+                assert isinstance(reply, Update)
+                assert reply.submodel == federation.levels[max(fits, key=lambda i: count[i])].submodel
+                assert reply.dispatched == got
+
+
+def test_the_pool_is_not_nested() -> None:
+    """S1 is whole for longer than M3, so that a device that got M3 cannot make S1 of it."""
+    found = {model.name: model.submodel for model in pool(vgg16())}
+    assert not found["S1"].inside(found["M3"]) and found["S3"].inside(found["M3"])
+
+
+def test_what_is_pruned_starts_from_what_was_sent() -> None:
+    """With a learning rate of nothing, what comes back is the small model's part of the server's state."""
+    federation, simulation = fleet()
+    server, small = start(federation), federation.levels[S3].submodel
+    piece = federation.levels[L1].submodel
+    state = extract(federation.problem.layout, server.state, piece)
+    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, L1, Local(lr=0.0, batch_size=8))
+    reply, _ = run_job(job, simulation.device(0))  # affords 0.2
+    assert isinstance(reply, Update) and reply.submodel == small
+    for name, tensor in extract(federation.problem.layout, server.state, small).items():
+        assert torch.equal(reply.state[name], tensor), name
+
+
+# ---- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_moves_the_tables_by_what_came_back() -> None:
+    """Everybody takes part; each client's columns follow from the model it got and the one it sent back."""
+    federation, simulation = fleet(budgets=(0.2, 0.5, 1.0, 0.01), cohort=4)
+    first = start(federation)
+    slots = federation.method.assign(federation, first, numpy_rng(0, 0, "choose"))
+    server, report = one_round(federation, local_engine(simulation), SETTINGS, first)
+    chosen, scores = (server.memory["adaptivefl"][key].numpy() for key in ("curiosity", "resources"))
+    sizes, back = needs(federation), 0.0
+    for client, model, piece in slots:
+        budget = (0.2, 0.5, 1.0, 0.01)[client]
+        fits = [
+            (level.needs, i)
+            for i, level in enumerate(federation.levels)
+            if level.needs <= budget and level.submodel.inside(piece)
+        ]
+        column = after_sending(np.ones(3), model, 3)
+        if fits:
+            index = max(fits)[1]
+            back += max(fits)[0]
+            assert chosen[:, client].tolist() == after_sending(column, index, 3).tolist()
+            assert scores[:, client].tolist() == after_reply(np.ones(7), model, index).tolist()
+        else:
+            assert chosen[:, client].tolist() == column.tolist()
+            assert scores[:, client].tolist() == after_refusal(np.ones(7), model).tolist()
+    total = sum(sizes[federation.levels[model].name] for _, model, _ in slots)
+    assert report["waste"] == pytest.approx(1 - back / total, abs=1e-12)
+    assert len(report["failures"]) == 1  # nobody can train with a hundredth
+
+
+def test_greedy_with_the_whole_fleet_is_all_large() -> None:
+    """Everybody affords the full model and everybody takes part: FedAvg on the full model, bit for bit."""
+    federation, simulation = fleet(budgets=(1.0,) * 5, cohort=5, choose="greedy")
+    *_, mine = run(federation, local_engine(simulation), SETTINGS, start(federation))
+    spec = {"name": "all_large"}
+    method = build(spec)
+    levels = tuple(method.levels(federation.problem, Targets((1.0,), (0.1,))))
+    other = replace(federation, method=method, method_spec=spec, levels=levels)
+    *_, theirs = run(other, local_engine(simulation), SETTINGS, start(other))
+    for name, tensor in theirs.server.state.items():
+        assert torch.equal(mine.server.state[name], tensor), name
+
+
+def test_the_mean_weighs_by_samples() -> None:
+    """Algorithm 2 line 6."""
+    federation, _ = fleet()
+    assert federation.method.weight is build({"name": "fedavg"}).weight
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_local_is_the_model_that_each_client_affords() -> None:
+    """Each client's own model, built from the server's state, on its own test images."""
+    federation, simulation = fleet()
+    engine, server = local_engine(simulation), start(federation)
+    columns, found = evaluate(federation, engine, server, SETTINGS.wanted)
+    per_client = columns["static"]["per_client"]["local"]
+    assert set(per_client) == {str(c) for c in range(6)}
+    for client in range(6):
+        budget = (0.2, 0.5, 1.0)[client % 3]
+        level = max((m.needs, i) for i, m in enumerate(federation.levels) if m.needs <= budget)[1]
+        module = level_module(federation, server, level, found)
+        data = simulation.device(client).data
+        x, y = data.batch(data.split("test"))
+        with torch.no_grad():
+            right = (outputs(module, x)[-1].argmax(1) == y).double().mean()
+        assert per_client[str(client)] == pytest.approx(float(right)), client
+    assert columns["static"]["levels"]["L1"]["clients"] == 2
+    tested = columns["static"]["test_levels"]
+    assert set(tested) == {"3", "6", "7"}
+    assert columns["static"]["avg"] == pytest.approx(np.mean(list(tested.values())))
+
+
+# ---- the server never sees a budget ----------------------------------------------------------------------------------
+
+
+def reachable(thing: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield everything that can be reached from an object: fields, items, attributes, what functions hold."""
+    if id(thing) in seen or isinstance(thing, str | bytes | int | float | type(None) | type):
+        return
+    seen.add(id(thing))
+    yield thing
+    inner: list[Any] = []
+    if dataclasses.is_dataclass(thing):
+        inner += [getattr(thing, f.name) for f in dataclasses.fields(thing)]
+    if isinstance(thing, Mapping):
+        inner += [*thing.keys(), *thing.values()]
+    elif isinstance(thing, list | tuple | set):
+        inner += list(thing)
+    elif isinstance(thing, functools.partial):
+        inner += [thing.func, *thing.args, *thing.keywords.values()]
+    elif callable(thing) and hasattr(thing, "__closure__"):
+        inner += [cell.cell_contents for cell in thing.__closure__ or ()]
+    inner += list(getattr(thing, "__dict__", {}).values())
+    for part in inner:
+        yield from reachable(part, seen)
+
+
+RUN = {
+    "rounds": 2,
+    "data": {"name": "digits", "partition": {"kind": "iid", "clients": 9}},
+    "fleet": {
+        "groups": [{"budget": 0.2345, "share": 0.4}, {"budget": 0.5678, "share": 0.3}, {"budget": 1.0, "share": 0.3}],
+        "drift": {"sd": 0.2, "jump": 0.1},
+    },
+    "local": {"epochs": 1, "lr": 0.05},
+    "cohort": {"fraction": 0.5},
+}
+
+
+def holds_budgets(federation: Federation) -> bool:
+    for thing in reachable(federation, set()):
+        numbers = thing if isinstance(thing, np.ndarray) else thing.numpy() if isinstance(thing, torch.Tensor) else None
+        if isinstance(thing, Resources) or (numbers is not None and np.isclose(numbers, 0.2345, atol=1e-6).any()):
+            return True
+    return False
+
+
+def test_the_server_never_sees_a_budget() -> None:
+    """Nothing that hooks of the server get leads to a budget; with a method that is told, it does."""
+    mine = assemble(experiment_of({**RUN, "method": {"name": "adaptivefl"}}, []))
+    assert mine.federation.clients.reported is None and mine.federation.clients[0].reported is None
+    assert not holds_budgets(mine.federation)
+    assert holds_budgets(assemble(experiment_of({**RUN, "method": {"name": "scalefl"}}, [])).federation)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"fleet": {"told": True}}, "adaptivefl never learns a budget"),
+        ({"method": {"name": "adaptivefl", "choose": "best"}}, "choose"),
+        ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, "at least tau = 2"),
+        ({"method": {"name": "adaptivefl", "tau": 2}}, "keeps 0 layers whole, fewer than tau = 2"),
+        ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(table: dict[str, Any], message: str | None) -> None:
+    given = {**RUN, "method": {"name": "adaptivefl"}, **table}
+    if message is None:
+        assemble(experiment_of(given, []))
+        return
+    with pytest.raises(ConfigError, match=message):
+        assemble(experiment_of(given, []))
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Any) -> None:
+    """Tables are in the checkpoint, and budgets drift the same way: three rounds are two rounds and one more."""
+    table = {**RUN, "rounds": 3, "method": {"name": "adaptivefl"}, "evaluate": {"every": 0}}
+    whole = run_file(table, out=tmp_path / "whole").files.load_checkpoint()
+
+    class Stop(Exception):
+        pass
+
+    def stop(report: Mapping[str, Any]) -> None:
+        if report["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_file(table, out=tmp_path / "parts", on_round=stop)
+    parts = resume(tmp_path / "parts").files.load_checkpoint()
+    assert whole is not None and parts is not None
+    assert whole["server"]["memory"]["adaptivefl"]["resources"].max() > 1
+    assert pack(whole["server"]) == pack(parts["server"])
+
+
+def test_tiny_models_have_a_coarse_pool() -> None:
+    """All channels of the tiny model begin at its first block: one S, one M, and the full model."""
+    federation, _ = tiny_federation({"name": "adaptivefl"})
+    assert [level.name for level in federation.levels] == ["S1", "M1", "L1"]
