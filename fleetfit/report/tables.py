@@ -50,7 +50,7 @@ def summary_of(
         "local": headline.get("local"),
         "evaluate": {key: _without_clients(value) for key, value in columns.items()},
         "bytes_down": sum(m["bytes_down"] for m in metrics),
-        "waste": sum(m["waste"] for m in metrics) / max(1, len(metrics)),
+        "waste": sum(m.get("waste", 0.0) for m in metrics) / max(1, len(metrics)),
         "bytes_up": sum(m["bytes_up"] for m in metrics),
         "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
         "seconds": sum(m["seconds"] for m in metrics),
