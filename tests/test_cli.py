@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleetfit.cli import main
+from fleetfit import names
+from fleetfit.cli import main, planning
 from fleetfit.report import plots
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
@@ -303,3 +304,18 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.strip() == f"fleetfit: stopped. Nothing half was written; go on with: fleetfit resume {tmp_path / 'run'}"
+
+
+def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
+    found = fleetfit("list", "options", "fedprox").out
+    assert "mu" in found and "0.01" in found and "Strength" in found
+    assert "no keys of its own" in fleetfit("list", "choices", "uniform").out
+    wrong = fleetfit("list", "models", "resnet21")
+    assert wrong.code == 2 and "Did you mean" in wrong.err and "Traceback" not in wrong.err
+
+
+@pytest.mark.parametrize("kind", ["methods", "options", "choices", "models", "data", "engines"])
+def test_every_key_is_explained(kind: str) -> None:
+    for name in names.available(kind):
+        elsewhere = "explained there" in (names.resolve(kind, name).__doc__ or "")
+        assert elsewhere or all(meaning for _, _, meaning in planning.keys_of(kind, name).rows), name

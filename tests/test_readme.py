@@ -347,6 +347,7 @@ def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
     assert set(names.available("methods")) | set(names.available("options")) == set(parts)
     for name in names.available(kind):
         stated = tomllib.loads("\n".join(re.findall(r"^- `(\w+ = [^`]+)`", parts[name], re.MULTILINE)))
-        parameters = inspect.signature(names.resolve(kind, name)).parameters
-        assert stated == {key: parameter.default for key, parameter in parameters.items()}, name
+        defaults = {key: p.default for key, p in inspect.signature(names.resolve(kind, name)).parameters.items()}
+        assert stated == {k: list(v) if isinstance(v, tuple) else v for k, v in defaults.items() if v is not None}, name
+        assert all(f"\n- `{key}`: " in parts[name] for key, value in defaults.items() if value is None), name
         assert "Source: " in parts[name]

@@ -68,7 +68,7 @@ OPTIONS = {
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
-    "list": ["KIND"],
+    "list": ["KIND", "NAME"],
     "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],
 }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -151,15 +153,39 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 # ---- list ----------------------------------------------------------------------------------------------------------
 
 
+_GIVEN = {"classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
+"""What the system gives to factories, and no run file."""
+
+
 def listed(kind: str) -> Table:
     """Return what is built in, one line each."""
     known = names.available(kind)
     if kind == "data":
         modules = {name: importlib.import_module(f"fleetfit.data.{name}") for name in known}
         return data_table({name: getattr(module, "FACTS", None) for name, module in modules.items()})
-    skip = {"classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
     rows = []
     for name in known:
-        keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in skip]
+        keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in _GIVEN]
         rows.append((name, names.summary(kind, name), ", ".join(keys)))
     return Table(("name", "what it is", "keys"), tuple(rows))
+
+
+def keys_of(kind: str, name: str) -> Table:
+    """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
+    factory = names.resolve(kind, name)
+    doc = inspect.getdoc(factory) or ""
+    rows = []
+    for key, parameter in inspect.signature(factory).parameters.items():
+        if key not in _GIVEN:
+            silent = parameter.default in (inspect.Parameter.empty, None)
+            default = "" if silent else json.dumps(parameter.default, default=str)  # which is how TOML writes it
+            rows.append((key, default, _explained(doc, key)))
+    summary = names.summary(kind, name) if ":" not in name else doc.partition("\n")[0]
+    notes = () if rows else (f"{name} has no keys of its own.",)
+    return Table(("key", "default", "meaning"), tuple(rows), f"{name}: {summary}", notes)
+
+
+def _explained(doc: str, key: str) -> str:
+    """Return what a docstring says of an argument."""
+    found = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""

@@ -196,11 +196,14 @@ class Kind(StrEnum):
 
 
 @app.command("list")
-def listing(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what is built in, one line each; data sets with sizes, classes and resolution."""
+def listing(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
+) -> None:
+    """List what is built in, one line each; data sets with sizes, classes and resolution. With a name, its keys."""
     from fleetfit.cli import display, planning
 
-    display.show(planning.listed(kind.value))
+    display.show(planning.listed(kind.value) if name is None else planning.keys_of(kind.value, name))
 
 
 @app.command("check-model")
