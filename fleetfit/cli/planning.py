@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +15,10 @@ from fleetfit.cost import BATCH_SIZE, Conditions, kind_of
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
+from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.report.papers import PaperTable, paper_table
 from fleetfit.report.tables import data_table
-from fleetfit.report.text import Table
+from fleetfit.report.text import Table, size
 
 _IMAGE = (3, 32, 32)
 
@@ -153,6 +154,8 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 
 def listed(kind: str) -> Table:
     """Return what is built in, one line each."""
+    if kind == "profiles":
+        return profile_table(PROFILES)
     known = names.available(kind)
     if kind == "data":
         modules = {name: importlib.import_module(f"fleetfit.data.{name}") for name in known}
@@ -163,3 +166,17 @@ def listed(kind: str) -> Table:
         keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in skip]
         rows.append((name, names.summary(kind, name), ", ".join(keys)))
     return Table(("name", "what it is", "keys"), tuple(rows))
+
+
+def profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
+    """Return device profiles with their figures, and below where these come from."""
+    columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
+    rows = [
+        (
+            name, p.what, f"{p.multiply_adds_per_s / 1e9:.1f} G", size(p.down_bytes_per_s), size(p.up_bytes_per_s),
+            f"{1000 * p.latency_s:g}", "-" if p.memory_bytes is None else size(p.memory_bytes),
+        )
+        for name, p in profiles.items()
+    ]  # fmt: skip
+    links = "links: Ookla, Speedtest Global Index, September 2020, global means; which link a device has is assumed"
+    return Table(columns, tuple(rows), notes=(*(f"{name}: {p.source}" for name, p in profiles.items()), links))

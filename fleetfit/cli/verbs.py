@@ -193,11 +193,12 @@ class Kind(StrEnum):
     data = "data"
     choices = "choices"
     engines = "engines"
+    profiles = "profiles"
 
 
 @app.command("list")
 def listing(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what is built in, one line each; data sets with sizes, classes and resolution."""
+    """List what is built in, one line each; data sets with sizes and classes, device profiles with their figures."""
     from fleetfit.cli import display, planning
 
     display.show(planning.listed(kind.value))
