@@ -201,13 +201,15 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
     """Return the reply with its bytes counted; an update that must not touch the state becomes a failure."""
-    down = wire.packed_size(wire.job_nest(job))
-    up = wire.packed_size(wire.reply_nest(reply))
+    down, up = wire.job_size(job), wire.reply_size(reply)
     if isinstance(reply, Update):
         wrong = wire.problem_with(reply, job, federation.problem.layout)
         if wrong is not None:
             reason = f"its update was refused: {wrong}"
-            reply = Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+            reply = Failure(
+                job.round, job.index, job.client, job.level, job.submodel, reason,
+                multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s,
+            )  # fmt: skip
     return replace(reply, bytes_down=down, bytes_up=up)
 
 
@@ -237,4 +239,31 @@ def _report(
         "bytes_down": sum(r.bytes_down for r in reports),
         "bytes_up": sum(r.bytes_up for r in reports),
         "waste": waste(federation.problem.layout, reports),
+        "multiply_adds": sum(r.multiply_adds for r in reports),
+        "simulated_s": simulated_seconds(reports, local.deadline_s),
+        **({} if local.deadline_s is None else {"deadline": met(reports)}),
     }  # fmt: skip
+
+
+def simulated_seconds(reports: Sequence[Update | Failure], deadline_s: float | None) -> float | None:
+    """Return the simulated seconds of a synchronous round: those of its slowest client; None where no clock is.
+
+    The server waits for everybody, until the deadline where there is one; whoever was lost on the way is waited for
+    until then too.
+    """
+    known = [r.simulated_s for r in reports if r.simulated_s is not None]
+    if not known:
+        return None
+    if deadline_s is None:
+        return max(known)
+    return deadline_s if len(known) < len(reports) else min(max(known), deadline_s)
+
+
+def met(reports: Sequence[Update | Failure]) -> dict[str, int]:
+    """Return how many clients trained a shallower exit, stopped before the end of their training, or came too late."""
+    good = [r for r in reports if isinstance(r, Update)]
+    return {
+        "shallower": sum(len(u.submodel.exits) < len(u.dispatched.exits) for u in good),
+        "stopped": sum(bool(u.metrics.get("stopped")) for u in good),
+        "late": sum(r.late for r in reports if isinstance(r, Failure)),
+    }

@@ -8,6 +8,7 @@ order of their appearance, each aligned to the size of its elements.
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -192,6 +193,17 @@ def reply_nest(reply: Update | Failure) -> dict[str, Any]:
     if isinstance(reply, Update):
         fields["submodel"] = _submodel_nest(reply.submodel)
     return {"kind": type(reply).__name__.lower(), **fields}
+
+
+def job_size(job: Job) -> int:
+    """Return the bytes of a job as the server sends it: an engine adds the version of the client's memory later."""
+    return packed_size(job_nest(replace(job, memory_version=-1)))
+
+
+def reply_size(reply: Update | Failure) -> int:
+    """Return the bytes of a reply; what only the clock of a simulation says is not sent and not counted."""
+    nest = reply_nest(reply)
+    return packed_size({key: value for key, value in nest.items() if key not in ("multiply_adds", "simulated_s")})
 
 
 def reply_of(nest: Mapping[str, Any]) -> Update | Failure:

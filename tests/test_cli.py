@@ -269,6 +269,16 @@ def test_list_data_is_table_2(fleetfit: Command) -> None:
     assert re.search(r"cifar100 +│ 50,000 +│ 10,000 +│ 100 +│ 32x32", found.out)
 
 
+def test_list_profiles_has_every_figure_and_its_source(fleetfit: Command) -> None:
+    from fleetfit.profiles import PROFILES
+
+    found = fleetfit("list", "profiles")
+    assert found.code == 0
+    for name, profile in PROFILES.items():
+        assert f"{profile.multiply_adds_per_s / 1e9:.1f} G" in found.out
+        assert f"{name}: {profile.source}" in found.out
+
+
 @pytest.mark.parametrize("kind", ["methods", "options", "choices", "models", "engines"])
 def test_list_has_a_line_for_everything_built_in(fleetfit: Command, kind: str) -> None:
     from fleetfit import names

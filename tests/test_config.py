@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from fleetfit.config import Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.fleet import group_sizes, ranges
 from fleetfit.config.reading import merged, override
-from fleetfit.config.schema import Schedule
+from fleetfit.config.schedules import Schedule
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, PlanError
@@ -60,8 +60,21 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
         (["fleet.groups=[{budgt=1}]"], "[fleet] groups #1.budg"),
         (["fleet.groups=[{budget=0.5},{budget='x'}]"], "[fleet] groups #2.budget: should be a valid number, got 'x'."),
         (
-            ["fleet.groups=[{budget=1, profile='pi'}]"],
-            "[fleet] groups.profile: device profiles come with a later version",
+            ["fleet.groups=[{budget=1, profile='laptpo'}]"],
+            '[fleet] groups.profile: there is no profile "laptpo"; there are raspberry-pi-4b, jetson-nano,',
+        ),
+        (["fleet.groups=[{budget=1, profile='laptpo'}]"], 'Did you mean "laptop"?'),
+        (["fleet.groups=[{budget=1, profile='phone'},{budget=0.5}]"], "[fleet] groups: #2 have no profile and others"),
+        (
+            ["fleet.groups=[{budget=1, profile={multiply_adds_per_s=1e9}}]"],
+            "[fleet] groups #1.profile.down_bytes_per_s: this key is needed.",
+        ),
+        (
+            [
+                "fleet.groups=[{budget=1, profile={multiply_adds_per_s=1.0, down_bytes_per_s=1.0, up_bytes_per_s=1.0, "
+                "latency=1}}]"
+            ],
+            '[fleet] groups #1.profile.latency: unknown key. Did you mean "latency_s"?',
         ),
         (
             ["fleet.groups=[{budget={parameters=-1.0}}]"],
@@ -70,7 +83,8 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
         (["fleet.groups=[{budget={parameters='x'}}]"], "[fleet] groups #1.budget.parameters: should be a valid number"),
         (["fleet.drift={jump=2}"], "[fleet] drift.jump: should be less than or equal to 1, got 2."),
         (["data.server={name='cifar100'}"], "[data] server: data for the server (FedDF) come with a later version"),
-        (["cohort.deadline_s=60"], "[cohort] deadline_s: deadlines come with a later version"),
+        (["cohort.deadline_s=0"], "[cohort] deadline_s: should be greater than 0, got 0."),
+        (["cohort.late=deeper"], "[cohort] late: should be 'shallower', 'stop' or 'drop', got 'deeper'."),
         (["cohort.fraction=0.1", "cohort.count=3"], "[cohort] takes fraction or count, not both."),
         (["cohort.fraction=2"], "[cohort] fraction: should be less than or equal to 1, got 2"),
         (["evaluate.norms=['batch','layer']"], "[evaluate] norms #2: should be 'static' or 'batch', got 'layer'."),

@@ -16,7 +16,9 @@ import fleetfit as ff
 from fleetfit import errors, names
 from fleetfit.cli import app, main
 from fleetfit.config import experiment_of
-from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Group, Section, Step
+from fleetfit.config.schedules import Constant, Cosine, Exponential, Step
+from fleetfit.config.schema import Experiment, Group
+from fleetfit.config.section import Section
 from fleetfit.config.writing import to_table
 from fleetfit.report import plots
 

@@ -57,6 +57,7 @@ REDUCES = [
     Case({"name": "scalefl", "hooks": {"channels": "random"}}),
     Case({"name": "scalefl", "hooks": {"channels": "window"}}),
     Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
+    Case({"name": "fedavg", "plus": {"in_time": {}}}),  # no deadline
     Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
     Case({"name": "fedavg", "plus": {"fedavgm": {"momentum": 0.0}}}),
 ]

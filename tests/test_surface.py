@@ -9,7 +9,8 @@ import pydantic
 
 import fleetfit
 from fleetfit import cli
-from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Step
+from fleetfit.config.schedules import Constant, Cosine, Exponential, Step
+from fleetfit.config.schema import Experiment
 
 NAMES = {
     "Aggregate",
@@ -77,9 +78,10 @@ KEYS = {
     "data": ["name", "partition"],
     "data.partition": ["kind", "clients", "seed"],
     "model": ["name"],
-    "fleet": ["cost", "tolerance", "levels", "told", "drift", "groups", "measured"],
+    "fleet": ["cost", "tolerance", "levels", "told", "drift", "slow", "jitter", "groups", "measured"],
     "fleet.drift": ["sd", "jump", "low"],
-    "fleet.groups": ["budget", "share", "tolerance", "name"],
+    "fleet.slow": ["share", "factor", "link"],
+    "fleet.groups": ["budget", "share", "tolerance", "name", "profile"],
     "method": ["name", "plus", "hooks"],
     "local": [
         "epochs",
@@ -93,7 +95,7 @@ KEYS = {
         "patience",
         "schedule",
     ],
-    "cohort": ["choose", "fraction", "count"],
+    "cohort": ["choose", "fraction", "count", "deadline_s", "late"],
     "engine": ["name"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients"],
     "checkpoint": ["every", "keep"],

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +17,10 @@ from fleetfit.cost import BATCH_SIZE, Conditions, kind_of
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
+from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.report.papers import PaperTable, paper_table
 from fleetfit.report.tables import data_table
-from fleetfit.report.text import Table
+from fleetfit.report.text import Table, size
 
 _IMAGE = (3, 32, 32)
 
@@ -159,6 +160,8 @@ _GIVEN = {"classes", "channels", "input_shape", "vocabulary", "padding", "simula
 
 def listed(kind: str) -> Table:
     """Return what is built in, one line each."""
+    if kind == "profiles":
+        return profile_table(PROFILES)
     known = names.available(kind)
     if kind == "data":
         modules = {name: importlib.import_module(f"fleetfit.data.{name}") for name in known}
@@ -172,6 +175,8 @@ def listed(kind: str) -> Table:
 
 def keys_of(kind: str, name: str) -> Table:
     """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
+    if kind == "profiles":
+        return profile_table({name: profile_named(name)})
     factory = names.resolve(kind, name)
     doc = inspect.getdoc(factory) or ""
     rows = []
@@ -189,3 +194,17 @@ def _explained(doc: str, key: str) -> str:
     """Return what a docstring says of an argument."""
     found = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
     return " ".join(found[1].split()) if found else ""
+
+
+def profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
+    """Return device profiles with their figures, and below where these come from."""
+    columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
+    rows = [
+        (
+            name, p.what, f"{p.multiply_adds_per_s / 1e9:.1f} G", size(p.down_bytes_per_s), size(p.up_bytes_per_s),
+            f"{1000 * p.latency_s:g}", "-" if p.memory_bytes is None else size(p.memory_bytes),
+        )
+        for name, p in profiles.items()
+    ]  # fmt: skip
+    links = "links: Ookla, Speedtest Global Index, September 2020, global means; which link a device has is assumed"
+    return Table(columns, tuple(rows), notes=(*(f"{name}: {p.source}" for name, p in profiles.items()), links))

@@ -193,6 +193,7 @@ class Kind(StrEnum):
     data = "data"
     choices = "choices"
     engines = "engines"
+    profiles = "profiles"
 
 
 @app.command("list")
@@ -200,7 +201,7 @@ def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
 ) -> None:
-    """List what is built in, one line each; data sets with sizes, classes and resolution. With a name, its keys."""
+    """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""
     from fleetfit.cli import display, planning
 
     display.show(planning.listed(kind.value) if name is None else planning.keys_of(kind.value, name))

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fleetfit import names
+from fleetfit.config.devices import resources_of
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data import Data, partition
@@ -22,7 +23,7 @@ from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
 from fleetfit.train import notes_on_start
-from fleetfit.values import Clients, Drift, Evaluation, Federation, Local, Problem, Resources, Simulation
+from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,18 +100,12 @@ def assemble(experiment: Experiment) -> Assembly:
         )
     if problem.task.measure != "accuracy":
         notes.append(f"Accuracy here is {problem.task.measure}.")
+    if experiment.cohort.deadline_s is not None and not simulation.resources.speeds:
+        notes.append("The deadline is one of real time, since no group has a profile: results differ from run to run.")
     notes += notes_on_start(problem)
     plan = plan_of(known, fleet, targets)
     experiment = with_measured(experiment, fleet.conditions.measured)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
-
-
-def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
-    """Return what the simulated devices afford."""
-    drift = experiment.fleet.drift
-    moving = None if drift is None else Drift(drift.sd, drift.jump, drift.low)
-    budgets = {fleet.cost: fleet.budgets, **fleet.further}
-    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, experiment.seed)
 
 
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -140,7 +135,10 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
         if "choose" in section.hooks:
             raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
         spec["cohort"] = choice
-    return spec | ({"plus": section.plus} if section.plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
+    plus = section.plus
+    if experiment.cohort.deadline_s is not None and experiment.cohort.late == "shallower":
+        plus = {**plus, "in_time": {}}
+    return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 
 def _function(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
@@ -293,7 +291,7 @@ def settings_of(experiment: Experiment) -> Settings:
     size = None if local.batch_size == "all" else int(local.batch_size)
     training = Local(
         local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm, local.clip_value,
-        local.max_steps, local.patience,
+        local.max_steps, local.patience, experiment.cohort.deadline_s, experiment.cohort.late,
     )  # fmt: skip
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pydantic
 
-from fleetfit.config import schema
-from fleetfit.config.schema import NOT_YET, Experiment
+from fleetfit.config import schedules
+from fleetfit.config.devices import check_profiles
+from fleetfit.config.schema import NOT_YET, Experiment, Group, ProfileSection
 from fleetfit.errors import ConfigError, did_you_mean
 
 
@@ -27,6 +28,7 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
+    check_profiles(experiment.fleet)
     return experiment
 
 
@@ -69,7 +71,7 @@ def _sentence(error: Any) -> str:
 
 
 _INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "float", "constrained-int",
-                  "constrained-float", "constrained-str"}  # fmt: skip
+                  "constrained-float", "constrained-str", "ProfileSection"}  # fmt: skip
 
 
 def _place(path: Sequence[str]) -> str:
@@ -98,16 +100,20 @@ def _nearest(path: Sequence[str]) -> str:
     return hint or (f" Known here: {', '.join(here)}." if here else "")
 
 
+_TABLES = {
+    "constant": schedules.Constant,
+    "step": schedules.Step,
+    "cosine": schedules.Cosine,
+    "exponential": schedules.Exponential,
+    "ProfileSection": ProfileSection,
+}
+"""Sections that stand in unions."""
+
+
 def _inner(section: Any, part: str) -> Any:
-    schedules = {
-        "constant": schema.Constant,
-        "step": schema.Step,
-        "cosine": schema.Cosine,
-        "exponential": schema.Exponential,
-    }
-    if part in schedules:
-        return schedules[part]
+    if part in _TABLES:
+        return _TABLES[part]
     if part == "groups" or part.isdigit():
-        return schema.Group
+        return Group
     field = getattr(section, "model_fields", {}).get(part)
     return section if field is None else field.annotation

@@ -4,16 +4,13 @@ A section is a value; reading and merging are in `fleetfit.config.reading`, mess
 what becomes of it in `fleetfit.config.assembly`.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
-import pydantic
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+from fleetfit.config.schedules import Constant, Schedule
+from fleetfit.config.section import Count, Fraction, NotNegative, Open, Positive, Section
+
 Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
 Norm = Literal["static", "batch"]
 
@@ -21,74 +18,6 @@ CLIENTS = 40
 """Clients, where the partition does not say."""
 FRACTION = 0.1
 """p, the share of the clients in a cohort, where the cohort does not say."""
-
-
-class Section(pydantic.BaseModel):
-    """A section whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-
-class Open(Section):
-    """A section that names a function: further keys are the function's own, checked against its signature."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keys that belong to the function."""
-        return dict(self.model_extra or {})
-
-
-# ---- schedules of the learning rate ------------------------------------------------------------------------------
-
-
-class Constant(Section):
-    """The same learning rate in all rounds."""
-
-    kind: Literal["constant"] = "constant"
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return what the learning rate is multiplied by in a round, counted from 0."""
-        return 1.0
-
-
-class Step(Section):
-    """Multiply by `factor` from each round in `at` on."""
-
-    kind: Literal["step"]
-    at: list[Annotated[int, Field(ge=0)]]
-    factor: Positive = 0.1
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return factor^(how many of `at` have come), counted from round 0."""
-        return float(self.factor ** sum(round >= r for r in self.at))
-
-
-class Cosine(Section):
-    """Fall along half a cosine from 1 in the first round to `minimum` in the last."""
-
-    kind: Literal["cosine"]
-    minimum: NotNegative = 0.0
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return minimum + (1 - minimum) * (1 + cos(pi * round / (rounds - 1))) / 2."""
-        done = round / max(1, rounds - 1)
-        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
-
-
-class Exponential(Section):
-    """Multiply by `factor` each round."""
-
-    kind: Literal["exponential"]
-    factor: Positive
-
-    def factor_at(self, rounds: int, round: int) -> float:
-        """Return factor^round."""
-        return float(self.factor**round)
-
-
-Schedule = Annotated[Constant | Step | Cosine | Exponential, Field(discriminator="kind")]
 
 
 # ---- the sections ------------------------------------------------------------------------------------------------
@@ -121,6 +50,16 @@ class ModelSection(Open):
     name: Any = "cnn"
 
 
+class ProfileSection(Section):
+    """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`."""
+
+    multiply_adds_per_s: Positive
+    down_bytes_per_s: Positive
+    up_bytes_per_s: Positive
+    latency_s: NotNegative = 0.0
+    memory_bytes: Positive | None = None
+
+
 class Group(Section):
     """One budget class of the fleet.
 
@@ -130,12 +69,14 @@ class Group(Section):
         share: Its share of the clients; groups without one divide what the others leave, equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
         name: What reports call it; "1/8" for a budget of 0.125 by default.
+        profile: How fast its devices and their links are: a name (`fleetfit list profiles`) or a table of figures.
     """
 
     budget: Positive | Unit | dict[str, Positive | Unit]
     share: Fraction | None = None
     tolerance: NotNegative | None = None
     name: str | None = None
+    profile: str | ProfileSection | None = None
 
 
 class DriftSection(Section):
@@ -152,6 +93,20 @@ class DriftSection(Section):
     low: Fraction = 0.25
 
 
+class SlowSection(Section):
+    """`[fleet] slow`: a share of each group's clients that is slower than its profile says.
+
+    Attributes:
+        share: Of the clients.
+        factor: How many times slower they compute.
+        link: How many times slower they send and receive.
+    """
+
+    share: Fraction = 0.3
+    factor: Positive = 5.0
+    link: Positive = 1.0
+
+
 class FleetSection(Section):
     """`[fleet]`: what the devices afford, and how that becomes levels.
 
@@ -162,6 +117,8 @@ class FleetSection(Section):
         levels: "cluster", "halving", target cost ratios, or a saved plan (its path, or the plan itself).
         told: Whether clients tell the server their budgets; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
+        slow: Who is slower than the profiles say; nobody by default.
+        jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
         groups: The budget classes.
         measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
     """
@@ -171,6 +128,8 @@ class FleetSection(Section):
     levels: str | list[Fraction] | dict[str, Any] = "cluster"
     told: bool | None = None
     drift: DriftSection | None = None
+    slow: SlowSection | None = None
+    jitter: NotNegative = 0.0
     groups: Annotated[list[Group], Field(min_length=1)] = Field(
         default_factory=lambda: [Group(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )
@@ -208,11 +167,15 @@ class CohortSection(Section):
             with its name and its own keys.
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
         count: How many, instead of a fraction.
+        deadline_s: Seconds after which a round is over; none by default.
+        late: What becomes of a client that needs longer (see `fleetfit.values.Local`).
     """
 
     choose: Any = "uniform"
     fraction: Fraction | None = None
     count: Count | None = None
+    deadline_s: Positive | None = None
+    late: Literal["shallower", "stop", "drop"] = "shallower"
 
 
 class EngineSection(Open):
@@ -289,7 +252,5 @@ class Experiment(Section):
 
 NOT_YET = {
     "data.server": "data for the server (FedDF) come with a later version; leave data.server out.",
-    "cohort.deadline_s": "deadlines come with a later version; leave cohort.deadline_s out.",
-    "fleet.groups.profile": "device profiles come with a later version; write a budget as a fraction instead.",
 }
 """Keys that the design has and this version has not: refused, never ignored."""

@@ -42,7 +42,7 @@ def to_table(experiment: Experiment) -> Table:
             **division,
         }
     if experiment.cohort.count is None:
-        table["cohort"].setdefault("fraction", FRACTION)
+        table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
     del table["compare"]
     return _without_empty(table)
 

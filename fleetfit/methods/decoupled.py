@@ -35,13 +35,13 @@ def own(federation: Federation, server: Server, client: int | None, piece: Submo
 
 
 def apart(federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
-    """Average each level's updates among themselves."""
+    """Average each level's updates among themselves; who sent back a part of its level counts for that part."""
     means: dict[int, Mean] = {}
     pieces: dict[int, Submodel] = {}
     for update in updates:
-        mean = means.setdefault(update.level, Mean(_cut_layout(federation.problem.layout, update.submodel)))
-        pieces[update.level] = update.submodel
-        mean.add(Submodel({}, update.submodel.exits), update.state, weight(update))
+        mean = means.setdefault(update.level, Mean(_cut_layout(federation.problem.layout, update.dispatched)))
+        pieces[update.level] = update.dispatched
+        mean.add(_within(update.submodel, update.dispatched), update.state, weight(update))
     found = {level: mean.result() for level, mean in means.items()}
     mean_state = {_prefix(level) + name: t for level, a in found.items() for name, t in a.mean.items()}
     coverage = {_prefix(level) + name: t for level, a in found.items() for name, t in a.coverage.items()}
@@ -60,6 +60,15 @@ def shared(state: State) -> State:
 
 def _prefix(level: int) -> str:
     return f"level{level + 1}/"
+
+
+def _within(part: Submodel, whole: Submodel) -> Submodel:
+    """Return where the channels of a part stand among those of a sub-model that contains it."""
+    if part.channels == whole.channels:
+        return Submodel({}, part.exits)
+    places = {axis: {channel: i for i, channel in enumerate(kept)} for axis, kept in whole.channels.items()}
+    named = {a: tuple(places[a][c] for c in kept) if a in places else kept for a, kept in part.channels.items()}
+    return Submodel(named, part.exits)
 
 
 def _cut_layout(layout: Layout, piece: Submodel) -> Layout:

@@ -1,11 +1,14 @@
 """Batches in a seeded order."""
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fleetfit.values import Local
+
+Order = TypeVar("Order", Tensor, range)
 
 
 def epochs(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[Iterator[Tensor]]:
@@ -15,7 +18,7 @@ def epochs(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[Iter
         yield joined(indices[torch.randperm(len(indices), generator=rng)], size)
 
 
-def joined(order: Tensor, size: int) -> Iterator[Tensor]:
+def joined(order: Order, size: int) -> Iterator[Order]:
     """Yield batches of `size`; a single last sample joins the batch before it, since batch norm cannot use it alone."""
     at, n = 0, len(order)
     while at < n:

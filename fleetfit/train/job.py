@@ -1,6 +1,7 @@
 """Run one job of any kind, and local SGD."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from fleetfit.method import Method, build
 from fleetfit.seeds import own_randomness, seed_of, torch_rng
 from fleetfit.submodel import Submodel, finite
 from fleetfit.train.batches import epochs
-from fleetfit.train.limits import EarlyStopping, clip
+from fleetfit.train.clock import STEP, forward_work, learn, out_of_time, started, timed
+from fleetfit.train.limits import EarlyStopping, clip, deadline
 from fleetfit.train.measure import evaluate, statistics
 from fleetfit.train.workpiece import Workpiece, workpiece
 from fleetfit.values import Device, Failure, Job, Update
@@ -23,6 +25,12 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     Returns:
         The update, or a failure that says why; and what the client remembers if the update is accepted.
     """
+    device = started(job, device)
+    reply, memory = _done(job, device)
+    return timed(reply, job, device), memory
+
+
+def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     try:
         method = build(job.method)
         adapted = method.adapt(job, device)
@@ -37,8 +45,11 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return _failure(job, f"{type(error).__name__}: {error}"), device.memory
 
 
-def _failure(job: Job, reason: str, declined: bool = False) -> Failure:
-    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined)
+def _failure(job: Job, reason: str, declined: bool = False, late: bool = False, spent: int = 0) -> Failure:
+    return Failure(
+        job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined, late=late,
+        multiply_adds=spent,
+    )  # fmt: skip
 
 
 def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
@@ -50,22 +61,39 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     loss, penalty = method.loss(job, device), method.penalty(job, device)
     torch.manual_seed(seed_of(job.seed, "torch"))  # after module and loss are built: building draws from it
     piece.module.train()
-    mean_loss, steps = _local_sgd(job, device, piece, loss, penalty, indices)
+    done = _local_sgd(job, device, piece, loss, penalty, indices)
+    spent = done.passes * forward_work(device.problem, job.submodel)
+    if job.local.deadline_s is not None and device.clock.speed is None:
+        learn(device, spent)
+    if done.stopped and (not done.steps or job.local.late == "drop"):
+        return _failure(job, out_of_time(job), late=True, spent=spent), device.memory
     state = piece.read()
-    if not finite(state) or not math.isfinite(mean_loss):
-        return _failure(job, "its training diverged: the loss or the weights are not finite"), device.memory
+    if not finite(state) or not math.isfinite(done.loss):
+        reason = "its training diverged: the loss or the weights are not finite"
+        return _failure(job, reason, spent=spent), device.memory
     memory = method.remember(job, device, state, loss)
     sent, state = method.reply(job, device, state)
     extra = loss.metrics() if hasattr(loss, "metrics") else {}
-    metrics = {"loss": mean_loss, "steps": steps, **extra}
-    update = Update(job.round, job.index, job.client, job.level, dispatched, sent, state, len(indices), metrics)
+    metrics = {"loss": done.loss, "steps": done.steps, **({"stopped": True} if done.stopped else {}), **extra}
+    update = Update(
+        job.round, job.index, job.client, job.level, dispatched, sent, state, len(indices), metrics,
+        multiply_adds=spent,
+    )  # fmt: skip
     return update, memory
 
 
-def _local_sgd(
-    job: Job, device: Device, piece: Workpiece, loss: Any, penalty: Any, indices: Tensor
-) -> tuple[float, int]:
-    """Run the local epochs; return the mean loss per sample and the number of steps."""
+@dataclass(frozen=True)
+class _Trained:
+    """What local training did: mean loss per sample, steps, passes (see `train.clock`), whether time ran out."""
+
+    loss: float
+    steps: int
+    passes: int
+    stopped: bool
+
+
+def _local_sgd(job: Job, device: Device, piece: Workpiece, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
+    """Run the local epochs, as far as the deadline and the other limits let them."""
     local, rng = job.local, torch_rng(job.seed, "batches")
     parameter = nn.Parameter(piece.trained)
     parameter.grad = piece.grad
@@ -73,9 +101,12 @@ def _local_sgd(
         [parameter], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
     )
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
-    stopping = EarlyStopping(device, piece, local)
+    stopping, in_time, stopped = EarlyStopping(device, piece, local), deadline(job, device), False
     for epoch in epochs(indices, local, rng):
         for batch in epoch:
+            if in_time is not None and not in_time(STEP * seen + stopping.looked, STEP * len(batch)):
+                stopped = True
+                break
             x, y = device.data.batch(batch, rng)
             x, y = device.put(x), device.put(y)
             piece.grad.zero_()
@@ -87,7 +118,9 @@ def _local_sgd(
             seen, steps = seen + len(batch), steps + 1
             if steps == local.max_steps:
                 break
-        if stopping.now() or steps == local.max_steps:
+        if in_time is not None and not in_time(STEP * seen + stopping.looked, stopping.cost):
+            stopped = True
+        if stopped or stopping.now() or steps == local.max_steps:
             break
     stopping.restore()
-    return total.item() / max(seen, 1), steps
+    return _Trained(total.item() / max(seen, 1), steps, STEP * seen + stopping.looked, stopped)

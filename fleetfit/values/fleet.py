@@ -14,6 +14,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.planner import affords, assign
 from fleetfit.submodel import Submodel
+from fleetfit.values.clock import Clock
 from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Resources
 
@@ -73,6 +74,7 @@ class Device:
         conditions: Under which costs are counted.
         memory: What it kept from its last accepted job.
         accelerator: Where tensors are computed on.
+        clock: How it measures time.
     """
 
     problem: Problem
@@ -83,6 +85,7 @@ class Device:
     conditions: Conditions = field(default_factory=Conditions)
     memory: Any = None
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    clock: Clock = field(default_factory=Clock)
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a tensor where this device computes."""
@@ -126,6 +129,7 @@ class Simulation:
         return Device(
             self.problem, self.data.share(self.parts[client]), client, resources.budgets_of(client, round),
             resources.tolerance_of(client), resources.conditions, memory, self.accelerator,
+            Clock(resources.speed_of(client, round)),
         )  # fmt: skip
 
 

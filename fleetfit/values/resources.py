@@ -1,7 +1,7 @@
-"""What simulated devices afford, and how that moves while a run goes on: seeded, and the same in any process."""
+"""What simulated devices afford, how fast they are, and how that moves: seeded, and the same in any process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from fleetfit.cost import Conditions
 from fleetfit.seeds import numpy_rng
+from fleetfit.values.clock import Speed
 
 _MEMORY = 0.9  # of the slow movement, from one round to the next
 
@@ -62,6 +63,8 @@ class Resources:
         drift: How budgets move during the run, or None.
         conditions: Under which costs are counted.
         seed: The run's.
+        speeds: By figure of `Speed` what each client has [K]; nothing where no profiles are known.
+        jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
     """
 
     budgets: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -69,6 +72,8 @@ class Resources:
     drift: Drift | None = None
     conditions: Conditions = field(default_factory=Conditions)
     seed: int = 0
+    speeds: Mapping[str, np.ndarray] = field(default_factory=dict)
+    jitter: float = 0.0
 
     def budgets_of(self, client: int, round: int) -> dict[str, float]:
         """Return what a client affords in a round, by cost."""
@@ -79,6 +84,21 @@ class Resources:
         """Return a client's tolerance."""
         return 0.1 if self.tolerance is None else float(self.tolerance[client])
 
+    def speed_of(self, client: int, round: int) -> Speed | None:
+        """Return a client's speed and link in a round, or None where nobody knows them.
+
+        With jitter, speed and link are multiplied by exp(jitter n), each with a standard normal n of its own.
+        """
+        if not self.speeds:
+            return None
+        figures = {f.name: float(self.speeds[f.name][client]) for f in fields(Speed)}
+        if self.jitter:
+            computing, sending = np.exp(self.jitter * numpy_rng(self.seed, "jitter", client, round).normal(size=2))
+            figures["multiply_adds_per_s"] *= float(computing)
+            figures["down_bytes_per_s"] *= float(sending)
+            figures["up_bytes_per_s"] *= float(sending)
+        return Speed(**figures)
+
     @cached_property
     def nest(self) -> dict[str, Any]:
         """The same as plain values and tensors, for another process."""
@@ -88,6 +108,8 @@ class Resources:
             "drift": None if self.drift is None else dict(vars(self.drift)),
             "conditions": dict(vars(self.conditions)),
             "seed": self.seed,
+            "speeds": {name: torch.from_numpy(np.asarray(v, dtype=float)) for name, v in self.speeds.items()},
+            "jitter": self.jitter,
         }
 
     @staticmethod
@@ -99,4 +121,6 @@ class Resources:
             None if nest["drift"] is None else Drift(**nest["drift"]),
             Conditions(**nest["conditions"]),
             nest["seed"],
+            {name: tensor.numpy() for name, tensor in nest["speeds"].items()},
+            nest["jitter"],
         )

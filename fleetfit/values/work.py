@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel
@@ -21,6 +21,10 @@ class Local:
         max_steps: At most so many optimiser steps, or None.
         patience: Stop after so many epochs in a row without a lower loss on the client's own validation data, and go
             back to the weights of the best one; None, or no such data: train all epochs.
+        deadline_s: Seconds within which the update must be there, or None for no end.
+        late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
+            sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
+            at the last finished step; "drop": its work is lost.
     """
 
     lr: float = 0.1
@@ -32,6 +36,8 @@ class Local:
     clip_value: float | None = None
     max_steps: int | None = None
     patience: int | None = None
+    deadline_s: float | None = None
+    late: Literal["shallower", "stop", "drop"] = "shallower"
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,10 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What came back: it says what it contains; the server never assumes that a client trained what it was sent."""
+    """What came back: it says what it contains; the server never assumes that a client trained what it was sent.
+
+    `multiply_adds` is what training took; `simulated_s` the seconds of the job where the device has a speed.
+    """
 
     round: int
     index: int
@@ -91,11 +100,16 @@ class Update:
     metrics: Mapping[str, Any]
     bytes_down: int = 0
     bytes_up: int = 0
+    multiply_adds: int = 0
+    simulated_s: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A job that brought nothing back, and why; `declined` if the device could not afford any part of it."""
+    """A job that brought nothing back, and why.
+
+    `declined` if the device could not afford any part of it, `late` if its time ran out.
+    """
 
     round: int
     index: int
@@ -106,6 +120,9 @@ class Failure:
     bytes_down: int = 0
     bytes_up: int = 0
     declined: bool = False
+    late: bool = False
+    multiply_adds: int = 0
+    simulated_s: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

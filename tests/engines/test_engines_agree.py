@@ -1,9 +1,11 @@
 """Same run file and seed: same bits, whatever the engine and the number of workers, also when a worker dies."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import tiny_federation
@@ -37,9 +39,9 @@ SPECS: list[Mapping[str, Any]] = [
 ]
 
 
-def finished(federation: Federation, engine: Engine) -> Round:
+def finished(federation: Federation, engine: Engine, settings: Settings = SETTINGS) -> Round:
     engine.load({})  # as a new run: nobody remembers anything
-    *_, last = run(federation, engine, SETTINGS, start(federation))
+    *_, last = run(federation, engine, settings, start(federation))
     return last
 
 
@@ -83,6 +85,30 @@ def test_one_worker_gives_the_same_bits() -> None:
         engine.close()
 
 
+def test_deadlines_by_simulated_clocks_give_the_same_bits() -> None:
+    """Slow and fast clients, links that differ by round; deadlines that some miss, in all three ways."""
+    federation, simulation = fleets({"name": "depthfl", "plus": {"in_time": {}}})
+    clients = len(simulation.parts)
+    speeds = {
+        "multiply_adds_per_s": np.linspace(4e4, 8e5, clients),
+        "down_bytes_per_s": np.full(clients, 1e5),
+        "up_bytes_per_s": np.full(clients, 5e4),
+        "latency_s": np.full(clients, 0.05),
+    }
+    simulation = replace(simulation, resources=replace(simulation.resources, speeds=speeds, jitter=0.3))
+    engine = processes(simulation, workers=2)
+    seen = {"shallower": 0, "stopped": 0, "late": 0}
+    try:
+        for late in ("shallower", "stop", "drop"):
+            timed = replace(SETTINGS, local=replace(SETTINGS.local, max_steps=None, deadline_s=0.85, late=late))
+            expected = finished(federation, local(simulation), timed)
+            same(expected, finished(federation, engine, timed))
+            seen = {key: count + expected.report["deadline"][key] for key, count in seen.items()}
+    finally:
+        engine.close()
+    assert min(seen.values()) > 0, seen
+
+
 def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) -> None:
     federation, simulation = fleets({"name": "plugin_method:killing", "folder": str(tmp_path)})
     (tmp_path / "died").touch()
@@ -102,8 +128,6 @@ def test_a_job_that_kills_every_worker_is_a_failure_with_a_reason(two_workers: E
 
 
 def test_objects_without_an_import_path_are_refused() -> None:
-    from dataclasses import replace
-
     _, simulation = fleets({"name": "fedavg"})
     pathless = replace(simulation, problem=replace(simulation.problem, spec=None))
     with pytest.raises(ConfigError, match='engine.name = "local"'):

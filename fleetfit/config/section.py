@@ -1,0 +1,28 @@
+"""What the sections of a run file are made of."""
+
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import ConfigDict, Field
+
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(pydantic.BaseModel):
+    """A section whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+
+class Open(Section):
+    """A section that names a function: further keys are the function's own, checked against its signature."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys that belong to the function."""
+        return dict(self.model_extra or {})

@@ -1,0 +1,236 @@
+"""Simulated time: seconds of a job from its parts, who is slow, what a round and a run report."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import tiny_federation
+
+from fleetfit import wire
+from fleetfit.config import assemble, experiment_of
+from fleetfit.config.devices import slow_clients
+from fleetfit.cost import submodel_cost
+from fleetfit.engines.local import local
+from fleetfit.errors import ConfigError
+from fleetfit.profiles import PROFILES
+from fleetfit.rounds import Settings, one_round, run, simulated_seconds, start
+from fleetfit.seeds import numpy_rng
+from fleetfit.submodel import Submodel
+from fleetfit.train.clock import STEP, forward_work, planned_passes
+from fleetfit.values import Failure, Federation, Local, Resources, Simulation, Speed, Update
+
+FIGURES = ("multiply_adds_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
+
+
+def fast(simulation: Simulation, *figures: float, jitter: float = 0.0) -> Simulation:
+    """Return the simulation with the same figures for all clients."""
+    count = len(simulation.parts)
+    speeds = {name: np.full(count, value) for name, value in zip(FIGURES, figures, strict=True)}
+    return replace(simulation, resources=replace(simulation.resources, speeds=speeds, jitter=jitter))
+
+
+def clocked(spec: dict[str, Any] | None = None, **more: Any) -> tuple[Federation, Simulation]:
+    federation, simulation = tiny_federation(spec or {"name": "scalefl"}, **more)
+    return federation, fast(simulation, 1e6, 2e4, 1e4, 0.25)
+
+
+def replies(federation: Federation, simulation: Simulation, training: Local) -> list[Update | Failure]:
+    """Return the replies of the first round with their bytes counted."""
+    found: list[Update | Failure] = []
+    engine = local(simulation)
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        def run(self, jobs: Any) -> Any:
+            given = []
+
+            def kept() -> Any:
+                for job in jobs:
+                    given.append(job)
+                    yield job
+
+            for index, reply in enumerate(engine.run(kept())):
+                sizes = {"bytes_down": wire.job_size(given[index]), "bytes_up": wire.reply_size(reply)}
+                found.append(replace(reply, **sizes))
+                yield reply
+
+    one_round(federation, Watched(), Settings(1, training), start(federation))  # type: ignore[arg-type]
+    return found
+
+
+def test_seconds_are_latency_bytes_down_computing_and_bytes_up() -> None:
+    """0.25 s + down / 20 kB/s + 3 x forward x samples x epochs / 1e6 per s + up / 10 kB/s, from the reported bytes."""
+    federation, simulation = clocked()
+    training = Local(epochs=2, batch_size=8)
+    _, report = one_round(federation, local(simulation), Settings(1, training), start(federation))
+    found = replies(federation, simulation, training)
+    for update in found:
+        assert isinstance(update, Update)
+        forward = submodel_cost(federation.problem.architecture, update.submodel, (1, 4, 4)).multiply_adds
+        work = 3 * forward * 2 * update.num_examples
+        assert update.multiply_adds == work
+        assert update.simulated_s == pytest.approx(0.25 + update.bytes_down / 2e4 + work / 1e6 + update.bytes_up / 1e4)
+    assert report["simulated_s"] == max(u.simulated_s for u in found if u.simulated_s is not None)
+    assert report["multiply_adds"] == sum(u.multiply_adds for u in found)
+    assert (report["bytes_down"], report["bytes_up"]) == (
+        sum(u.bytes_down for u in found), sum(u.bytes_up for u in found)
+    )  # fmt: skip
+
+
+def test_forward_work_of_the_tiny_model_by_hand() -> None:
+    """Level 2 has 6 of 8 channels a, 8 of 12 channels b (granule 2), two blocks and two heads of four classes."""
+    federation, _ = tiny_federation({"name": "scalefl"})
+    piece = federation.levels[1].submodel
+    a, b = piece.sizes["a"], piece.sizes["b"]
+    assert (a, b) == (6, 8)
+    assert forward_work(federation.problem, piece) == 16 * a + 2 * (a * b + b * a) + 2 * a * 4
+    moved = Submodel({"a": (1, 2, 4, 5, 6, 7), "b": range(b)}, piece.exits)  # other channels, the same work
+    assert forward_work(federation.problem, moved) == forward_work(federation.problem, piece)
+
+
+def test_looks_at_validation_data_count_as_forward_passes() -> None:
+    """One epoch, one look at all validation samples: 3 per training sample and 1 per validation sample."""
+    federation, simulation = clocked(clients=3, cohort=1)
+    found = replies(federation, simulation, Local(epochs=1, batch_size=8, patience=1))[0]
+    assert isinstance(found, Update) and found.client is not None
+    looked = len(simulation.parts[found.client]["validation"])
+    assert looked > 0
+    forward = submodel_cost(federation.problem.architecture, found.submodel, (1, 4, 4)).multiply_adds
+    assert found.multiply_adds == forward * (3 * found.num_examples + looked)
+
+
+def test_without_profiles_work_is_reported_and_time_is_not() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    _, report = one_round(federation, local(simulation), Settings(1), start(federation))
+    assert report["multiply_adds"] > 0
+    assert report["simulated_s"] is None
+    assert "deadline" not in report
+
+
+def test_evaluation_does_not_advance_the_clock() -> None:
+    federation, simulation = clocked()
+    settings = Settings(2, Local(epochs=1), evaluate_every=1)
+    with_it = [r.report for r in run(federation, local(simulation), settings, start(federation))]
+    without = replace(settings, evaluate_every=0)
+    rest = [r.report for r in run(federation, local(simulation), without, start(federation))]
+    assert "evaluate" in with_it[0] and "evaluate" not in rest[0]
+    for key in ("multiply_adds", "simulated_s"):
+        assert [r[key] for r in with_it] == [r[key] for r in rest]
+
+
+def test_what_a_clock_says_is_not_sent() -> None:
+    """Bytes are the same with and without figures; else seconds would depend on the digits of seconds."""
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    plain = one_round(federation, local(simulation), Settings(1), start(federation))[1]
+    timed = one_round(federation, local(fast(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1), start(federation))[1]
+    assert timed["simulated_s"] is not None
+    assert (plain["bytes_down"], plain["bytes_up"]) == (timed["bytes_down"], timed["bytes_up"])
+
+
+def by_enumeration(local: Local, samples: int, looked: int) -> int:
+    """Count passes batch by batch; a single last sample joins the batch before it."""
+    size, passes, steps = local.batch_size or samples, 0, 0
+    for _ in range(local.epochs):
+        left = samples
+        while left:
+            now = left if left - size == 1 else min(size, left)
+            passes, left, steps = passes + 3 * now, left - now, steps + 1
+            if steps == local.max_steps:
+                return passes + looked
+        passes += looked
+    return passes
+
+
+@pytest.mark.parametrize("samples", [1, 2, 8, 9, 17, 25])
+@pytest.mark.parametrize("looked", [0, 5])
+def test_planned_passes_are_those_of_all_steps(samples: int, looked: int) -> None:
+    for size in (None, 4, 8):
+        for epochs in (1, 3):
+            for most in (None, 1, 2, 5, 100):
+                local = Local(epochs=epochs, batch_size=size, max_steps=most)
+                assert planned_passes(local, samples, looked) == by_enumeration(local, samples, looked)
+    assert STEP == 3
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
+    piece = Submodel({}, (1,))
+
+    def update(seconds: float | None) -> Update:
+        return Update(0, 0, 0, 0, piece, piece, {}, 1, {}, simulated_s=seconds)
+
+    lost = Failure(0, 1, 1, 0, piece, "its worker died")
+    assert simulated_seconds([update(2.0), update(3.5)], None) == 3.5
+    assert simulated_seconds([update(2.0), update(3.5)], 9.0) == 3.5  # nobody is missing: the server goes on
+    assert simulated_seconds([update(2.0), lost], 9.0) == 9.0  # it waits for who was lost
+    assert simulated_seconds([update(2.0), lost], None) == 2.0
+    assert simulated_seconds([update(None)], 9.0) is None
+
+
+# ---- figures of a fleet --------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_every_group_is_slow() -> None:
+    group = np.array([0] * 10 + [1] * 20 + [2] * 10)
+    slow = slow_clients(group, 0.3, 5)
+    assert [int(slow[group == g].sum()) for g in range(3)] == [3, 6, 3]
+    assert slow_clients(np.zeros(7, dtype=int), 0.3, 0).sum() == 2  # round(2.1)
+    assert (slow != slow_clients(group, 0.3, 6)).any() and (slow == slow_clients(group, 0.3, 5)).all()
+
+
+def test_profiles_of_a_run_file_reach_the_devices() -> None:
+    """Groups by name and by figures; slow ones compute 4 times and send 2 times slower."""
+    own = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 5e5, "latency_s": 0.05}
+    assembly = assemble(experiment_of({
+        "data": {"partition": {"kind": "iid", "clients": 10}},
+        "fleet": {"groups": [{"budget": 0.5, "profile": "phone"}, {"budget": 1.0, "profile": own}],
+                  "slow": {"share": 0.2, "factor": 4.0, "link": 2.0}},
+    }))  # fmt: skip
+    found = [assembly.simulation.device(c).clock.speed for c in range(10)]
+    given = [Speed(**{name: getattr(PROFILES["phone"], name) for name in FIGURES}), Speed(**own)]
+    slower = [
+        replace(s, multiply_adds_per_s=s.multiply_adds_per_s / 4, down_bytes_per_s=s.down_bytes_per_s / 2,
+                up_bytes_per_s=s.up_bytes_per_s / 2)
+        for s in given
+    ]  # fmt: skip
+    for group in range(2):
+        mine = [s for s, g in zip(found, assembly.fleet.group, strict=True) if g == group]
+        assert mine.count(given[group]) == 4 and mine.count(slower[group]) == 1
+    assert assembly.federation.device is not None and assembly.federation.device.clock.speed is None
+
+
+@pytest.mark.parametrize("key", ["slow={share=0.3}", "jitter=0.1"])
+def test_who_is_slow_needs_profiles(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\[fleet\] {key.partition('=')[0]}: it needs a profile for each"):
+        assemble(experiment_of({}, [f"fleet.{key}"]))
+
+
+def test_jitter_is_the_formula_and_differs_by_round() -> None:
+    speeds = {name: np.array([v, 2 * v]) for name, v in zip(FIGURES, (1e6, 2e4, 1e4, 0.1), strict=True)}
+    resources = Resources(seed=3, speeds=speeds, jitter=0.2)
+    n = numpy_rng(3, "jitter", 1, 7).normal(size=2)
+    found = resources.speed_of(1, 7)
+    assert found is not None
+    assert found.multiply_adds_per_s == pytest.approx(2e6 * math.exp(0.2 * n[0]))
+    assert found.down_bytes_per_s / 4e4 == pytest.approx(math.exp(0.2 * n[1]))
+    assert found.up_bytes_per_s / 2e4 == pytest.approx(math.exp(0.2 * n[1]))
+    assert found.latency_s == 0.2
+    assert resources.speed_of(1, 8) != found != resources.speed_of(0, 7)
+    again = Resources.restored(resources.nest)
+    assert [again.speed_of(c, t) for c in (0, 1) for t in range(5)] == [
+        resources.speed_of(c, t) for c in (0, 1) for t in range(5)
+    ]
+    assert Resources().speed_of(0, 0) is None
+
+
+def test_every_profile_says_where_its_figures_are_from() -> None:
+    for name, profile in PROFILES.items():
+        assert profile.what and "speed:" in profile.source and "memory:" in profile.source, name
+        assert min(getattr(profile, figure) for figure in FIGURES) > 0
+        assert profile.memory_bytes is not None and 1e9 < profile.memory_bytes < 1e11
+    speeds = {name: profile.multiply_adds_per_s for name, profile in PROFILES.items()}
+    assert min(speeds, key=lambda name: speeds[name]) == "raspberry-pi-4b"
+    assert max(speeds, key=lambda name: speeds[name]) == "jetson-xavier-agx"
