@@ -16,7 +16,8 @@ import fleetfit as ff
 from fleetfit import errors, names
 from fleetfit.cli import app, main
 from fleetfit.config import experiment_of
-from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Group, Section, Step
+from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Group, Step
+from fleetfit.config.section import Section
 from fleetfit.config.writing import to_table
 from fleetfit.report import plots
 
@@ -341,10 +342,10 @@ def test_the_pages_name_every_error_and_its_exit_code(capsys):
     assert [row[0] for row in tables_of_markdown(ERRORS, "exit code")] == ["0", "1", "2", "130"]
 
 
-@pytest.mark.parametrize("kind", ["methods", "options"])
+@pytest.mark.parametrize("kind", ["methods", "options", "choices"])
 def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^#|\Z)", METHODS, re.DOTALL | re.MULTILINE))
-    assert set(names.available("methods")) | set(names.available("options")) == set(parts)
+    assert {name for other in ("methods", "options", "choices") for name in names.available(other)} == set(parts)
     for name in names.available(kind):
         stated = tomllib.loads("\n".join(re.findall(r"^- `(\w+ = [^`]+)`", parts[name], re.MULTILINE)))
         parameters = inspect.signature(names.resolve(kind, name)).parameters

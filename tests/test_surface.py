@@ -77,8 +77,9 @@ KEYS = {
     "data": ["name", "partition"],
     "data.partition": ["kind", "clients", "seed"],
     "model": ["name"],
-    "fleet": ["cost", "tolerance", "levels", "told", "drift", "groups", "measured"],
+    "fleet": ["cost", "tolerance", "levels", "told", "drift", "availability", "tells_labels", "groups", "measured"],
     "fleet.drift": ["sd", "jump", "low"],
+    "fleet.availability": ["share", "spread", "rounds", "day", "leave", "trace"],
     "fleet.groups": ["budget", "share", "tolerance", "name"],
     "method": ["name", "plus", "hooks"],
     "local": [

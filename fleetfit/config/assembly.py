@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from fleetfit import names
+from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data import Data, partition
@@ -22,7 +22,7 @@ from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
 from fleetfit.train import notes_on_start
-from fleetfit.values import Clients, Drift, Evaluation, Federation, Local, Problem, Resources, Simulation
+from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,16 +80,17 @@ def assemble(experiment: Experiment) -> Assembly:
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     simulation = Simulation(problem, data, parts, resources_of(experiment, fleet))
-    everything = Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances, fleet.further)
+    everything = clients_of(experiment, data, parts, fleet)
     federation = Federation(
         problem=problem,
-        clients=everything if method.told else Clients(everything.num_examples),
+        clients=everything if method.told else Clients(everything.num_examples, labels=everything.labels),
         levels=levels,
         cohort=_cohort(experiment, len(parts)),
         method=method,
         method_spec=method_spec,
         seed=experiment.seed,
         device=simulation.device(None),
+        connected=connected(simulation.resources),
     )
     known = replace(federation, clients=everything)  # to whoever describes the fleet, not to the server
     notes = notes_of(known, fleet)
@@ -99,18 +100,10 @@ def assemble(experiment: Experiment) -> Assembly:
         )
     if problem.task.measure != "accuracy":
         notes.append(f"Accuracy here is {problem.task.measure}.")
-    notes += notes_on_start(problem)
+    notes += [*absences_of(known, simulation.resources), *notes_on_start(problem)]
     plan = plan_of(known, fleet, targets)
     experiment = with_measured(experiment, fleet.conditions.measured)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
-
-
-def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
-    """Return what the simulated devices afford."""
-    drift = experiment.fleet.drift
-    moving = None if drift is None else Drift(drift.sd, drift.jump, drift.low)
-    budgets = {fleet.cost: fleet.budgets, **fleet.further}
-    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, experiment.seed)
 
 
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -139,7 +132,7 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
     if choice != {"name": "uniform"}:
         if "choose" in section.hooks:
             raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
-        spec["choose"] = choice
+        spec["cohort"] = choice
     return spec | ({"plus": section.plus} if section.plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 

@@ -7,37 +7,15 @@ what becomes of it in `fleetfit.config.assembly`.
 import math
 from typing import Annotated, Any, Literal
 
-import pydantic
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
-Norm = Literal["static", "batch"]
+from fleetfit.config.availability import AvailabilitySection
+from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Probability, Section, Unit
 
 CLIENTS = 40
 """Clients, where the partition does not say."""
 FRACTION = 0.1
 """p, the share of the clients in a cohort, where the cohort does not say."""
-
-
-class Section(pydantic.BaseModel):
-    """A section whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-
-class Open(Section):
-    """A section that names a function: further keys are the function's own, checked against its signature."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keys that belong to the function."""
-        return dict(self.model_extra or {})
 
 
 # ---- schedules of the learning rate ------------------------------------------------------------------------------
@@ -148,7 +126,7 @@ class DriftSection(Section):
     """
 
     sd: NotNegative = 0.1
-    jump: Annotated[float, Field(ge=0, le=1)] = 0.05
+    jump: Probability = 0.05
     low: Fraction = 0.25
 
 
@@ -162,6 +140,8 @@ class FleetSection(Section):
         levels: "cluster", "halving", target cost ratios, or a saved plan (its path, or the plan itself).
         told: Whether clients tell the server their budgets; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
+        availability: When clients are connected; always by default.
+        tells_labels: Whether clients tell the server how many samples of each class they have.
         groups: The budget classes.
         measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
     """
@@ -171,6 +151,8 @@ class FleetSection(Section):
     levels: str | list[Fraction] | dict[str, Any] = "cluster"
     told: bool | None = None
     drift: DriftSection | None = None
+    availability: AvailabilitySection | None = None
+    tells_labels: bool = False
     groups: Annotated[list[Group], Field(min_length=1)] = Field(
         default_factory=lambda: [Group(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )

@@ -26,7 +26,7 @@ def build(spec: Mapping[str, Any]) -> Method:
     """Build the method that a spec describes.
 
     Args:
-        spec: Name, hyperparameters, `choose` (how clients are chosen), `plus` (options) and `hooks` (single functions).
+        spec: Name, hyperparameters, `cohort` (how clients are chosen), `plus` (options) and `hooks` (single functions).
 
     Raises:
         ConfigError: Unknown names or hyperparameters, or a hook that two parts set without the spec saying whose wins.
@@ -52,9 +52,9 @@ def _build_cached(text: str) -> Method:
 
 
 def _build(spec: Mapping[str, Any]) -> Method:
-    values = {key: v for key, v in spec.items() if key not in ("name", "choose", "plus", "hooks")}
+    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
     method = _made("methods", spec.get("name", "fedavg"), "[method]", values)
-    hooks, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("choose", {}))
+    hooks, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
     if choice:
         name = choice.pop("name")
         method = _with_option(method, _made("choices", name, "[cohort] choose", choice), str(name), set(hooks))

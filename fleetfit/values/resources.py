@@ -10,6 +10,7 @@ import torch
 
 from fleetfit.cost import Conditions
 from fleetfit.seeds import numpy_rng
+from fleetfit.values.availability import Availability
 
 _MEMORY = 0.9  # of the slow movement, from one round to the next
 
@@ -62,6 +63,7 @@ class Resources:
         drift: How budgets move during the run, or None.
         conditions: Under which costs are counted.
         seed: The run's.
+        availability: Which clients are connected when; None: all of them, always.
     """
 
     budgets: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Resources:
     drift: Drift | None = None
     conditions: Conditions = field(default_factory=Conditions)
     seed: int = 0
+    availability: Availability | None = None
 
     def budgets_of(self, client: int, round: int) -> dict[str, float]:
         """Return what a client affords in a round, by cost."""
@@ -79,6 +82,14 @@ class Resources:
         """Return a client's tolerance."""
         return 0.1 if self.tolerance is None else float(self.tolerance[client])
 
+    def absence(self, client: int, round: int) -> str:
+        """Return why a client brings nothing back in a round, or "": it is there all the time."""
+        if self.availability is None:
+            return ""
+        if not self.availability.online(round)[client]:
+            return "the client is not connected"
+        return "the client went away during the round" if self.availability.leaves(client, round) else ""
+
     @cached_property
     def nest(self) -> dict[str, Any]:
         """The same as plain values and tensors, for another process."""
@@ -88,6 +99,7 @@ class Resources:
             "drift": None if self.drift is None else dict(vars(self.drift)),
             "conditions": dict(vars(self.conditions)),
             "seed": self.seed,
+            "availability": None if self.availability is None else self.availability.nest,
         }
 
     @staticmethod
@@ -99,4 +111,5 @@ class Resources:
             None if nest["drift"] is None else Drift(**nest["drift"]),
             Conditions(**nest["conditions"]),
             nest["seed"],
+            None if nest["availability"] is None else Availability.restored(nest["availability"]),
         )

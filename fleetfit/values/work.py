@@ -95,7 +95,10 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A job that brought nothing back, and why; `declined` if the device could not afford any part of it."""
+    """A job that brought nothing back, and why.
+
+    `declined` if the device could not afford any part of it, `absent` if the client was not connected all the time.
+    """
 
     round: int
     index: int
@@ -106,6 +109,7 @@ class Failure:
     bytes_down: int = 0
     bytes_up: int = 0
     declined: bool = False
+    absent: bool = False
 
 
 @dataclass(frozen=True, eq=False)
