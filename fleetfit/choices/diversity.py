@@ -30,9 +30,7 @@ from fleetfit.values import Failure, Federation, Server, Update
 Target = Literal["uniform", "all"]
 
 
-def diversity(
-    candidates: int = 0, target: Target = "uniform", buckets: int = 256, kept: int = 1000
-) -> Method:
+def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 256, kept: int = 1000) -> Method:
     """Make the choice.
 
     Args:
