@@ -18,7 +18,7 @@ from fleetfit.choices import _directions, diversity, rl
 from fleetfit.choices._drawing import best, by_weight
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method, build
+from fleetfit.method import FEDAVG, Method, build
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.seeds import numpy_rng
@@ -424,3 +424,21 @@ def test_regions_are_what_a_level_has_beyond_the_smaller_ones() -> None:
             inner = {n: torch.zeros_like(t) for n, t in extract(layout, zeros, smaller).items()}
             own = extract(layout, put_back(layout, put_back(layout, zeros, larger, own), smaller, inner), larger)
         assert float(rows[level].square().sum()) == pytest.approx(float(flat_of(own).square().sum()), rel=1e-5)
+
+
+LEFT_OPEN = [name for name in names.available("methods") if build({"name": name}).choose is FEDAVG.choose]
+
+
+@pytest.mark.parametrize("method", LEFT_OPEN)
+def test_directions_are_seen_with_every_method(method: str) -> None:
+    """A row for each that came back, with something in every level up to the client's own, and nothing beyond."""
+    spec = {"name": method, "cohort": {"name": "diversity"}}
+    federation, simulation = tiny_federation(spec, 6, 6)
+    server, report = one_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
+    memory, moved = server.memory["choice"], federation.method.channels is FEDAVG.channels
+    assert len(memory["clients"]) == report["train"]["clients"]
+    for client, rows in zip(memory["clients"].tolist(), memory["directions"], strict=True):
+        full = [bool(row.any()) for row in rows]
+        level = int(federation.level_of[client])
+        assert full[: level + 1] == [True] * (level + 1)
+        assert not moved or not any(full[level + 1 :])
