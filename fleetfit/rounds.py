@@ -2,7 +2,8 @@
 
 ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost,
 largest first, then client id. A round in which nobody returned a usable update leaves the state as it was; after
-`patience` such rounds in a row the run stops.
+`patience` such rounds in a row the run stops. Rounds in which nobody was connected, or all who were chosen went away,
+are not among them: they are reported, and the run goes on.
 """
 
 import time
@@ -96,7 +97,8 @@ def run(federation: Federation, engine: Engine, settings: Settings, server: Serv
     while server.round < settings.rounds:
         began = time.perf_counter()
         server, report = one_round(federation, engine, settings, server)
-        empty = 0 if report["train"]["clients"] else empty + 1
+        if not _nobody_there(report):
+            empty = 0 if report["train"]["clients"] else empty + 1
         if empty >= settings.patience:
             raise RunError(_nobody(report, empty))
         found = None
@@ -110,6 +112,13 @@ def run(federation: Federation, engine: Engine, settings: Settings, server: Serv
 
 def _due(done: int, settings: Settings) -> bool:
     return done == settings.rounds or bool(settings.evaluate_every and done % settings.evaluate_every == 0)
+
+
+def _nobody_there(report: Mapping[str, Any]) -> bool:
+    """Tell whether a round is empty because nobody was connected from its beginning to its end."""
+    failures = report["failures"]
+    gone = bool(failures) and all(f["absent"] for f in failures)
+    return not report["train"]["clients"] and (gone or report.get("online") == 0)
 
 
 def _nobody(report: Mapping[str, Any], empty: int) -> str:
@@ -127,6 +136,9 @@ def one_round(
     rng = numpy_rng(federation.seed, server.round, "choose")
     slots = canonical(federation, method.assign(federation, server, rng))
     reports: list[Update | Failure] = []
+    if not slots:  # nothing to merge, and no step may move what nobody trained
+        after = replace(server, round=server.round + 1)
+        return after, _report(federation, after, local, reports)
     waiting: deque[Job] = deque()
 
     def jobs() -> Iterator[Job]:
@@ -201,7 +213,8 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
     """Return the reply with its bytes counted; an update that must not touch the state becomes a failure."""
-    down, up = wire.job_size(job), wire.reply_size(reply)
+    down = wire.job_size(job)
+    up = 0 if isinstance(reply, Failure) and reply.absent else wire.reply_size(reply)
     if isinstance(reply, Update):
         wrong = wire.problem_with(reply, job, federation.problem.layout)
         if wrong is not None:
@@ -230,18 +243,20 @@ def _report(
     for update in good:
         by_level[str(update.level + 1)] = by_level.get(str(update.level + 1), 0) + 1
     loss = sum(u.metrics["loss"] * u.num_examples for u in good) / samples if samples else None
+    failures = [r for r in reports if isinstance(r, Failure)]
     return {
         "round": server.round,
         "lr": local.lr,
         "train": {"loss": loss, "clients": len(good), "samples": samples, "by_level": by_level},
-        "failures": [{"client": r.client, "level": r.level + 1, "reason": r.reason} for r in reports
-                     if isinstance(r, Failure)],
+        "failures": [{"client": r.client, "level": r.level + 1, "reason": r.reason, "absent": r.absent}
+                     for r in failures],
         "bytes_down": sum(r.bytes_down for r in reports),
         "bytes_up": sum(r.bytes_up for r in reports),
         "waste": waste(federation.problem.layout, reports),
         "multiply_adds": sum(r.multiply_adds for r in reports),
         "simulated_s": simulated_seconds(reports, local.deadline_s),
         **({} if local.deadline_s is None else {"deadline": met(reports)}),
+        **({} if federation.connected is None else {"online": len(federation.reachable(server.round - 1))}),
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from tiny import tiny_federation
 
 from fleetfit import wire
 from fleetfit.config import assemble, experiment_of
-from fleetfit.config.devices import slow_clients
+from fleetfit.config.speeds import slow_clients
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError

@@ -26,8 +26,9 @@ from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Resources, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
+CHOICES = names.available("choices")
 DATA, ENGINES = names.available("data"), names.available("engines")
-KINDS = {"methods": METHODS, "options": OPTIONS, "models": MODELS, "data": DATA, "engines": ENGINES}
+KINDS = {"methods": METHODS, "options": OPTIONS, "choices": CHOICES, "models": MODELS, "data": DATA, "engines": ENGINES}
 EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 
@@ -97,8 +98,10 @@ def finished(federation: Federation, simulation: Simulation) -> Round:
     return last
 
 
-SPECS: list[dict[str, Any]] = [{"name": name} for name in METHODS] + [
-    {"name": "fedavg", "plus": {option: {}}} for option in OPTIONS
+SPECS: list[dict[str, Any]] = [
+    *({"name": name} for name in METHODS),
+    *({"name": "fedavg", "plus": {option: {}}} for option in OPTIONS),
+    *({"name": "scalefl", "cohort": {"name": choice}} for choice in CHOICES),
 ]
 
 

@@ -343,10 +343,10 @@ def test_the_pages_name_every_error_and_its_exit_code(capsys):
     assert [row[0] for row in tables_of_markdown(ERRORS, "exit code")] == ["0", "1", "2", "130"]
 
 
-@pytest.mark.parametrize("kind", ["methods", "options"])
+@pytest.mark.parametrize("kind", ["methods", "options", "choices"])
 def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^#|\Z)", METHODS, re.DOTALL | re.MULTILINE))
-    assert set(names.available("methods")) | set(names.available("options")) == set(parts)
+    assert {name for other in ("methods", "options", "choices") for name in names.available(other)} == set(parts)
     for name in names.available(kind):
         stated = tomllib.loads("\n".join(re.findall(r"^- `(\w+ = [^`]+)`", parts[name], re.MULTILINE)))
         defaults = {key: p.default for key, p in inspect.signature(names.resolve(kind, name)).parameters.items()}

@@ -13,6 +13,7 @@ from fleetfit import names
 from fleetfit.config import assemble
 from fleetfit.config.assembly import architecture_of
 from fleetfit.config.reading import override
+from fleetfit.config.speeds import profile_of
 from fleetfit.cost import BATCH_SIZE, Conditions, kind_of
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
@@ -176,7 +177,7 @@ def listed(kind: str) -> Table:
 def keys_of(kind: str, name: str) -> Table:
     """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
     if kind == "profiles":
-        return profile_table({name: profile_named(name)})
+        return profile_table({name: profile_of(name)})
     factory = names.resolve(kind, name)
     doc = inspect.getdoc(factory) or ""
     rows = []

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from fleetfit import names
-from fleetfit.config.devices import resources_of
+from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data import Data, partition
@@ -81,16 +80,17 @@ def assemble(experiment: Experiment) -> Assembly:
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     simulation = Simulation(problem, data, parts, resources_of(experiment, fleet))
-    everything = Clients(np.array([len(p["train"]) for p in parts]), fleet.budgets, fleet.tolerances, fleet.further)
+    everything = clients_of(experiment, data, parts, fleet)
     federation = Federation(
         problem=problem,
-        clients=everything if method.told else Clients(everything.num_examples),
+        clients=everything if method.told else Clients(everything.num_examples, labels=everything.labels),
         levels=levels,
         cohort=_cohort(experiment, len(parts)),
         method=method,
         method_spec=method_spec,
         seed=experiment.seed,
         device=simulation.device(None),
+        connected=connected(simulation.resources),
     )
     known = replace(federation, clients=everything)  # to whoever describes the fleet, not to the server
     notes = notes_of(known, fleet)
@@ -102,7 +102,7 @@ def assemble(experiment: Experiment) -> Assembly:
         notes.append(f"Accuracy here is {problem.task.measure}.")
     if experiment.cohort.deadline_s is not None and not simulation.resources.speeds:
         notes.append("The deadline is one of real time, since no group has a profile: results differ from run to run.")
-    notes += notes_on_start(problem)
+    notes += [*absences_of(known, simulation.resources), *notes_on_start(problem)]
     plan = plan_of(known, fleet, targets)
     experiment = with_measured(experiment, fleet.conditions.measured)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))

@@ -6,8 +6,8 @@ from typing import Any
 import pydantic
 
 from fleetfit.config import schedules
-from fleetfit.config.devices import check_profiles
 from fleetfit.config.schema import NOT_YET, Experiment, Group, ProfileSection
+from fleetfit.config.speeds import check_profiles
 from fleetfit.errors import ConfigError, did_you_mean
 
 

@@ -1,89 +1,63 @@
-"""What the simulated devices of a fleet afford, how fast they are, and how that moves."""
+"""What the simulated devices are, and what they tell the server of themselves."""
 
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
-from fleetfit.config.fleet import Fleet
-from fleetfit.config.schema import Experiment, FleetSection, ProfileSection
-from fleetfit.errors import ConfigError, did_you_mean
-from fleetfit.profiles import PROFILES, DeviceProfile
-from fleetfit.seeds import numpy_rng
-from fleetfit.values import Drift, Resources, Speed
+from fleetfit.config.availability import availability_of
+from fleetfit.config.fleet import Fleet, ranges
+from fleetfit.config.schema import Experiment
+from fleetfit.config.speeds import speeds_of
+from fleetfit.data import Data, class_counts
+from fleetfit.errors import ConfigError
+from fleetfit.values import Clients, Drift, Federation, Resources
 
 
 def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
-    """Return what the simulated devices afford, and their speed and link where the groups have profiles."""
-    section, seed = experiment.fleet, experiment.seed
-    moving = None if section.drift is None else Drift(section.drift.sd, section.drift.jump, section.drift.low)
+    """Return what the simulated devices afford, how fast they are, and when they are connected."""
+    section, seed, drift = experiment.fleet, experiment.seed, experiment.fleet.drift
+    moving = None if drift is None else Drift(drift.sd, drift.jump, drift.low)
     budgets = {fleet.cost: fleet.budgets, **fleet.further}
     speeds = speeds_of(section, fleet.group, seed)
-    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter)
+    coming = availability_of(section.availability, len(fleet.budgets), seed)
+    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
 
 
-def speeds_of(section: FleetSection, group: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Return by figure what each client has [K]; nothing where no group has a profile.
-
-    Args:
-        section: The fleet as configured.
-        group: Index of each client's group [K].
-        seed: The run's; it says who is slow.
-
-    Raises:
-        ConfigError: Something is set that needs profiles.
-    """
-    if section.groups[0].profile is None:
-        in_vain = [key for key, value in (("slow", section.slow), ("jitter", section.jitter)) if value]
-        if in_vain:
-            raise ConfigError(f"[fleet] {in_vain[0]}: it needs a profile for each of the groups, and none has one.")
-        return {}
-    profiles = [profile_of(g.profile) for g in section.groups if g.profile is not None]
-    found = {f.name: np.array([getattr(p, f.name) for p in profiles])[group] for f in fields(Speed)}
-    if section.slow is not None:
-        slow = slow_clients(group, section.slow.share, seed)
-        found["multiply_adds_per_s"] = np.where(slow, 1 / section.slow.factor, 1.0) * found["multiply_adds_per_s"]
-        for name in ("down_bytes_per_s", "up_bytes_per_s"):
-            found[name] = np.where(slow, 1 / section.slow.link, 1.0) * found[name]
-    return found
+def connected(resources: Resources) -> Callable[[int], np.ndarray] | None:
+    """Return what tells the server who is connected in a round."""
+    return None if resources.availability is None else resources.availability.online
 
 
-def slow_clients(group: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Return who is slow, bool [K]: round(share * K) clients, drawn, in every group as many as its size asks for."""
-    order = numpy_rng(seed, "slow").permutation(len(group))
-    order = order[np.argsort(group[order], kind="stable")]
-    counted = np.floor(np.arange(len(group) + 1) * share + 0.5)
-    slow = np.zeros(len(group), dtype=bool)
-    slow[order] = np.diff(counted) > 0
-    return slow
-
-
-def profile_of(given: str | ProfileSection) -> DeviceProfile:
-    """Return the profile of a name or of a table of figures.
+def clients_of(experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], fleet: Fleet) -> Clients:
+    """Return all that clients could tell the server, and whether they tell their classes.
 
     Raises:
-        ConfigError: There is no such profile.
+        ConfigError: They are to tell classes, and the task has none.
     """
-    if not isinstance(given, str):
-        return replace(DeviceProfile(1.0, 1.0, 1.0), **dict(given))
-    if given not in PROFILES:
-        raise ConfigError(
-            f'[fleet] groups.profile: there is no profile "{given}"; there are {", ".join(PROFILES)}, or write a table '
-            f"of figures.{did_you_mean(given, PROFILES)}"
-        )
-    return PROFILES[given]
+    counts, labels = np.array([len(part["train"]) for part in parts]), None
+    if experiment.fleet.tells_labels:
+        if data.task != "classification":
+            raise ConfigError(
+                f"[fleet] tells_labels: clients can tell how many samples of each class they have in a classification; "
+                f"the task of {data.name} is {data.task}. Leave tells_labels out."
+            )
+        labels = class_counts(data, [dict(part) for part in parts]).numpy()
+    return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)
 
 
-def check_profiles(section: FleetSection) -> None:
-    """Check that all groups have a profile or none has, and that named ones exist.
+def absences_of(federation: Federation, resources: Resources) -> list[str]:
+    """Name the clients that could take part, but are in no round of the trace.
 
     Raises:
-        ConfigError: Something does not fit.
+        ConfigError: That is all of them.
     """
-    without = [str(i) for i, g in enumerate(section.groups, 1) if g.profile is None]
-    if 0 < len(without) < len(section.groups):
-        raise ConfigError(
-            f"[fleet] groups: #{', #'.join(without)} have no profile and others have; the clock of a round needs all."
-        )
-    for group in section.groups:
-        if group.profile is not None:
-            profile_of(group.profile)
+    trace = None if resources.availability is None else resources.availability.trace
+    if trace is None:
+        return []
+    missing = federation.able[~np.asarray(trace[:, federation.able].any(axis=0))]
+    if not len(missing):
+        return []
+    if len(missing) == len(federation.able):
+        raise ConfigError("[fleet] availability.trace: no client that can take part is ever online.")
+    return [f"{len(missing)} clients cannot take part: the trace never has them online. Clients {ranges(missing)}."]

@@ -20,7 +20,7 @@ from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError
 
 _CHOOSER = {"data": "name", "model": "name", "method": "name", "engine": "name", "data.partition": "kind",
-            "local.schedule": "kind"}  # fmt: skip
+            "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
 _STAYS = {"data": {"partition"}, "engine": {"device"}}  # keys of the section itself, whatever it names
 _PLUGINS = ("data.name", "model.name", "method.name", "engine.name", "cohort.choose")
 
@@ -117,7 +117,7 @@ def _default_name(where: str) -> Any:
     section: Any = Experiment()
     for part in where.split("."):
         section = getattr(section, part)
-    return getattr(section, _CHOOSER[where])
+    return section if isinstance(section, str) else getattr(section, _CHOOSER[where])  # cohort.choose is just a name
 
 
 def anchored(table: Mapping[str, Any], folder: Path) -> Table:
@@ -126,6 +126,8 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
     for place in _PLUGINS:
         section, key = place.split(".")
         inside = result.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(key), dict):
+            inside, key = inside[key], "name"
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
             inside[key] = names.anchored(inside[key], folder)
     method = result.get("method")
@@ -146,9 +148,11 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
 def _anchor_files(table: Table, folder: Path) -> None:
     fleet = table.get("fleet")
     data, model = table.get("data"), table.get("model")
+    availability = fleet.get("availability") if isinstance(fleet, dict) else None
     for place, key in (
         *((data, key) for key in ("folder", "file", "tokenizer")),
         (model, "checkpoint"),
+        (availability, "trace"),
         (table, "start"),
     ):
         if isinstance(place, dict) and isinstance(place.get(key), str) and place[key]:

@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fleetfit.config.availability import AvailabilitySection
 from fleetfit.config.schedules import Constant, Schedule
-from fleetfit.config.section import Count, Fraction, NotNegative, Open, Positive, Section
-
-Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
-Norm = Literal["static", "batch"]
+from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Probability, Section, Unit
 
 CLIENTS = 40
 """Clients, where the partition does not say."""
@@ -89,7 +87,7 @@ class DriftSection(Section):
     """
 
     sd: NotNegative = 0.1
-    jump: Annotated[float, Field(ge=0, le=1)] = 0.05
+    jump: Probability = 0.05
     low: Fraction = 0.25
 
 
@@ -119,6 +117,8 @@ class FleetSection(Section):
         drift: How budgets move during the run; they stay by default.
         slow: Who is slower than the profiles say; nobody by default.
         jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
+        availability: When clients are connected; always by default.
+        tells_labels: Whether clients tell the server how many samples of each class they have.
         groups: The budget classes.
         measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
     """
@@ -130,6 +130,8 @@ class FleetSection(Section):
     drift: DriftSection | None = None
     slow: SlowSection | None = None
     jitter: NotNegative = 0.0
+    availability: AvailabilitySection | None = None
+    tells_labels: bool = False
     groups: Annotated[list[Group], Field(min_length=1)] = Field(
         default_factory=lambda: [Group(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )

@@ -1,14 +1,17 @@
-"""What the sections of a run file are made of."""
+"""What the sections of a run file are made of: kinds of numbers, and tables that know their keys."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import ConfigDict, Field
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
+Norm = Literal["static", "batch"]
 
 
 class Section(pydantic.BaseModel):

@@ -22,9 +22,9 @@ def full_level(problem: Problem, targets: Targets) -> list[Level]:
 
 
 def uniform(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
-    """Choose clients uniformly without replacement among those who afford some level."""
-    able = federation.able
-    return [int(c) for c in able[rng.choice(len(able), min(federation.cohort, len(able)), replace=False)]]
+    """Choose clients uniformly without replacement among those who afford some level and are connected."""
+    here = federation.reachable(server.round)
+    return [int(c) for c in here[rng.choice(len(here), min(federation.cohort, len(here)), replace=False)]]
 
 
 def own_level(federation: Federation, server: Server, rng: np.random.Generator) -> list[tuple[int, int, Submodel]]:

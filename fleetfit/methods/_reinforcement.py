@@ -3,15 +3,18 @@
 Jia et al., DAC 2024, Algorithm 1 and section 3.3. Models are numbered as in the pool, from S_p (0) to L_1 (2p).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Floats = npt.NDArray[np.float64]
 Rewards = Literal["CS", "C", "S", "random", "greedy"]
 
+_NAME = "adaptivefl"  # in the server's memory
 MOST_SUCCESS = 0.5
 """Above this success rate the curiosity decides (section 3.3)."""
 
@@ -32,6 +35,17 @@ class Tables:
     def new(p: int, clients: int) -> "Tables":
         """Return the tables before the first round: ones (lines 1 and 2)."""
         return Tables(np.ones((3, clients)), np.ones((2 * p + 1, clients)))
+
+    @staticmethod
+    def remembered(memory: Mapping[str, Any] | None, p: int, clients: int) -> "Tables":
+        """Return the tables that a server's memory holds, or new ones."""
+        kept = (memory or {}).get(_NAME)
+        return Tables(kept["curiosity"].numpy(), kept["resources"].numpy()) if kept else Tables.new(p, clients)
+
+    def beside(self, memory: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return a server's memory with these tables in it."""
+        kept = {"curiosity": torch.from_numpy(self.curiosity), "resources": torch.from_numpy(self.resources)}
+        return {**(memory or {}), _NAME: kept}
 
     @property
     def p(self) -> int:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.cost import cost_of
@@ -99,7 +98,7 @@ def slots(
     federation: Federation, server: Server, rng: np.random.Generator, kind: Rewards
 ) -> list[tuple[int, int, Submodel]]:
     """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8)."""
-    tables, free = tables_of(federation, server), federation.able
+    tables, free = tables_of(federation, server), federation.reachable(server.round)
     found = []
     for _ in range(min(federation.cohort, len(free))):
         model = len(federation.levels) - 1 if kind == "greedy" else int(rng.integers(len(federation.levels)))
@@ -118,7 +117,7 @@ def prune(job: Job, device: Device, models: Models) -> Job | None:
     fitting = [(i, m) for i, m in found if device.affords(m.submodel)]
     if not fitting:
         return None
-    index, model = max(fitting, key=lambda pair: size(problem, pair[1].submodel))
+    index, model = max(fitting, key=lambda pair: cost_of(problem.architecture, pair[1].submodel, problem.input_shape))
     prefix = f"level{index + 1}/"
     return replace(
         job,
@@ -126,11 +125,6 @@ def prune(job: Job, device: Device, models: Models) -> Job | None:
         state=recut(problem.layout, job.state, job.submodel, model.submodel),
         statistics={k.removeprefix(prefix): v for k, v in job.statistics.items() if k.startswith(prefix)},
     )
-
-
-def size(problem: Problem, piece: Submodel) -> float:
-    """Return the parameters of a sub-model."""
-    return cost_of(problem.architecture, piece, problem.input_shape)
 
 
 def learn(federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]) -> Server:
@@ -146,13 +140,9 @@ def learn(federation: Federation, server: Server, aggregate: Aggregate, reports:
             scores[:, c] = after_reply(scores[:, c], model, back)
         elif report.declined:
             scores[:, c] = after_refusal(scores[:, c], model)
-    kept = {"curiosity": torch.from_numpy(chosen), "resources": torch.from_numpy(scores)}
-    return replace(server, memory={**(server.memory or {}), "adaptivefl": kept})
+    return replace(server, memory=Tables(chosen, scores).beside(server.memory))
 
 
 def tables_of(federation: Federation, server: Server) -> Tables:
     """Return what the server learned so far."""
-    kept = (server.memory or {}).get("adaptivefl")
-    if kept is None:
-        return Tables.new((len(federation.levels) - 1) // 2, len(federation.clients))
-    return Tables(kept["curiosity"].numpy(), kept["resources"].numpy())
+    return Tables.remembered(server.memory, (len(federation.levels) - 1) // 2, len(federation.clients))

@@ -1,7 +1,7 @@
 """Run one job of any kind, and local SGD."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     Returns:
         The update, or a failure that says why; and what the client remembers if the update is accepted.
     """
+    if job.kind == "train" and device.absent:
+        return replace(_failure(job, device.absent), absent=True), device.memory
     device = started(job, device)
     reply, memory = _done(job, device)
     return timed(reply, job, device), memory

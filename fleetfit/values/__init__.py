@@ -4,6 +4,7 @@ Values, not services: a `Job` goes in, an `Update` comes out; state is passed an
 client (`Client`) and what a device has (`Device`) are two types, and no function gets both.
 """
 
+from fleetfit.values.availability import Availability
 from fleetfit.values.clock import Clock, Speed
 from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
 from fleetfit.values.problem import Level, Problem
@@ -11,6 +12,7 @@ from fleetfit.values.resources import Drift, Resources
 from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
 
 __all__ = [
+    "Availability",
     "Client",
     "Clients",
     "Clock",

@@ -1,6 +1,6 @@
 """Who takes part: what the server knows of its clients, and the devices, which exist only where jobs run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Client:
-    """All that the server knows of a client; a budget is here only if the client told it."""
+    """All that the server knows of a client; a budget, or samples by class, are here only if the client told them."""
 
     id: int
     num_examples: int
     reported: float | None = None
     tolerance: float = 0.1
     further: Mapping[str, float] = field(default_factory=dict)
+    labels: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +43,14 @@ class Clients(Sequence[Client]):
         reported: Budget that each told, as a fraction of the full model's cost, float [K], or None when nobody told.
         tolerance: Tolerance of each, float [K].
         further: The same as `reported` for each further cost that budgets name; infinite where one does not name it.
+        labels: Training samples by class that each told, int [K, classes], or None when nobody told.
     """
 
     num_examples: np.ndarray
     reported: np.ndarray | None = None
     tolerance: np.ndarray | None = None
     further: Mapping[str, np.ndarray] = field(default_factory=dict)
+    labels: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.num_examples)
@@ -58,7 +61,8 @@ class Clients(Sequence[Client]):
         reported = None if self.reported is None else float(self.reported[index])
         tolerance = 0.1 if self.tolerance is None else float(self.tolerance[index])
         further = {cost: float(values[index]) for cost, values in self.further.items()}
-        return Client(int(index), int(self.num_examples[index]), reported, tolerance, further)
+        labels = None if self.labels is None else tuple(int(n) for n in self.labels[index])
+        return Client(int(index), int(self.num_examples[index]), reported, tolerance, further, labels)
 
 
 @dataclass(eq=False)
@@ -75,6 +79,7 @@ class Device:
         memory: What it kept from its last accepted job.
         accelerator: Where tensors are computed on.
         clock: How it measures time.
+        absent: Why it brings nothing back from training in this round, or "".
     """
 
     problem: Problem
@@ -86,6 +91,7 @@ class Device:
     memory: Any = None
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
     clock: Clock = field(default_factory=Clock)
+    absent: str = ""
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a tensor where this device computes."""
@@ -130,12 +136,16 @@ class Simulation:
             self.problem, self.data.share(self.parts[client]), client, resources.budgets_of(client, round),
             resources.tolerance_of(client), resources.conditions, memory, self.accelerator,
             Clock(resources.speed_of(client, round)),
+            resources.absence(client, round),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The server's view: problem, clients, levels, and how many clients take part in a round."""
+    """The server's view: problem, clients, levels, and how many clients take part in a round.
+
+    `connected` tells which clients are connected in a round, bool [K]; None: all of them, always.
+    """
 
     problem: Problem
     clients: Clients
@@ -145,6 +155,7 @@ class Federation:
     method_spec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     seed: int = 0
     device: Device | None = None
+    connected: Callable[[int], np.ndarray] | None = None
 
     @cached_property
     def level_of(self) -> np.ndarray:
@@ -163,6 +174,10 @@ class Federation:
     def able(self) -> np.ndarray:
         """Ids of the clients that afford some level and have data to train on."""
         return np.flatnonzero((self.level_of >= 0) & (self.clients.num_examples > 0))
+
+    def reachable(self, round: int) -> np.ndarray:
+        """Return the ids of those among `able` that are connected in a round: every choice of clients begins here."""
+        return self.able if self.connected is None else self.able[self.connected(round)[self.able]]
 
     def level_index(self, submodel: Submodel) -> int:
         """Return the level whose exits and sizes a sub-model has."""

@@ -10,6 +10,7 @@ import torch
 
 from fleetfit.cost import Conditions
 from fleetfit.seeds import numpy_rng
+from fleetfit.values.availability import Availability
 from fleetfit.values.clock import Speed
 
 _MEMORY = 0.9  # of the slow movement, from one round to the next
@@ -65,6 +66,7 @@ class Resources:
         seed: The run's.
         speeds: By figure of `Speed` what each client has [K]; nothing where no profiles are known.
         jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
+        availability: Which clients are connected when; None: all of them, always.
     """
 
     budgets: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Resources:
     seed: int = 0
     speeds: Mapping[str, np.ndarray] = field(default_factory=dict)
     jitter: float = 0.0
+    availability: Availability | None = None
 
     def budgets_of(self, client: int, round: int) -> dict[str, float]:
         """Return what a client affords in a round, by cost."""
@@ -99,6 +102,14 @@ class Resources:
             figures["up_bytes_per_s"] *= float(sending)
         return Speed(**figures)
 
+    def absence(self, client: int, round: int) -> str:
+        """Return why a client brings nothing back in a round, or "": it is there all the time."""
+        if self.availability is None:
+            return ""
+        if not self.availability.online(round)[client]:
+            return "the client is not connected"
+        return "the client went away during the round" if self.availability.leaves(client, round) else ""
+
     @cached_property
     def nest(self) -> dict[str, Any]:
         """The same as plain values and tensors, for another process."""
@@ -110,6 +121,7 @@ class Resources:
             "seed": self.seed,
             "speeds": {name: torch.from_numpy(np.asarray(v, dtype=float)) for name, v in self.speeds.items()},
             "jitter": self.jitter,
+            "availability": None if self.availability is None else self.availability.nest,
         }
 
     @staticmethod
@@ -123,4 +135,5 @@ class Resources:
             nest["seed"],
             {name: tensor.numpy() for name, tensor in nest["speeds"].items()},
             nest["jitter"],
+            None if nest["availability"] is None else Availability.restored(nest["availability"]),
         )

@@ -108,7 +108,8 @@ class Update:
 class Failure:
     """A job that brought nothing back, and why.
 
-    `declined` if the device could not afford any part of it, `late` if its time ran out.
+    `declined` if the device could not afford any part of it, `late` if its time ran out, `absent` if the client was not
+    connected all the time.
     """
 
     round: int
@@ -123,6 +124,7 @@ class Failure:
     late: bool = False
     multiply_adds: int = 0
     simulated_s: float | None = None
+    absent: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,8 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "heterofl", "plus": {"fedyogi": {}, "fedprox": {}}},
     {"name": "fedrolex", "plus": {"fedavgm": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
+    *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.available("choices")),
+    {"name": "scalefl", "cohort": {"name": "diversity"}, "plus": {"fedadam": {}}},
 ]
 
 

@@ -1,0 +1,401 @@
+"""Clients that come and go: the chain against theory, traces, rounds in which nobody is there, both engines."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import tiny_federation
+
+from fleetfit.config import assemble, experiment_of
+from fleetfit.config.availability import trace_of
+from fleetfit.config.writing import dumped
+from fleetfit.engines.local import local
+from fleetfit.engines.processes import processes
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.evaluate import Wanted
+from fleetfit.method import Method
+from fleetfit.rounds import Round, Settings, one_round, run, start
+from fleetfit.values import Availability, Evaluation, Federation, Job, Local, Resources, Server, Simulation
+from fleetfit.wire import pack, unpack
+
+SETTINGS = Settings(
+    5, Local(lr=0.1, batch_size=8), evaluate_every=2, wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60)
+)
+
+
+def matrix(given: Availability, rounds: int) -> np.ndarray:
+    """Who is online, bool [rounds, clients]."""
+    return np.array([given.online(t) for t in range(rounds)])
+
+
+def coming(spec: dict[str, Any], there: Availability, **keys: Any) -> tuple[Federation, Simulation]:
+    federation, simulation = tiny_federation(spec, there.clients, **keys)
+    simulation = replace(simulation, resources=replace(simulation.resources, availability=there))
+    return replace(federation, connected=there.online), simulation
+
+
+# ---- the chain -------------------------------------------------
+
+
+def test_the_chain_has_its_share_and_its_spells() -> None:
+    """Two states with p(on -> off) = 1/8 and a share of 0.4 online: spells end with these chances, in every round."""
+    on = matrix(Availability(4000, share=0.4, rounds=8.0, seed=3), 60)
+    assert on.mean(1) == pytest.approx(0.4, abs=0.035)  # stationary from the first round on
+    before, after = on[:-1], on[1:]
+    assert (~after[before]).mean() == pytest.approx(1 / 8, abs=0.003)
+    assert after[~before].mean() == pytest.approx(1 / 8 * 0.4 / 0.6, abs=0.003)
+    alone = matrix(Availability(4000, share=0.4, seed=3), 40)  # each round by itself
+    assert (~alone[1:][alone[:-1]]).mean() == pytest.approx(0.6, abs=0.01)
+
+
+def test_the_chain_is_the_rule_written_out() -> None:
+    """As it was with probability 1 - q, else drawn anew, q = 1 / (rounds (1 - share)), from the same uniforms."""
+    from fleetfit.seeds import numpy_rng
+
+    found = matrix(Availability(5, share=0.5, rounds=4.0, seed=2), 30)
+    state = numpy_rng(2, "online", 0).random(5) < 0.5
+    for t in range(30):
+        if t:
+            u = numpy_rng(2, "online", t).random(5)
+            state = np.array([(v / 0.5 < 0.5) if v < 0.5 else s for v, s in zip(u, state, strict=True)])
+        assert np.array_equal(found[t], state)
+
+
+def test_clients_differ_as_much_as_asked_for() -> None:
+    """Own shares uniform in 0.3 +- 0.2, whose standard deviation is 0.4 / sqrt(12)."""
+    on = matrix(Availability(3000, share=0.3, spread=2 / 3), 400).mean(0)
+    assert on.mean() == pytest.approx(0.3, abs=0.01)
+    noise = (on * (1 - on)).mean() / 400
+    assert math.sqrt(on.var() - noise) == pytest.approx(0.4 / math.sqrt(12), rel=0.05)
+    assert on.min() > 0.03 and on.max() < 0.62
+    same = matrix(Availability(3000, share=0.3), 400).mean(0)
+    assert same.std() == pytest.approx(math.sqrt(0.21 / 400), rel=0.05)
+
+
+def test_days_have_a_rhythm() -> None:
+    """The chance in round t is s + min(s, 1 - s) sin(2 pi (t / D + p)); its first harmonic has that amplitude."""
+    on = matrix(Availability(2000, share=0.4, day=10.0), 200).astype(float)
+    wave = np.exp(-2j * np.pi * np.arange(200) / 10)
+    found = 2 * np.abs((on * wave[:, None]).mean(0))
+    assert found.mean() == pytest.approx(0.4, abs=0.02)
+    assert on.mean(1) == pytest.approx(0.4, abs=0.06)  # mornings are spread, so the world as a whole has none
+    phases = np.angle((on * wave[:, None]).mean(0))
+    assert np.abs(np.exp(1j * phases).mean()) < 0.07
+    assert 2 * np.abs((matrix(Availability(2000, 0.4), 200) * wave[:, None]).mean(0)).mean() < 0.1
+
+
+def test_rounds_can_be_asked_for_in_any_order() -> None:
+    given, again = (Availability(50, 0.5, 0.5, 5.0, 7.0, seed=4) for _ in range(2))
+    late = given.online(40).copy()
+    expected = matrix(again, 41)
+    assert np.array_equal(late, expected[40])
+    assert all(np.array_equal(given.online(t), expected[t]) for t in (3, 40, 39, 0, 12))
+    assert not np.array_equal(matrix(replace(given, seed=5), 41), expected)
+
+
+def test_who_leaves_has_the_probability_and_is_seeded() -> None:
+    given = Availability(100, leave=0.3, seed=1)
+    found = [[given.leaves(c, t) for c in range(100)] for t in range(40)]
+    assert np.mean(found) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / 4000))
+    assert found == [[given.leaves(c, t) for c in range(100)] for t in range(40)]
+    assert len({tuple(f) for f in found}) == 40
+    assert not any(Availability(100).leaves(c, 0) for c in range(100))
+
+
+def test_it_survives_the_way_to_another_process() -> None:
+    for given in (Availability(30, 0.5, 0.2, 4.0, 9.0, 0.5, seed=2), Availability(2, trace=np.eye(2, dtype=bool))):
+        nest = unpack(pack(Resources(availability=given).nest))
+        found = Resources.restored(nest)
+        assert [found.absence(c, t) for c in range(2) for t in range(20)] == [
+            Resources(availability=given).absence(c, t) for c in range(2) for t in range(20)
+        ]
+    assert Resources.restored(Resources().nest).absence(0, 0) == ""
+
+
+# ---- rounds -------------------------------------------------
+
+
+def test_who_goes_away_brings_nothing_and_remembers_nothing() -> None:
+    """FedDyn's clients remember; bytes down count, bytes up do not."""
+    there = Availability(6, leave=0.5, seed=0)
+    federation, simulation = coming({"name": "scalefl", "plus": {"feddyn": {}}}, there, cohort=6)
+    engine = local(simulation)
+    server, report = one_round(federation, engine, SETTINGS, start(federation))
+    left = [c for c in range(6) if there.leaves(c, 0)]
+    assert 0 < len(left) < 6
+    assert sorted(f["client"] for f in report["failures"]) == left
+    assert {f["reason"] for f in report["failures"]} == {"the client went away during the round"}
+    assert all(f["absent"] for f in report["failures"])
+    kept = engine.save()
+    assert sorted(map(int, kept)) == [c for c in range(6) if c not in left]
+    alone, alone_simulation = tiny_federation({"name": "scalefl", "plus": {"feddyn": {}}}, 6, 6)
+    _, whole = one_round(alone, local(alone_simulation), SETTINGS, start(alone))
+    assert report["bytes_down"] == whole["bytes_down"] and report["bytes_up"] < whole["bytes_up"]
+    before = pack(kept)
+    always = Availability(6, leave=0.999999)
+    simulation = replace(simulation, resources=replace(simulation.resources, availability=always))
+    engine = local(simulation)
+    engine.load(unpack(before))
+    after, report = one_round(federation, engine, SETTINGS, server)
+    assert pack(engine.save()) == before and report["bytes_up"] == 0
+    assert pack(dict(after.state)) == pack(dict(server.state))
+
+
+def only(*rounds: int, clients: int = 6, length: int = 8) -> Availability:
+    """Everybody in some rounds, nobody in the others."""
+    trace = np.zeros((length, clients), dtype=bool)
+    trace[list(rounds)] = True
+    return Availability(clients, trace=trace)
+
+
+def test_rounds_without_anybody_leave_all_as_it_was_and_the_run_goes_on() -> None:
+    """Six of eight rounds are empty, more in a row than patience allows for failures."""
+    federation, simulation = coming({"name": "scalefl", "plus": {"fedavgm": {}}}, only(0, 7), cohort=3)
+    done = list(run(federation, local(simulation), replace(SETTINGS, rounds=8), start(federation)))
+    assert [r.report["online"] for r in done] == [6, 0, 0, 0, 0, 0, 0, 6]
+    assert [r.report["train"]["clients"] for r in done] == [3, 0, 0, 0, 0, 0, 0, 3]
+    assert [r.report["round"] for r in done] == list(range(1, 9))
+    states = [pack({"state": dict(r.server.state), "memory": r.server.memory}) for r in done]
+    assert len(set(states[:7])) == 1 and states[7] != states[0]
+    quiet = done[3].report
+    assert quiet["train"]["loss"] is None and quiet["bytes_down"] == quiet["waste"] == 0 and not quiet["failures"]
+    measured = quiet["evaluate"]
+    assert "failures" not in measured and measured["static"]["global_clients"] == 6  # as if all were there
+    json.dumps(quiet, allow_nan=False)
+
+
+def test_everybody_going_away_does_not_stop_the_run_but_other_failures_do() -> None:
+    federation, simulation = coming({"name": "scalefl"}, Availability(6, leave=0.999999), cohort=3)
+    done = list(run(federation, local(simulation), replace(SETTINGS, rounds=9), start(federation)))
+    assert len(done) == 9 and all(len(r.report["failures"]) == 3 for r in done)
+    federation, simulation = coming({"name": "scalefl"}, only(0, 2, 4, 6, 7), cohort=3)
+    for part in simulation.parts:
+        part["train"] = part["train"][:0]  # type: ignore[index]
+    with pytest.raises(RunError, match="for 5 rounds in a row no client returned"):
+        list(run(federation, local(simulation), replace(SETTINGS, rounds=9), start(federation)))
+
+
+def stubborn() -> Method:
+    def choose(federation: Federation, server: Server, rng: Any) -> list[int]:
+        return [0, 1]
+
+    return Method(choose=choose)
+
+
+def test_whoever_is_chosen_without_being_there_is_a_failure() -> None:
+    trace = np.array([[True, False, True]])
+    federation, simulation = coming({"name": stubborn}, Availability(3, trace=trace), cohort=2)
+    _, report = one_round(federation, local(simulation), SETTINGS, start(federation))
+    assert [(f["client"], f["reason"]) for f in report["failures"]] == [(1, "the client is not connected")]
+
+
+def test_fewer_than_the_cohort_are_all_taken() -> None:
+    trace = np.array([[1, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=bool)
+    federation, simulation = coming({"name": "scalefl"}, Availability(6, trace=trace), cohort=4)
+    reports = [r.report for r in run(federation, local(simulation), replace(SETTINGS, rounds=4), start(federation))]
+    assert [r["train"]["clients"] for r in reports] == [2, 4, 2, 4]  # and the trace begins again
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    there = Availability(7, 0.6, 0.5, 3.0, leave=0.3, seed=1)
+    federation, simulation = coming({"name": "scalefl", "plus": {"feddyn": {}}}, there, cohort=4, dropout=0.2)
+    engine = processes(simulation, workers=2)
+    yield federation, simulation, engine
+    engine.close()
+
+
+def test_both_engines_see_the_same_clients_come_and_go(two: Any) -> None:
+    federation, simulation, workers = two
+
+    def finished(engine: Any) -> list[Round]:
+        return list(run(federation, engine, replace(SETTINGS, rounds=6), start(federation)))
+
+    here, there = local(simulation), workers
+    a, b = finished(here), finished(there)
+    assert sum(len(r.report["failures"]) for r in a) > 2
+    for x, y in zip(a, b, strict=True):
+        assert {k: v for k, v in x.report.items() if k != "seconds"} == {
+            k: v for k, v in y.report.items() if k != "seconds"
+        }
+        assert pack(dict(x.server.state)) == pack(dict(y.server.state))
+    assert pack(here.save()) == pack(there.save())
+
+
+# ---- run files and traces -------------------------------------------------
+
+SMALL = ["data.partition.clients=8", "rounds=2", "cohort.count=2"]
+
+
+def write_csv(folder: Path, *spells: str, heading: str = "client,start,stop") -> str:
+    path = folder / "trace.csv"
+    path.write_text("\n".join([heading, *spells]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def write_json(folder: Path, nest: Any) -> str:
+    path = folder / "trace.json"
+    path.write_text(json.dumps(nest), encoding="utf-8")
+    return str(path)
+
+
+def write_npz(folder: Path, **arrays: np.ndarray) -> str:
+    path = folder / "trace.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return str(path)
+
+
+def test_three_kinds_of_file_say_the_same(tmp_path: Path) -> None:
+    expected = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [1, 1, 0]], dtype=bool)
+    by_line = write_csv(tmp_path, "0,0,2", "1, 1, 4", "", "0,3,4")
+    by_client = write_json(tmp_path, {"online": {"0": [[0, 2], [3, 4]], "1": [[1, 4]]}})
+    for path in (by_line, by_client, write_npz(tmp_path, online=expected.astype(int))):
+        assert np.array_equal(trace_of(path, 3), expected), path
+    longer = write_json(tmp_path, {"rounds": 6, "online": {"2": [[0, 1]]}})
+    assert trace_of(longer, 3).shape == (6, 3) and trace_of(longer, 3).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("spells", "message"),
+    [
+        (["9,0,2"], "it names client 9, but there are 8 clients, counted from 0"),
+        (["1,2,2"], r"line 2: client must be at least 0, and 0 <= start < stop"),
+        (["0,0,1", "1,0"], r"line 3: expected client, start and stop as whole numbers, got \['1', '0'\]"),
+        (["1,0,1.5"], "expected client, start and stop as whole numbers"),
+        (["1,1700000000,1700000060"], "0 <= start < stop"),
+        ([], "nobody is ever online"),
+    ],
+)
+def test_what_a_csv_trace_must_say(tmp_path: Path, spells: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trace_of(write_csv(tmp_path, *spells), 8)
+
+
+def test_what_other_traces_must_say(tmp_path: Path) -> None:
+    cases: list[tuple[str, str]] = [
+        (write_csv(tmp_path, heading="user,from,to"), "its first line must be client,start,stop, got user,from,to"),
+        (str(tmp_path / "none.csv"), "there is no file"),
+        (str(tmp_path / "trace.txt"), "must end in .csv, .json or .npz"),
+    ]
+    for path, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            trace_of(path, 8)
+    for nest, message in [
+        ([1], 'it must have the keys "online"'),
+        ({"online": {"a": [[0, 1]]}}, "client a: expected client"),
+        ({"online": {"0": [3]}}, "client 0: expected client"),
+        ({"online": {"0": 3}}, "client 0: expected client"),
+        ({"rounds": 2, "online": {"0": [[0, 3]]}}, "it has 2 rounds, but a spell ends with round 3"),
+        ({"rounds": "2", "online": {}}, "rounds must be a whole number"),
+        ({"rounds": 1 << 20, "online": {"0": [[0, 3]]}}, None),
+    ]:
+        path = write_json(tmp_path, nest)
+        if message is None:
+            with pytest.raises(ConfigError, match="are too many"):
+                trace_of(path, 1 << 14)
+        else:
+            with pytest.raises(ConfigError, match=message):
+                trace_of(path, 8)
+    for arrays, message in [
+        ({"there": np.ones((2, 8))}, 'it has no array "online"; it has there'),
+        ({"online": np.ones((2, 3))}, r"online must be \[rounds, 8\], a column for each client, got \[2, 3\]"),
+        ({"online": np.full((2, 8), 2)}, "zeros and ones"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            trace_of(write_npz(tmp_path, **arrays), 8)  # type: ignore[arg-type]
+    for kind in ("npz", "json", "csv"):
+        (tmp_path / f"odd.{kind}").write_bytes(b"\xff\xfe\x00\x01")
+        with pytest.raises(ConfigError, match="is no trace"):
+            trace_of(str(tmp_path / f"odd.{kind}"), 8)
+
+
+def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
+    found = assemble(experiment_of({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
+    there = found.simulation.resources.availability
+    assert there is not None and found.federation.connected is not None
+    assert (there.share, there.rounds, there.leave, there.day, there.clients) == (0.5, 4, 0.1, 12, 8)
+    assert np.array_equal(found.federation.connected(3), there.online(3))
+    path = write_csv(tmp_path, *(f"{c},0,2" for c in range(8) if c != 5))
+    traced = assemble(experiment_of({}, [*SMALL, f"fleet.availability.trace={path}"]))
+    assert traced.federation.reachable(1).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert any("1 clients cannot take part: the trace never has them online. Clients 5." in n for n in traced.notes)
+    always = assemble(experiment_of({}, SMALL))
+    assert always.federation.connected is None and always.simulation.resources.availability is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "{share=0.8, rounds=3}",
+            "stay for 5 rounds where every round is drawn by itself; rounds must be at least that",
+        ),
+        ("{rounds=3}", "with share = 1 nobody ever goes offline"),
+        ("{share=0}", r"availability.share: should be greater than 0"),
+        ("{leave=1.5}", r"availability.leave: should be less than or equal to 1"),
+        ("{trace='a.csv', share=0.5}", "a trace says who is online when; leave share out"),
+        ("{trace='a.csv', day=3}", "leave day out"),
+        ("{sher=0.5}", r"\[fleet\] availability.sher: unknown key"),
+    ],
+)
+def test_what_a_run_file_may_not_say(keys: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assemble(experiment_of({}, [*SMALL, f"fleet.availability={keys}"]))
+
+
+def test_nobody_ever_there_who_can_take_part(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "1,0,4")
+    groups = "fleet.groups=[{budget=1.0}]"
+    experiment = experiment_of({}, [*SMALL, groups, f"fleet.availability.trace={path}"])
+    assert assemble(experiment).federation.reachable(0).tolist() == [1]
+    weak = experiment_of({}, [*SMALL, "fleet.groups=[{budget=1.0}, {budget=0.001}]", "fleet.levels=[1.0]"])
+    cannot = int(np.flatnonzero(assemble(weak).federation.level_of < 0)[0])
+    path = write_csv(tmp_path, f"{cannot},0,4")
+    with pytest.raises(ConfigError, match="no client that can take part is ever online"):
+        assemble(experiment_of(dumped(weak, only_set=True), [f"fleet.availability.trace={path}"]))
+    with pytest.raises(ConfigError, match="nobody is ever online"):
+        assemble(experiment_of({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path)}"]))
+
+
+def test_a_trace_is_looked_for_beside_the_run_file(tmp_path: Path) -> None:
+    from fleetfit.config import read_experiment
+
+    write_csv(tmp_path, "0,0,3")
+    (tmp_path / "run.toml").write_text('[fleet]\navailability = { trace = "trace.csv" }\n', encoding="utf-8")
+    found = read_experiment(tmp_path / "run.toml").fleet.availability
+    assert found is not None and found.trace == str(tmp_path / "trace.csv")
+
+
+def test_classes_are_told_where_clients_agree() -> None:
+    """Counted by hand from the partition; methods that learn no budget learn them too; other tasks have none."""
+    found = assemble(experiment_of({}, [*SMALL, "fleet.tells_labels=true"]))
+    labels, y = found.federation.clients.labels, found.data.y
+    assert labels is not None and labels.shape == (8, 10)
+    for row, part in zip(labels, found.simulation.parts, strict=True):
+        assert row.tolist() == [int((y[part["train"]] == c).sum()) for c in range(10)]
+    assert assemble(experiment_of({}, SMALL)).federation.clients.labels is None
+
+
+def test_a_table_of_another_choice_takes_the_old_keys_along() -> None:
+    base = {"cohort": {"choose": {"name": "loss", "candidates": 20}}}
+    assert experiment_of(base, ["cohort.choose.candidates=5"]).cohort.choose == {"name": "loss", "candidates": 5}
+    assert experiment_of(base, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
+    assert experiment_of(base, ["cohort.choose=rl"]).cohort.choose == "rl"
+    assert experiment_of({}, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
+
+
+def test_statistics_and_evaluation_do_not_ask_who_is_there() -> None:
+    from fleetfit.train import run_job
+
+    federation, simulation = coming({"name": "scalefl"}, only(1), cohort=3)
+    piece = federation.levels[2].submodel
+    state = start(federation).state
+    for kind in ("evaluate", "statistics"):
+        job = Job(kind, 0, 1, 0, 2, piece, state, {"name": "scalefl"}, 0, 2, evaluation=Evaluation(norm="batch"))
+        reply, _ = run_job(job, simulation.device(2, None, 0))
+        assert not hasattr(reply, "reason")
