@@ -69,7 +69,6 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
         ),
         (["fleet.groups=[{budget={parameters='x'}}]"], "[fleet] groups #1.budget.parameters: should be a valid number"),
         (["fleet.drift={jump=2}"], "[fleet] drift.jump: should be less than or equal to 1, got 2."),
-        (["data.server={name='cifar100'}"], "[data] server: data for the server (FedDF) come with a later version"),
         (["cohort.deadline_s=60"], "[cohort] deadline_s: deadlines come with a later version"),
         (["cohort.fraction=0.1", "cohort.count=3"], "[cohort] takes fraction or count, not both."),
         (["cohort.fraction=2"], "[cohort] fraction: should be less than or equal to 1, got 2"),

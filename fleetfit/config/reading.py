@@ -20,9 +20,9 @@ from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError
 
 _CHOOSER = {"data": "name", "model": "name", "method": "name", "engine": "name", "data.partition": "kind",
-            "local.schedule": "kind"}  # fmt: skip
-_STAYS = {"data": {"partition"}, "engine": {"device"}}  # keys of the section itself, whatever it names
-_PLUGINS = ("data.name", "model.name", "method.name", "engine.name", "cohort.choose")
+            "data.server": "name", "local.schedule": "kind"}  # fmt: skip
+_STAYS = {"data": {"partition", "server"}, "engine": {"device"}}  # keys of the section itself, whatever it names
+_PLUGINS = ("data.name", "data.server.name", "model.name", "method.name", "engine.name", "cohort.choose")
 
 # ---- from files --------------------------------------------------------------------------------------------------
 
@@ -117,15 +117,17 @@ def _default_name(where: str) -> Any:
     section: Any = Experiment()
     for part in where.split("."):
         section = getattr(section, part)
-    return getattr(section, _CHOOSER[where])
+    return getattr(section, _CHOOSER[where], None)
 
 
 def anchored(table: Mapping[str, Any], folder: Path) -> Table:
     """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder."""
     result: Table = _copied(table)
     for place in _PLUGINS:
-        section, key = place.split(".")
-        inside = result.get(section)
+        *sections, key = place.split(".")
+        inside: Any = result
+        for section in sections:
+            inside = inside.get(section) if isinstance(inside, dict) else None
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
             inside[key] = names.anchored(inside[key], folder)
     method = result.get("method")
@@ -146,8 +148,9 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
 def _anchor_files(table: Table, folder: Path) -> None:
     fleet = table.get("fleet")
     data, model = table.get("data"), table.get("model")
+    server = data.get("server") if isinstance(data, dict) else None
     for place, key in (
-        *((data, key) for key in ("folder", "file", "tokenizer")),
+        *((place, key) for place in (data, server) for key in ("folder", "file", "tokenizer")),
         (model, "checkpoint"),
         (table, "start"),
     ):

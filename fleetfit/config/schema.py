@@ -108,11 +108,22 @@ class PartitionSection(Open):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
+class ServerDataSection(Open):
+    """`[data] server`: a data set whose samples the server trains on, without labels. Further keys are its own."""
+
+    name: Any
+
+
 class DataSection(Open):
-    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own."""
+    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own.
+
+    Attributes:
+        server: The server's own data, for methods that train there.
+    """
 
     name: Any = "digits"
     partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))
+    server: ServerDataSection | None = None
 
 
 class ModelSection(Open):
@@ -288,7 +299,6 @@ class Experiment(Section):
 
 
 NOT_YET = {
-    "data.server": "data for the server (FedDF) come with a later version; leave data.server out.",
     "cohort.deadline_s": "deadlines come with a later version; leave cohort.deadline_s out.",
     "fleet.groups.profile": "device profiles come with a later version; write a budget as a fraction instead.",
 }

@@ -4,15 +4,16 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fleetfit.errors import FleetFitError
+from fleetfit.errors import FleetFitError, RunError
 from fleetfit.method import Method, build
 from fleetfit.seeds import own_randomness, seed_of, torch_rng
 from fleetfit.submodel import Submodel, finite
 from fleetfit.train.batches import epochs
 from fleetfit.train.limits import EarlyStopping, clip
 from fleetfit.train.measure import evaluate, statistics
+from fleetfit.train.steps import optimiser_of, rate_at
 from fleetfit.train.workpiece import Workpiece, workpiece
 from fleetfit.values import Device, Failure, Job, Update
 
@@ -35,6 +36,23 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return _failure(job, str(error)), device.memory
     except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
         return _failure(job, f"{type(error).__name__}: {error}"), device.memory
+
+
+def run_on_server(job: Job, device: Device) -> Update:
+    """Run one job in this process, on the server's own device; one thread, as every job by default.
+
+    Raises:
+        RunError: It failed.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        reply, _ = run_job(job, device)
+    finally:
+        torch.set_num_threads(before)
+    if isinstance(reply, Failure):
+        raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}")
+    return reply
 
 
 def _failure(job: Job, reason: str, declined: bool = False) -> Failure:
@@ -67,13 +85,9 @@ def _local_sgd(
 ) -> tuple[float, int]:
     """Run the local epochs; return the mean loss per sample and the number of steps."""
     local, rng = job.local, torch_rng(job.seed, "batches")
-    parameter = nn.Parameter(piece.trained)
-    parameter.grad = piece.grad
-    optimiser = torch.optim.SGD(
-        [parameter], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-    )
+    optimiser = optimiser_of(piece, local)
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
-    stopping = EarlyStopping(device, piece, local)
+    stopping = EarlyStopping(device, piece, local, loss)
     for epoch in epochs(indices, local, rng):
         for batch in epoch:
             x, y = device.data.batch(batch, rng)
@@ -82,12 +96,14 @@ def _local_sgd(
             value = loss(piece.module, x, y)
             (value if penalty is None else value + penalty(piece.module)).backward()
             clip(piece.grad, local)
+            if local.cosine:
+                optimiser.param_groups[0]["lr"] = rate_at(steps, local)
             optimiser.step()
             total += value.detach() * len(batch)
             seen, steps = seen + len(batch), steps + 1
-            if steps == local.max_steps:
+            if stopping.after_step(steps) or steps == local.max_steps:
                 break
-        if stopping.now() or steps == local.max_steps:
+        if stopping.after_epoch() or steps == local.max_steps:
             break
     stopping.restore()
     return total.item() / max(seen, 1), steps

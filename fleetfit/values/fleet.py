@@ -73,6 +73,7 @@ class Device:
         conditions: Under which costs are counted.
         memory: What it kept from its last accepted job.
         accelerator: Where tensors are computed on.
+        unlabelled: Data that the server trains on, without labels; None on the devices of clients.
     """
 
     problem: Problem
@@ -83,6 +84,7 @@ class Device:
     conditions: Conditions = field(default_factory=Conditions)
     memory: Any = None
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    unlabelled: Data | None = None
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a tensor where this device computes."""
@@ -110,6 +112,7 @@ class Simulation:
         data: The whole data set.
         parts: Splits of each client (indices into the data set).
         resources: What each client affords.
+        unlabelled: The server's own data, without labels; engines need not carry them to other processes.
     """
 
     problem: Problem
@@ -117,11 +120,12 @@ class Simulation:
     parts: Sequence[Mapping[str, Tensor]]
     resources: Resources = field(default_factory=Resources)
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    unlabelled: Data | None = None
 
     def device(self, client: int | None, memory: Any = None, round: int = 0) -> Device:
         """Return the device of a client as it is in a round, or the server's own one."""
         if client is None:
-            return Device(self.problem, self.data, accelerator=self.accelerator)
+            return Device(self.problem, self.data, accelerator=self.accelerator, unlabelled=self.unlabelled)
         resources = self.resources
         return Device(
             self.problem, self.data.share(self.parts[client]), client, resources.budgets_of(client, round),

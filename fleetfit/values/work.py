@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel
@@ -21,6 +21,10 @@ class Local:
         max_steps: At most so many optimiser steps, or None.
         patience: Stop after so many epochs in a row without a lower loss on the client's own validation data, and go
             back to the weights of the best one; None, or no such data: train all epochs.
+        check_every: Look at the validation data after every so many steps instead, and before the first; `patience`
+            is then counted in steps. None: after every epoch.
+        optimiser: "sgd", or "adam", which has no use for `momentum`.
+        cosine: Let the learning rate fall to 0 along half a cosine, over `max_steps` steps.
     """
 
     lr: float = 0.1
@@ -32,6 +36,9 @@ class Local:
     clip_value: float | None = None
     max_steps: int | None = None
     patience: int | None = None
+    check_every: int | None = None
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    cosine: bool = False
 
 
 @dataclass(frozen=True)
