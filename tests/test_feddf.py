@@ -16,6 +16,7 @@ from test_train import close, plain_outputs
 from tiny import spec_of, tiny, tiny_data, tiny_federation, tiny_server_data
 from torch import Tensor, nn
 
+import fleetfit
 from fleetfit.aggregate import Aggregate, applied
 from fleetfit.config import assemble, experiment_of, read_experiment, to_toml
 from fleetfit.data import Data, unlabelled
@@ -493,6 +494,24 @@ def test_paths_are_seen_from_the_run_file(tmp_path: Path) -> None:
     server = read_experiment(tmp_path / "run.toml").data.server
     assert server is not None and server.name == f"{tmp_path / 'mine.py'}:load"
     assert server.settings == {"folder": str(tmp_path / "here")}
+
+
+def test_a_run_that_is_stopped_and_resumed(tmp_path: Path) -> None:
+    """From Python, with everything read from its folder; the rounds report what the server did."""
+    changes = [*SMALL, "rounds=2", "method.steps=4", "method.check_every=2", "local.epochs=1", "evaluate.every=0",
+               f"data.server={{name='{HERE}:other_digits'}}"]  # fmt: skip
+
+    def stop(report: Any) -> None:
+        raise KeyboardInterrupt
+
+    unbroken = fleetfit.run(overrides=changes, out=tmp_path / "unbroken")
+    with pytest.raises(KeyboardInterrupt):
+        fleetfit.run(overrides=changes, out=tmp_path / "stopped", on_round=stop)
+    assert len(fleetfit.load(tmp_path / "stopped").metrics) == 1
+    resumed = fleetfit.resume(tmp_path / "stopped")
+    assert same(resumed.server.state, unbroken.server.state)
+    for report in resumed.metrics:
+        assert report["server"]["steps"] == 4 and report["server"]["after"] <= report["server"]["before"]
 
 
 def texts(folder: Path, name: str, said: list[str]) -> Path:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fleetfit import names
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
+from fleetfit.config.needs import check_needs
 from fleetfit.config.schema import CLIENTS, FRACTION, DataSection, Experiment, ServerDataSection
-from fleetfit.config.server_data import server_accelerator, server_data, wants_server_data
+from fleetfit.config.server_data import server_accelerator, server_data
 from fleetfit.data import Data, partition
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, PlanError
@@ -65,17 +66,10 @@ def assemble(experiment: Experiment) -> Assembly:
     """
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
-    if experiment.fleet.told is False and method.told:
-        raise ConfigError(
-            f"[fleet] told: {experiment.method.name} needs the budgets that clients tell the server; adaptivefl does "
-            "without. Leave told out, or choose another method."
-        )
-    if experiment.fleet.told and not method.told:
-        raise ConfigError(f"[fleet] told: {experiment.method.name} never learns a budget; leave told out.")
+    check_needs(experiment, method)
     check_keys(experiment)
-    trains = wants_server_data(experiment, method)
     data = load_data(experiment.data)
-    own = server_data(experiment, data, load_data) if trains else None
+    own = server_data(experiment, data, load_data) if method.own_data else None
     parts = divided(experiment, data)
     problem = problem_of(experiment, data)
     fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed, _batch_size(experiment, parts))

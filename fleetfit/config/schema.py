@@ -1,7 +1,6 @@
 """The typed description of a run: every key of a run file with its type, range and default.
 
-A section is a value; reading and merging are in `fleetfit.config.reading`, messages in `fleetfit.config.checking`, and
-what becomes of it in `fleetfit.config.assembly`.
+A section is a value; `reading` merges sections, `checking` has the messages, and `assembly` says what becomes of them.
 """
 
 import math
@@ -115,11 +114,7 @@ class ServerDataSection(Open):
 
 
 class DataSection(Open):
-    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own.
-
-    Attributes:
-        server: The server's own data, for methods that train there.
-    """
+    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own."""
 
     name: Any = "digits"
     partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))

@@ -12,21 +12,6 @@ from fleetfit.config.schema import Experiment, ServerDataSection
 from fleetfit.data import Data, unlabelled
 from fleetfit.engines.local import accelerator_named
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method
-
-
-def wants_server_data(experiment: Experiment, method: Method) -> bool:
-    """Tell whether the server's data are to be loaded: only for a method that trains there.
-
-    Raises:
-        ConfigError: It does, and there are none.
-    """
-    if method.own_data and experiment.data.server is None:
-        raise ConfigError(
-            f"[method] {experiment.method.name} trains on the server, on data without labels. Say on which: "
-            'server = { name = "cifar100" } in [data], or any set whose samples have the shape of the clients\'.'
-        )
-    return method.own_data
 
 
 def server_data(experiment: Experiment, data: Data, load: Callable[..., Data]) -> Data:
