@@ -8,7 +8,8 @@ each by one pass over its flat buffer, and put in place together: the order of d
 them neighbours, the cost is about that of copying the updates, and memory does not grow with their number.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,12 +29,14 @@ class Aggregate:
         coverage: Sum of the aggregation weights of those who trained the element.
         extra: Whatever a method's own merge adds.
         before: What the mean replaces, where that is not the server's whole state (Decoupled: some levels' models).
+        metrics: What the server reports of its own work, plain values; the round's report has them under "server".
     """
 
     mean: State
     coverage: State
     extra: Any = None
     before: State | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Mean:

@@ -168,7 +168,8 @@ def one_round(
         pass
     after = method.step(federation, server, aggregate, tuple(reports))
     after = method.observe(federation, after, aggregate, tuple(reports))
-    return after, _report(federation, after, local, reports)
+    report = _report(federation, after, local, reports)
+    return after, report | ({"server": dict(aggregate.metrics)} if aggregate.metrics else {})
 
 
 Slot = tuple[int, int, Submodel]  # client, level, sub-model

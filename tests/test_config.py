@@ -82,7 +82,6 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
         ),
         (["fleet.groups=[{budget={parameters='x'}}]"], "[fleet] groups #1.budget.parameters: should be a valid number"),
         (["fleet.drift={jump=2}"], "[fleet] drift.jump: should be less than or equal to 1, got 2."),
-        (["data.server={name='cifar100'}"], "[data] server: data for the server (FedDF) come with a later version"),
         (["cohort.deadline_s=0"], "[cohort] deadline_s: should be greater than 0, got 0."),
         (["cohort.late=deeper"], "[cohort] late: should be 'shallower', 'stop' or 'drop', got 'deeper'."),
         (["cohort.fraction=0.1", "cohort.count=3"], "[cohort] takes fraction or count, not both."),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_data, tiny_federation, tiny_parts, tiny_problem
+from tiny import spec_of, tiny_data, tiny_federation, tiny_parts, tiny_problem, tiny_server_data
 from torch import Tensor
 
 from fleetfit import names
@@ -89,7 +89,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     parts = tiny_parts(data, 6)
     budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
-    simulation = Simulation(problem, data, parts, Resources({"parameters": budgets}))
+    simulation = Simulation(problem, data, parts, Resources({"parameters": budgets}), unlabelled=tiny_server_data())
     clients = Clients(np.array([len(p["train"]) for p in parts]), budgets if method.told else None)
     return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
 
@@ -103,7 +103,7 @@ def finished(federation: Federation, simulation: Simulation) -> Round:
 
 
 SPECS: list[dict[str, Any]] = [
-    *({"name": name} for name in (*METHODS, OUTSIDE)),
+    *(spec_of(name) for name in (*METHODS, OUTSIDE)),
     *({"name": "fedavg", "plus": {option: {}}} for option in OPTIONS),
     *({"name": "scalefl", "cohort": {"name": choice}} for choice in CHOICES),
 ]
@@ -163,7 +163,7 @@ def test_a_spec_travels(spec: dict[str, Any]) -> None:
 def test_a_method_goes_with_every_option(name: str) -> None:
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough
-        federation, simulation = planned({"name": name, **alone, "plus": {option: {}}})
+        federation, simulation = planned({**spec_of(name), **alone, "plus": {option: {}}})
         assert not finished(federation, simulation).report["failures"]
 
 

@@ -1,11 +1,12 @@
 """On a CUDA device: the same numbers as on the processor, to tolerance, and the same bits twice."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_federation
+from tiny import spec_of, tiny_federation
 
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -30,6 +31,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "decoupled"},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "plugin_method:counting"},
+    spec_of("feddf"),
 ]
 
 
@@ -65,6 +67,18 @@ def test_the_same_seed_twice_on_cuda_gives_the_same_bits(spec: Mapping[str, Any]
         rounds.append(finished(federation, local_engine(simulation, device="cuda")))
     for name, tensor in rounds[0].server.state.items():
         assert torch.equal(rounds[1].server.state[name], tensor), name
+
+
+def test_the_server_trains_on_cuda_as_on_the_processor() -> None:
+    states = []
+    for name in ("cpu", "cuda:0"):
+        federation, simulation = tiny_federation(spec_of("feddf"), norm=False)
+        assert federation.device is not None
+        device = replace(federation.device, accelerator=torch.device(name))
+        states.append(finished(replace(federation, device=device), local_engine(simulation, device=name)).server.state)
+    for name, tensor in states[0].items():
+        assert states[1][name].device.type == "cpu"
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-2, atol=1e-2)  # Adam magnifies what is near 0
 
 
 def test_processes_and_local_give_the_same_bits_on_cuda() -> None:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from test_train import close, fleet, job_for, last_exit, plain_outputs, plain_sgd, trained
 from torch import Tensor
 
-from fleetfit.values import Device, Local
+from fleetfit.train import run_job
+from fleetfit.values import Device, Failure, Local
 
 
 def at_once(epochs: int = 3, **more: Any) -> Local:
@@ -74,6 +75,55 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     found = trained(job, device)
     assert found.metrics["steps"] == stop
     close(found.state, states[best], atol=2e-5)
+
+
+def test_a_look_after_every_step_is_one_after_every_epoch_of_one_batch() -> None:
+    """Bit for bit, where the first epoch is better than the start, which only a look at every step sees."""
+    federation, simulation = fleet(norm=False)
+    device, local = simulation.device(5), at_once(12, momentum=0.9, patience=2)
+    found = [trained(job_for(federation, 5, 2, local=replace(local, check_every=every)), device) for every in (None, 1)]
+    assert found[0].metrics == found[1].metrics and found[0].metrics["steps"] < 12
+    assert all(torch.equal(found[1].state[n], t) for n, t in found[0].state.items())
+
+
+def test_a_look_at_every_third_step() -> None:
+    """It stops where the validation loss of a third, sixth, ... step has not been the lowest for so many steps."""
+    federation, simulation = fleet(norm=False)
+    device, local = simulation.device(5), at_once(30, momentum=0.9)
+    job = job_for(federation, 5, 2, local=replace(local, patience=6, check_every=3))
+    x, y = device.data.batch(device.data.split("validation"))
+    steps = range(0, 31, 3)
+    states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit, local) for n in steps]
+    losses = [float(F.cross_entropy(plain_outputs(s, x.double(), (1, 2, 3))[-1], y)) for s in states]
+    best = next(i for i in range(len(losses)) if losses[i] < min(losses[i + 1 : i + 3]))
+    found = trained(job, device)
+    assert found.metrics["steps"] == 3 * best + 6 < 30
+    close(found.state, states[best], atol=2e-5)
+
+
+def test_adam_along_a_cosine_is_torch_s() -> None:
+    federation, simulation = fleet(norm=False)
+    device = simulation.device(5)
+    local = Local(0.01, 7, None, weight_decay=0.1, max_steps=7, optimiser="adam", cosine=True)
+    job = job_for(federation, 5, 2, local=local)
+    leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
+    adam = torch.optim.Adam(list(leaves.values()), lr=0.01, weight_decay=0.1)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, 7)
+    x, y = whole_batch(device)
+    for _ in range(7):
+        for leaf in leaves.values():
+            leaf.grad = torch.zeros_like(leaf)  # a head that the loss never uses is decayed all the same
+        last_exit(plain_outputs(leaves, x.double(), (1, 2, 3)), y).backward()
+        adam.step()
+        falling.step()
+    close(trained(job, device).state, {n: t.detach() for n, t in leaves.items()}, atol=1e-5)
+
+
+def test_another_optimiser_is_refused() -> None:
+    federation, simulation = fleet()
+    job = job_for(federation, 5, 2, local=Local(optimiser="adamw"))  # type: ignore[arg-type]
+    reply, _ = run_job(job, simulation.device(5))
+    assert isinstance(reply, Failure) and 'must be "sgd" or "adam", got "adamw"' in reply.reason
 
 
 def test_without_validation_data_nothing_stops() -> None:

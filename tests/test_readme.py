@@ -356,7 +356,8 @@ def test_a_key_without_a_default_is_valid(key, value):
     found = to_table(experiment_of(overrides=[f"{key}={value}"]))
     for part in key.split("."):
         found = found[part]
-    assert found == tomllib.loads(f"v = {value}")["v"]
+    stated = tomllib.loads(f"v = {value}")["v"]
+    assert found | stated == found if isinstance(stated, dict) else found == stated  # a table's defaults are filled in
 
 
 def fields(section: type[Section], where: str = "") -> Iterator[str]:

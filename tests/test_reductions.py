@@ -64,12 +64,14 @@ REDUCES = [
     Case({"name": "inclusivefl", "beta": 0.0}),
     Case({"name": "inclusivefl", "damped": True}),  # one level: nobody deeper to learn from
     Case({"name": "fedavg", "plus": {"fedavgm": {"momentum": 0.0}}}),
+    Case({"name": "feddf", "steps": 0}),  # no distillation
 ]
 CANNOT = {
     "scalefl, printed": "half the loss: equals FedAvg at half the learning rate (test_printed_weights_...)",
     "fedadam, fedyogi, feddyn": "no settings give the plain mean: formulas and a plain run (test_server_options)",
     "adaptivefl": "clients are drawn per model; greedy, with the whole fleet, it is all_large (test_adaptivefl)",
     "feddropout, drop > 0": "the channels that are kept are checked one by one (test_feddropout)",
+    "feddf, steps > 0": "the server trains too: formulas and a plain run (test_feddf)",
     "fedprox, mu > 0": "the penalty is checked against its formula and in a plain loop (test_methods)",
 }
 
@@ -125,7 +127,8 @@ def test_budgets_of_one_give_one_level() -> None:
         assert federation.levels[0].submodel.sizes == {"a": 8, "b": 12, "classes": 4}
 
 
-COUNTING = {"depthfl": {"alpha": 0.0}, "heterofl": {}, "fedrolex": {}, "scalefl": {}}  # without FedDyn
+# without FedDyn, without the server's training
+COUNTING = {"depthfl": {"alpha": 0.0}, "feddf": {"steps": 0}, "heterofl": {}, "fedrolex": {}, "scalefl": {}}
 
 
 @pytest.mark.parametrize("name", COUNTING)

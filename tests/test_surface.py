@@ -75,8 +75,9 @@ OPTIONS = {
 
 KEYS = {
     "": ["name", "seed", "rounds", "start"],
-    "data": ["name", "partition"],
+    "data": ["name", "partition", "server"],
     "data.partition": ["kind", "clients", "seed"],
+    "data.server": ["name"],
     "model": ["name"],
     "fleet": [
         "cost",

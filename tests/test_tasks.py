@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import tiny, tiny_data, tiny_parts
+from tiny import spec_of, tiny, tiny_data, tiny_parts
 from torch import Tensor, nn
 
 from fleetfit import names
-from fleetfit.data import Data
+from fleetfit.data import Data, unlabelled
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import Wanted
@@ -162,7 +162,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
     )
     parts = tiny_parts(data, 6)
     reported = np.array([0.3, 1.0] * 3)
-    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
+    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}), unlabelled=unlabelled(data))
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported)
     return Federation(problem, clients, levels, 4, build(spec), spec, 0, simulation.device(None)), simulation
 
@@ -171,7 +171,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
 @pytest.mark.parametrize("name", names.available("methods"))
 def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
-    federation, simulation = made(task, {"name": name})
+    federation, simulation = made(task, spec_of(name))
     wanted = Wanted(Evaluation(batch_size=64), statistics_samples=200)
     settings = Settings(12, Local(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
     if name == "fedsgd":

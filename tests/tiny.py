@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.data import Data
+from fleetfit.data import Data, unlabelled
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.method import build
 from fleetfit.planner import Targets
@@ -75,6 +75,19 @@ def tiny_data(n: int = 240, classes: int = 4, seed: int = 0) -> Data:
     return Data("tiny", torch.from_numpy(x), torch.from_numpy(y), splits, classes, mean=(0.5,), std=(0.25,))
 
 
+def tiny_server_data() -> Data:
+    """The server's own data: other images of the same shape, without labels."""
+    return unlabelled(tiny_data(100, seed=9))
+
+
+QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 6, "batch_size": 16, "check_every": 2, "patience": 4}}
+
+
+def spec_of(name: str) -> dict[str, Any]:
+    """A method's name, with settings under which it is quick enough for a test."""
+    return {"name": name, **QUICK.get(name, {})}
+
+
 def tiny_problem(exits: tuple[int, ...] = (1, 2, 3), **model: Any) -> Problem:
     given = {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]}
     spec = {"model": {"name": "tiny:tiny", **model}, "given": given, "task": "classification", "exits": list(exits)}
@@ -103,7 +116,7 @@ def tiny_federation(
     )
     counts = np.array([len(part["train"]) for part in parts])
     reported = np.array([(0.2, 0.5, 1.0)[i % 3] for i in range(clients)])
-    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
+    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}), unlabelled=tiny_server_data())
     built, registered = build(method), Clients(counts, reported)
     if not built.told:
         registered = Clients(counts)

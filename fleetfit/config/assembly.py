@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from fleetfit import names
 from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
-from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+from fleetfit.config.needs import check_needs
+from fleetfit.config.schema import CLIENTS, FRACTION, DataSection, Experiment, ServerDataSection
+from fleetfit.config.server_data import server_accelerator, server_data
 from fleetfit.data import Data, partition
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, PlanError
@@ -64,22 +66,17 @@ def assemble(experiment: Experiment) -> Assembly:
     """
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
-    if experiment.fleet.told is False and method.told:
-        raise ConfigError(
-            f"[fleet] told: {experiment.method.name} needs the budgets that clients tell the server; adaptivefl does "
-            "without. Leave told out, or choose another method."
-        )
-    if experiment.fleet.told and not method.told:
-        raise ConfigError(f"[fleet] told: {experiment.method.name} never learns a budget; leave told out.")
+    check_needs(experiment, method)
     check_keys(experiment)
-    data = load_data(experiment)
+    data = load_data(experiment.data)
+    own = server_data(experiment, data, load_data) if method.own_data else None
     parts = divided(experiment, data)
     problem = problem_of(experiment, data)
     fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed, _batch_size(experiment, parts))
     targets = targets_of(experiment.fleet, fleet) if method.told else only_full(fleet)
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
-    simulation = Simulation(problem, data, parts, resources_of(experiment, fleet))
+    simulation = Simulation(problem, data, parts, resources_of(experiment, fleet), unlabelled=own)
     everything = clients_of(experiment, data, parts, fleet)
     federation = Federation(
         problem=problem,
@@ -89,7 +86,7 @@ def assemble(experiment: Experiment) -> Assembly:
         method=method,
         method_spec=method_spec,
         seed=experiment.seed,
-        device=simulation.device(None),
+        device=replace(simulation.device(None), accelerator=server_accelerator(experiment)),
         connected=connected(simulation.resources),
     )
     known = replace(federation, clients=everything)  # to whoever describes the fleet, not to the server
@@ -170,11 +167,13 @@ def _called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given
 def check_keys(experiment: Experiment) -> None:
     """Check the free keys of model, data set, engine and partition against their signatures, calling nothing."""
     given = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
-    for kind, where, section, known in (
+    named: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("engines", "[engine]", experiment.engine, {"simulation": None}),
         ("models", "[model]", experiment.model, given),
         ("data", "[data]", experiment.data, {}),
-    ):
+        ("data", "[data] server", experiment.data.server or experiment.data, {}),
+    ]
+    for kind, where, section, known in named:
         if isinstance(section.name, str) or callable(section.name):
             function, label = _function(kind, section.name)
             names.call(_without_calling(function), label, where, section.settings, **known)
@@ -197,23 +196,22 @@ def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def load_data(experiment: Experiment) -> Data:
-    """Return the data set.
+def load_data(section: DataSection | ServerDataSection, where: str = "[data]", **settings: Any) -> Data:
+    """Return the data set of a section, with further settings.
 
     Raises:
         FleetFitError: It cannot be had.
     """
-    section = experiment.data
     if isinstance(section.name, Data):
         return section.name
     if not isinstance(section.name, str) and not callable(section.name):
         raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
     try:
-        data = _called("data", section.name, "[data]", section.settings)
+        data = _called("data", section.name, where, section.settings | settings)
     except (OSError, ImportError) as error:
-        raise ConfigError(f"[data] {section.name} failed: {error}") from error
+        raise ConfigError(f"{where} {section.name} failed: {error}") from error
     if not isinstance(data, Data):
-        raise ConfigError(f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
+        raise ConfigError(f"{where} {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
     return data
 
 

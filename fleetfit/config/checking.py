@@ -1,12 +1,12 @@
 """Tables are checked against the schema; every mistake is a sentence that names its place and the nearest valid key."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
 
 from fleetfit.config import schedules
-from fleetfit.config.schema import NOT_YET, Experiment, Group, ProfileSection
+from fleetfit.config.schema import Experiment, Group, ProfileSection
 from fleetfit.config.speeds import check_profiles
 from fleetfit.errors import ConfigError, did_you_mean
 
@@ -17,7 +17,6 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     Raises:
         ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
     """
-    _refuse_later_keys(table)
     try:
         experiment = Experiment.model_validate(dict(table))
     except pydantic.ValidationError as error:
@@ -30,24 +29,6 @@ def checked(table: Mapping[str, Any]) -> Experiment:
         raise ConfigError("[cohort] takes fraction or count, not both.")
     check_profiles(experiment.fleet)
     return experiment
-
-
-def _refuse_later_keys(table: Mapping[str, Any]) -> None:
-    for place, sentence in NOT_YET.items():
-        if place in set(_places(table)):
-            section, _, key = place.partition(".")
-            raise ConfigError(f"[{section}] {key}: {sentence}")
-
-
-def _places(value: Any, where: str = "") -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            place = f"{where}.{key}" if where else str(key)
-            yield place
-            yield from _places(inner, place)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _places(inner, where)
 
 
 def _sentence(error: Any) -> str:

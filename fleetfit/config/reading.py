@@ -20,9 +20,9 @@ from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError
 
 _CHOOSER = {"data": "name", "model": "name", "method": "name", "engine": "name", "data.partition": "kind",
-            "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
-_STAYS = {"data": {"partition"}, "engine": {"device"}}  # keys of the section itself, whatever it names
-_PLUGINS = ("data.name", "model.name", "method.name", "engine.name", "cohort.choose")
+            "data.server": "name", "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
+_STAYS = {"data": {"partition", "server"}, "engine": {"device"}}  # keys of the section itself, whatever it names
+_PLUGINS = ("data.name", "data.server.name", "model.name", "method.name", "engine.name", "cohort.choose")
 
 # ---- from files --------------------------------------------------------------------------------------------------
 
@@ -117,15 +117,17 @@ def _default_name(where: str) -> Any:
     section: Any = Experiment()
     for part in where.split("."):
         section = getattr(section, part)
-    return section if isinstance(section, str) else getattr(section, _CHOOSER[where])  # cohort.choose is just a name
+    return section if isinstance(section, str) else getattr(section, _CHOOSER[where], None)  # cohort.choose is a name
 
 
 def anchored(table: Mapping[str, Any], folder: Path) -> Table:
     """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder."""
     result: Table = _copied(table)
     for place in _PLUGINS:
-        section, key = place.split(".")
-        inside = result.get(section)
+        *sections, key = place.split(".")
+        inside: Any = result
+        for section in sections:
+            inside = inside.get(section) if isinstance(inside, dict) else None
         if isinstance(inside, dict) and isinstance(inside.get(key), dict):
             inside, key = inside[key], "name"
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
@@ -149,8 +151,9 @@ def _anchor_files(table: Table, folder: Path) -> None:
     fleet = table.get("fleet")
     data, model = table.get("data"), table.get("model")
     availability = fleet.get("availability") if isinstance(fleet, dict) else None
+    server = data.get("server") if isinstance(data, dict) else None
     for place, key in (
-        *((data, key) for key in ("folder", "file", "tokenizer")),
+        *((place, key) for place in (data, server) for key in ("folder", "file", "tokenizer")),
         (model, "checkpoint"),
         (availability, "trace"),
         (table, "start"),

@@ -1,7 +1,6 @@
 """The typed description of a run: every key of a run file with its type, range and default.
 
-A section is a value; reading and merging are in `fleetfit.config.reading`, messages in `fleetfit.config.checking`, and
-what becomes of it in `fleetfit.config.assembly`.
+A section is a value; `reading` merges sections, `checking` has the messages, and `assembly` says what becomes of them.
 """
 
 from typing import Annotated, Any, Literal
@@ -35,11 +34,18 @@ class PartitionSection(Open):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
+class ServerDataSection(Open):
+    """`[data] server`: a data set whose samples the server trains on, without labels. Further keys are its own."""
+
+    name: Any
+
+
 class DataSection(Open):
     """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own."""
 
     name: Any = "digits"
     partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))
+    server: ServerDataSection | None = None
 
 
 class ModelSection(Open):
@@ -250,9 +256,3 @@ class Experiment(Section):
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
-
-
-NOT_YET = {
-    "data.server": "data for the server (FedDF) come with a later version; leave data.server out.",
-}
-"""Keys that the design has and this version has not: refused, never ignored."""

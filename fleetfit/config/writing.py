@@ -32,6 +32,10 @@ def to_table(experiment: Experiment) -> Table:
         if isinstance(name, str):
             defaults = _defaults(names.resolve(kind, name), skip=(*_GIVEN[section], *table[section]))
             table[section] = {"name": name, **defaults, **table[section]}
+    server = table["data"].get("server")
+    if server and not server["name"].startswith("<"):
+        defaults = _defaults(names.resolve("data", server["name"]), skip=tuple(server))
+        table["data"]["server"] = {"name": server["name"], **defaults, **server}
     division = table["data"]["partition"]
     if division["kind"] in KINDS:
         table["data"]["partition"] = {
@@ -94,6 +98,9 @@ def objects_in(table: Mapping[str, Any]) -> list[str]:
         value = table.get(section, {}).get(key)
         if isinstance(value, str) and value.startswith("<"):
             found.append(section)
+    server = table.get("data", {}).get("server", {}).get("name", "")
+    if server.startswith("<") and "data" not in found:
+        found.append("data")
     hooks = table.get("method", {}).get("hooks", {})
     found += ["method"] if any(isinstance(v, str) and v.startswith("<") for v in hooks.values()) else []
     return found

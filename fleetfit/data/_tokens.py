@@ -36,11 +36,13 @@ class Tokens:
         x: int64 [N, L], memory-mapped copy-on-write.
         vocabulary: Tokens are below it.
         padding: The token that fills short texts.
+        tokenizer: The file of the tokeniser that made them, in the cache.
     """
 
     x: NDArray[np.int64]
     vocabulary: int
     padding: int
+    tokenizer: str
 
 
 def encoded(
@@ -98,7 +100,7 @@ def encoded(
         facts = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         if x.dtype != np.int64 or x.shape[1:] != (length,):
             raise ValueError(f"{folder} holds {x.dtype} {x.shape}")
-        return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]))
+        return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]), str(folder / "tokenizer.json"))
 
     return kept(_cache.key(name, [*files, *own], marks, suffix=""), build, load)
 

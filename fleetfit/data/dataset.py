@@ -54,6 +54,7 @@ class Data:
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; each batch is cut to its longest sample. -1: there is none.
         resize: Height and width that images are brought to, batch by batch, after augmentation.
+        tokenizer: The file that says what the tokens of texts are, `tokenizer.json`; "" where there is none.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Data:
     vocabulary: int = 0
     padding: int = -1
     resize: tuple[int, int] | None = None
+    tokenizer: str = ""
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)

@@ -164,4 +164,5 @@ def from_corpus(
         class_names=corpus.class_names,
         vocabulary=tokens.vocabulary,
         padding=tokens.padding,
+        tokenizer=tokens.tokenizer,
     )

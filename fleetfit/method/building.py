@@ -62,7 +62,7 @@ def _build(spec: Mapping[str, Any]) -> Method:
         option = _made("options", name, f"[method.plus.{name}]", settings)
         method = _with_option(method, option, name, set(hooks))
     named = {hook: _single_hook(hook, value) for hook, value in hooks.items()}
-    return replace(method, **named)  # type: ignore[arg-type]  # hooks only, and `told` is none
+    return replace(method, **named)  # type: ignore[arg-type]  # hooks only, all of them functions
 
 
 def _made(kind: str, name: Any, where: str, values: Mapping[str, Any]) -> Method:
@@ -92,7 +92,8 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
                 f'both the method and "{name}" set hook "{hook}". Say whose wins with method.hooks.{hook} = '
                 '"module:function".'
             )
-    return replace(method, told=method.told and option.told, **changes)
+    told, own_data = method.told and option.told, method.own_data or option.own_data
+    return replace(method, told=told, own_data=own_data, **changes)
 
 
 def _chained(

@@ -22,7 +22,8 @@ from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Se
 class Method:
     """A method: one function per hook, with FedAvg's as defaults; docs/add-a-method.md says what each is for.
 
-    `told` says whether its levels need the budgets that clients tell; without, the server never gets them.
+    `told` says whether its levels need the budgets that clients tell; without, the server never gets them. `own_data`
+    says whether the server trains, and so needs data of its own, `[data] server`.
     """
 
     levels: Callable[[Problem, Targets], list[Level]] = defaults.full_level
@@ -41,7 +42,8 @@ class Method:
     step: Callable[[Federation, Server, Aggregate, Sequence[Update | Failure]], Server] = defaults.take_mean
     observe: Callable[[Federation, Server, Aggregate, Sequence[Update | Failure]], Server] = defaults.nothing_observed
     told: bool = True
+    own_data: bool = False
 
 
-HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name != "told")
+HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("told", "own_data"))
 FEDAVG = Method()

@@ -92,7 +92,7 @@ class Cut:
     @cached_property
     def _pieces(self) -> list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]]:
         """Small neighbouring tensors under one flat index, each large one with its slices. Made at the first use."""
-        axes, full_sizes, tensors, channels, full_shapes = self._source
+        full_shapes = self._source[-1]
         offsets = dict(zip(full_shapes, accumulate(map(_numel, full_shapes.values()), initial=0), strict=False))
         pieces: list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]] = []
         small: list[Tensor] = []
@@ -106,8 +106,7 @@ class Cut:
                 done += len(index)
                 small.clear()
 
-        for name in self.names:
-            spans = [_spans(dim, axes, full_sizes, channels) for dim in tensors[name].dims]
+        for name, spans in self._stretches.items():
             shape, first, n = full_shapes[name], offsets[name], _numel(full_shapes[name])
             if n <= LARGE:
                 places = torch.arange(first, first + n).view(shape)
@@ -132,6 +131,15 @@ class Cut:
                 piece = _take(full[there].view(shape), how)  # type: ignore[arg-type]
                 out[here].view(piece.shape).copy_(piece)
         return out
+
+    @cached_property
+    def _stretches(self) -> dict[str, list[list[Span]]]:
+        axes, full_sizes, tensors, channels, _ = self._source
+        return {name: [_spans(dim, axes, full_sizes, channels) for dim in tensors[name].dims] for name in self.names}
+
+    def through(self, full: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sub-model's tensors as parts of the full model's, through which gradients flow into them."""
+        return {name: _take(full[name], spans) for name, spans in self._stretches.items()}
 
     def scatter(self, full: Tensor, flat: Tensor, add: bool = False) -> None:
         """Write a sub-model's flat buffer to its places in the full one, or add it there, in place."""

@@ -9,9 +9,19 @@ Every tensor of a sub-model counts as trained: weight decay also reaches paramet
 
 from fleetfit.train.batches import joined
 from fleetfit.train.clock import fits
-from fleetfit.train.job import run_job
+from fleetfit.train.job import run_job, run_on_server
 from fleetfit.train.measure import with_statistics
 from fleetfit.train.start import notes_on_start
 from fleetfit.train.workpiece import Workpiece, initial_state, workpiece
 
-__all__ = ["Workpiece", "fits", "initial_state", "joined", "notes_on_start", "run_job", "with_statistics", "workpiece"]
+__all__ = [
+    "Workpiece",
+    "fits",
+    "initial_state",
+    "joined",
+    "notes_on_start",
+    "run_job",
+    "run_on_server",
+    "with_statistics",
+    "workpiece",
+]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fleetfit.errors import FleetFitError
+from fleetfit.errors import FleetFitError, RunError
 from fleetfit.method import Method, build
 from fleetfit.seeds import own_randomness, seed_of, torch_rng
 from fleetfit.submodel import Submodel, finite
@@ -15,6 +15,7 @@ from fleetfit.train.batches import epochs
 from fleetfit.train.clock import STEP, forward_work, learn, out_of_time, started, timed
 from fleetfit.train.limits import EarlyStopping, clip, deadline
 from fleetfit.train.measure import evaluate, statistics
+from fleetfit.train.steps import optimiser_of, rate_at
 from fleetfit.train.workpiece import Workpiece, workpiece
 from fleetfit.values import Device, Failure, Job, Update
 
@@ -45,6 +46,23 @@ def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return _failure(job, str(error)), device.memory
     except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
         return _failure(job, f"{type(error).__name__}: {error}"), device.memory
+
+
+def run_on_server(job: Job, device: Device) -> Update:
+    """Run one job in this process, on the server's own device; one thread, as every job by default.
+
+    Raises:
+        RunError: It failed.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        reply, _ = run_job(job, device)
+    finally:
+        torch.set_num_threads(before)
+    if isinstance(reply, Failure):
+        raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}")
+    return reply
 
 
 def _failure(job: Job, reason: str, declined: bool = False, late: bool = False, spent: int = 0) -> Failure:
@@ -97,13 +115,9 @@ class _Trained:
 def _local_sgd(job: Job, device: Device, piece: Workpiece, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
     """Run the local epochs, as far as the deadline and the other limits let them."""
     local, rng = job.local, torch_rng(job.seed, "batches")
-    parameter = nn.Parameter(piece.trained)
-    parameter.grad = piece.grad
-    optimiser = torch.optim.SGD(
-        [parameter], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-    )
+    optimiser = optimiser_of(piece, local)
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
-    stopping, in_time, stopped = EarlyStopping(device, piece, local), deadline(job, device), False
+    stopping, in_time, stopped = EarlyStopping(device, piece, local, loss), deadline(job, device), False
     for epoch in epochs(indices, local, rng):
         for batch in epoch:
             if in_time is not None and not in_time(STEP * seen + stopping.looked, STEP * len(batch)):
@@ -115,14 +129,16 @@ def _local_sgd(job: Job, device: Device, piece: Workpiece, loss: Any, penalty: A
             value = loss(piece.module, x, y)
             (value if penalty is None else value + penalty(piece.module)).backward()
             clip(piece.grad, local)
+            if local.cosine:
+                optimiser.param_groups[0]["lr"] = rate_at(steps, local)
             optimiser.step()
             total += value.detach() * len(batch)
             seen, steps = seen + len(batch), steps + 1
-            if steps == local.max_steps:
+            if stopping.after_step(steps) or steps == local.max_steps:
                 break
         if in_time is not None and not in_time(STEP * seen + stopping.looked, stopping.cost):
             stopped = True
-        if stopped or stopping.now() or steps == local.max_steps:
+        if stopped or stopping.after_epoch() or steps == local.max_steps:
             break
     stopping.restore()
     return _Trained(total.item() / max(seen, 1), steps, STEP * seen + stopping.looked, stopped)

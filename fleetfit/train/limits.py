@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,44 +61,62 @@ class _Passing:
 
 
 class EarlyStopping:
-    """Watches the loss of the deepest exit on the client's validation data, epoch by epoch.
+    """Watches a loss on the device's validation data, epoch by epoch or every so many steps, and keeps the best.
+
+    What is watched is the task's loss of the deepest exit, or `loss.held_out(module)` where the method's loss has that.
 
     Attributes:
         cost: Samples of each look; 0 where nobody looks.
         looked: Samples looked at so far.
     """
 
-    def __init__(self, device: Device, piece: Workpiece, local: Local) -> None:
-        """Measure nothing yet; without patience or validation data, never."""
-        self._device, self._piece = device, piece
+    def __init__(self, device: Device, piece: Workpiece, local: Local, loss: Any) -> None:
+        """Measure nothing yet, but with `check_every` the start; without patience or validation data, never."""
+        self._device, self._piece, self._local = device, piece, local
+        self._own = getattr(loss, "held_out", None)
         self.cost = looked_at(device, local)
         self.looked = 0
-        self._patience = local.patience if self.cost else None
-        self._best, self._waited = math.inf, 0
+        self._best, self._best_at, self._epochs = math.inf, 0, 0
         self._kept: Tensor | None = None
+        self._stopped = False
+        if self.cost and local.check_every is not None:
+            self._now(0)
 
-    def now(self) -> bool:
+    def after_step(self, steps: int) -> bool:
+        """Tell, after so many steps, whether to stop."""
+        every = self._local.check_every
+        if every is not None and self.cost and (steps % every == 0 or steps == self._local.max_steps):
+            self._now(steps)
+        return self._stopped
+
+    def after_epoch(self) -> bool:
         """Tell, after an epoch, whether to stop."""
-        if self._patience is None:
-            return False
+        self._epochs += 1
+        if self.cost and self._local.check_every is None:
+            self._now(self._epochs)
+        return self._stopped
+
+    def restore(self) -> None:
+        """Go back to the weights of the best moment."""
+        if self._kept is not None:
+            self._piece.flat.copy_(self._kept)
+
+    def _now(self, done: int) -> None:
         found = self._loss()
         self.looked += self.cost
         if found < self._best:
-            self._best, self._waited, self._kept = found, 0, self._piece.flat.clone()
-        else:
-            self._waited += 1
-        return self._waited >= self._patience
-
-    def restore(self) -> None:
-        """Go back to the weights of the best epoch."""
-        if self._kept is not None:
-            self._piece.flat.copy_(self._kept)
+            self._best, self._best_at, self._kept = found, done, self._piece.flat.clone()
+        self._stopped = done - self._best_at >= (self._local.patience or 0)
 
     @torch.no_grad()
     def _loss(self) -> float:
         device, module = self._device, self._piece.module
         training = module.training
         module.eval()
+        if self._own is not None:
+            found = float(self._own(module))
+            module.train(training)
+            return found
         total, indices = torch.zeros((), device=device.accelerator), device.data.split("validation")
         for batch in joined(indices, _BATCH):
             x, y = device.data.batch(batch)

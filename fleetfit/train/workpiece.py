@@ -81,10 +81,10 @@ def _check_built(found: Mapping[str, Any], shapes: Mapping[str, Any], aliases: M
 _workpieces: WeakKeyDictionary[Problem, dict[Any, Workpiece]] = WeakKeyDictionary()
 
 
-def workpiece(problem: Problem, submodel: Submodel, accelerator: torch.device) -> Workpiece:
-    """Return the module of a sub-model's shape, built once per process."""
+def workpiece(problem: Problem, submodel: Submodel, accelerator: torch.device, use: str = "job") -> Workpiece:
+    """Return the module of a sub-model's shape, built once per process, and once more for each further use."""
     kept = _workpieces.setdefault(problem, {})
-    key = (tuple(sorted(submodel.sizes.items())), submodel.exits, accelerator)
+    key = (tuple(sorted(submodel.sizes.items())), submodel.exits, accelerator, use)
     if key not in kept:
         kept[key] = Workpiece(problem, submodel, accelerator)
     return kept[key]

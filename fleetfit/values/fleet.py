@@ -80,6 +80,7 @@ class Device:
         accelerator: Where tensors are computed on.
         clock: How it measures time.
         absent: Why it brings nothing back from training in this round, or "".
+        unlabelled: Data that the server trains on, without labels; None on the devices of clients.
     """
 
     problem: Problem
@@ -92,6 +93,7 @@ class Device:
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
     clock: Clock = field(default_factory=Clock)
     absent: str = ""
+    unlabelled: Data | None = None
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a tensor where this device computes."""
@@ -119,6 +121,7 @@ class Simulation:
         data: The whole data set.
         parts: Splits of each client (indices into the data set).
         resources: What each client affords.
+        unlabelled: The server's own data, without labels; engines need not carry them to other processes.
     """
 
     problem: Problem
@@ -126,11 +129,12 @@ class Simulation:
     parts: Sequence[Mapping[str, Tensor]]
     resources: Resources = field(default_factory=Resources)
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    unlabelled: Data | None = None
 
     def device(self, client: int | None, memory: Any = None, round: int = 0) -> Device:
         """Return the device of a client as it is in a round, or the server's own one."""
         if client is None:
-            return Device(self.problem, self.data, accelerator=self.accelerator)
+            return Device(self.problem, self.data, accelerator=self.accelerator, unlabelled=self.unlabelled)
         resources = self.resources
         return Device(
             self.problem, self.data.share(self.parts[client]), client, resources.budgets_of(client, round),

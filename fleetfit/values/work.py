@@ -25,6 +25,10 @@ class Local:
         late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
             sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
             at the last finished step; "drop": its work is lost.
+        check_every: Look at the validation data after every so many steps instead, and before the first; `patience`
+            is then counted in steps. None: after every epoch.
+        optimiser: "sgd", or "adam", which has no use for `momentum`.
+        cosine: Let the learning rate fall to 0 along half a cosine, over `max_steps` steps.
     """
 
     lr: float = 0.1
@@ -38,6 +42,9 @@ class Local:
     patience: int | None = None
     deadline_s: float | None = None
     late: Literal["shallower", "stop", "drop"] = "shallower"
+    check_every: int | None = None
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    cosine: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_federation
+from tiny import spec_of, tiny_federation
 
 from fleetfit import names
 from fleetfit.engines.local import local
@@ -26,7 +26,7 @@ SETTINGS = Settings(
     wanted=Wanted(Evaluation(batch_size=16), statistics_samples=60),
 )
 SPECS: list[Mapping[str, Any]] = [
-    *({"name": name} for name in names.available("methods")),
+    *(spec_of(name) for name in names.available("methods")),
     *({"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")),
     {"name": "scalefl", "split": "width", "beta": 0.0},
     {"name": "heterofl", "scaler": True, "masked": True},

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_federation
+from tiny import spec_of, tiny_federation
 
 from fleetfit import names
 from fleetfit.engines.local import local as local_engine
@@ -27,7 +27,7 @@ SETTINGS = Settings(
     wanted=Wanted(Evaluation(batch_size=64), statistics_samples=120),
 )
 SPECS: dict[str, Mapping[str, Any]] = {
-    **{name: {"name": name} for name in names.available("methods")},
+    **{name: spec_of(name) for name in names.available("methods")},
     **{
         f"scalefl, {kind}": {"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")
     },

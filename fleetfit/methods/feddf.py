@@ -1,0 +1,110 @@
+"""FedDF: width only, and the server distils what it received into the global model (Lin et al., NeurIPS 2020).
+
+Levels and clients are those of `heterofl` without its options. After each round's coverage mean, which is where the
+student starts, all received models teach it on data that nobody has labelled (`[data] server`): the loss on a batch is
+KL(softmax(mean_k teacher_k(x) / T) || softmax(student(x) / T)) T^2, minimised with Adam along a cosine, gradients cut
+at norm 5. The divergence on held-out data is watched, and the best state is kept, the mean itself included.
+Distillation is part of the aggregation: options that optimise on the server start from its result.
+
+The server holds all models of a round at once, cohort x model, and a step costs a forward pass of each of them.
+
+Differs from the paper: it has one student per architecture; here the levels' models are pieces of one model, so each
+level's piece is a student and their losses are averaged. Distilling the full model alone makes the pieces worse
+(docs/methods.md has the numbers). Stopping early looks at the divergence from the teachers, not at the accuracy on
+labelled data: there are no labels. Batch norm uses each batch's own statistics, in teachers and students, since no
+running statistics are kept.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fleetfit.aggregate import Aggregate, applied
+from fleetfit.errors import ConfigError
+from fleetfit.levels import split_levels
+from fleetfit.losses import check_temperature
+from fleetfit.method import Method, Weight, by_count, coverage_mean
+from fleetfit.methods._distillation import Distillation
+from fleetfit.seeds import seed_of
+from fleetfit.submodel import FlatState, Submodel, flat_of, shapes_of, whole
+from fleetfit.train import run_on_server
+from fleetfit.values import Device, Federation, Job, Local, Server, Update
+
+CLIP_NORM = 5.0
+
+
+def feddf(
+    steps: int = 10_000,
+    temperature: float = 1.0,
+    lr: float = 1e-3,
+    batch_size: int = 64,
+    check_every: int = 100,
+    patience: int = 1000,
+) -> Method:
+    """Make the method.
+
+    Args:
+        steps: Steps of distillation after each round, at most; 0 leaves the mean as it is, which is HeteroFL.
+        temperature: Softens the distributions that are compared.
+        lr: Adam's learning rate at the first step.
+        batch_size: Unlabelled samples per step.
+        check_every: Steps between two looks at the held-out part of the server's data.
+        patience: Stop after so many steps without a lower divergence there.
+    """
+    check_temperature(temperature)
+    if steps < 0 or min(batch_size, check_every, patience) < 1 or not lr > 0:
+        raise ConfigError(
+            "feddf's steps must be at least 0, batch_size, check_every and patience at least 1 and lr above 0; got "
+            f"{steps}, {batch_size}, {check_every}, {patience} and {lr}."
+        )
+    base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
+    if not steps:
+        return base
+    local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
+                  check_every=check_every, optimiser="adam", cosine=True)  # fmt: skip
+    return replace(base, merge=partial(distilled, local=local, temperature=temperature), own_data=True)
+
+
+def distilled(
+    federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, local: Local, temperature: float
+) -> Aggregate:
+    """Average the updates, and distil them into their mean; every element counts as trained then."""
+    teachers: list[Update] = []
+
+    def noted() -> Iterator[Update]:
+        for update in updates:
+            teachers.append(update)
+            yield update
+
+    aggregate = coverage_mean(federation, server, noted(), weight)
+    if not teachers:
+        return aggregate
+    layout = federation.problem.layout
+    students = [level.submodel for level in federation.levels if level.submodel != whole(layout)]
+    job = Job(
+        "train", server.round, server.round + 1, 0, None, whole(layout), applied(server.state, aggregate),
+        teaching(teachers, students, temperature), seed_of(federation.seed, server.round, "distil"), local=local,
+    )  # fmt: skip
+    found = run_on_server(job, device_with_data(federation))
+    coverage = flat_of(aggregate.coverage)
+    covered = FlatState(torch.where(coverage > 0, coverage, 1.0), shapes_of(aggregate.coverage))
+    return Aggregate(found.state, covered, metrics=found.metrics)
+
+
+def teaching(teachers: Sequence[Update], students: Sequence[Submodel], temperature: float) -> Mapping[str, Method]:
+    """Return the spec of the server's own job: FedAvg with the distillation as its loss."""
+    return {"name": Method(loss=partial(Distillation, teachers=teachers, students=students, temperature=temperature))}
+
+
+def device_with_data(federation: Federation) -> Device:
+    """Return the server's device, whose data are now the unlabelled ones.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    device = federation.device
+    if device is None or device.unlabelled is None:
+        raise ConfigError('feddf distils on data of the server: set [data] server, such as { name = "cifar100" }.')
+    return replace(device, data=device.unlabelled.to(device.accelerator))
