@@ -78,7 +78,7 @@ BY_DEPTH = Targets((0.46, 0.77, 1.0), (0.25, 0.25, 0.25))  # what one and two of
 def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: Any) -> tuple[Federation, Simulation]:
     """A fleet whose levels are the method's own."""
     problem, data = tiny_problem(exits=(3,), **model), tiny_data()
-    targets = targets or (BY_DEPTH if spec["name"] == "depthfl" else TARGETS)
+    targets = targets or (BY_DEPTH if spec["name"] in ("depthfl", "inclusivefl") else TARGETS)
     method = build(spec)
     levels = tuple(method.levels(problem, targets))
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
