@@ -1,0 +1,221 @@
+"""InclusiveFL against plain loops: who averages what, the momentum distillation, FedAdam on top, what is evaluated.
+
+The network and the optimiser on the plain side are those of `test_train`: no module, no optimiser, float64.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_train import close, last_exit, plain_sgd
+from tiny import tiny_federation
+from torch import Tensor
+
+from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import ConfigError
+from fleetfit.evaluate import level_module, level_state
+from fleetfit.layout import infer_layout
+from fleetfit.method import build
+from fleetfit.methods._own_blocks import own_blocks
+from fleetfit.models.resnet import resnet
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.values import Federation, Level, Local, Server, Simulation
+
+LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=None)
+# clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3 (of the last level where there are two)
+ROUNDS = [[0, 3, 1, 2], [0, 1, 5], [0, 2], [0, 1, 4, 5], [3, 1]]
+Plain = dict[str, Tensor]
+
+
+def by_depth(depths: tuple[int, ...], rounds: list[list[int]] = ROUNDS, **spec: Any) -> tuple[Federation, Simulation]:
+    """A fleet with levels of these depths, at full width, and clients chosen by round."""
+    hooks = {"choose": lambda federation, server, rng: rounds[server.round]}
+    federation, simulation = tiny_federation({"name": "inclusivefl", "hooks": hooks, **spec}, norm=False)
+    problem = federation.problem
+    levels = tuple(
+        Level(str(i + 1), problem.submodel(1.0, (d,)), 1.0, 1.0 if d == 3 else 0.15 * d) for i, d in enumerate(depths)
+    )
+    return replace(federation, levels=levels), simulation
+
+
+def after(federation: Federation, simulation: Simulation, rounds: int) -> list[Server]:
+    engine, servers = local_engine(simulation), [start(federation)]
+    for _ in range(rounds):
+        server, report = one_round(federation, engine, Settings(9, LOCAL), servers[-1])
+        assert not report["failures"]
+        servers.append(server)
+    return servers
+
+
+class Reference:
+    """The method in loops over levels, clients and tensors; `beta` None: no distillation at all."""
+
+    def __init__(
+        self, federation: Federation, simulation: Simulation, beta: float | None, damped: bool = False
+    ) -> None:
+        self.x: Plain = {n: t.double() for n, t in start(federation).state.items()}
+        self.own: dict[int, Plain] = {}  # by depth
+        self.m: dict[int, Plain] = {}  # by depth of the level that hands it down
+        self.federation, self.simulation, self.beta, self.damped = federation, simulation, beta, damped
+        self.depths = [level.submodel.depth for level in federation.levels]
+        self.moments: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def top(self, depth: int, name: str) -> bool:
+        return depth < 3 and name.startswith(f"blocks.{depth - 1}.")
+
+    def sent(self, depth: int) -> Plain:
+        names = [n for n in self.x if n.startswith(("stem", f"heads.{depth}", *(f"blocks.{b}" for b in range(depth))))]
+        mine = self.own.get(depth, self.x)
+        return {n: mine[n] if self.top(depth, n) else self.x[n] for n in names}
+
+    def round(self, chosen: list[int], adam: Mapping[str, float] | None = None) -> None:
+        groups: dict[int, list[tuple[float, Plain]]] = {}
+        for client in chosen:
+            depth = self.depths[int(self.federation.level_of[client])]
+            data = self.simulation.device(client).data
+            batches = [data.batch(data.split("train"))] * LOCAL.epochs
+            weights = plain_sgd(self.sent(depth), (depth,), batches, last_exit, LOCAL)
+            groups.setdefault(depth, []).append((float(len(data.split("train"))), dict(weights)))
+        mean = {d: {n: sum(w * s[n] for w, s in g) / sum(w for w, _ in g) for n in g[0][1]} for d, g in groups.items()}
+        g: dict[int, Plain] = {d: {n: t - self.sent(d)[n] for n, t in m.items()} for d, m in mean.items()}  # type: ignore[operator]
+        below = dict(zip(self.depths[1:], self.depths, strict=False))
+        for depth, least in below.items():
+            for name in [n for n in g.get(least, {}) if self.top(least, n)]:
+                key = name.split(".", 2)[2]
+                if self.beta is not None and (depth in self.m or self.damped):
+                    g[least][name] = self.beta * self.m.get(depth, {}).get(key, torch.zeros(())) + (1 - self.beta) * g[
+                        least][name]  # fmt: skip
+        self.m = {
+            d: {key: sum(g[d][f"blocks.{b}.{key}"] for b in range(below[d], d)) / (d - below[d])  # type: ignore[misc]
+                for key in ("0.weight", "0.bias", "4.weight", "4.bias")}
+            for d in groups if d in below
+        }  # fmt: skip
+        new, own = dict(self.x), {d: dict(kept) for d, kept in self.own.items()}
+        for name in self.x:  # what levels share
+            those = [(sum(w for w, _ in groups[d]), g[d][name]) for d in groups
+                     if name in g[d] and not self.top(d, name)]  # fmt: skip
+            if those:
+                moved = sum(w * t for w, t in those) / sum(w for w, _ in those)
+                new[name] = self.x[name] + self.step(name, moved, adam)  # type: ignore[arg-type]
+        for d in groups:
+            for name in [n for n in g[d] if self.top(d, n)]:
+                own.setdefault(d, {})[name] = self.sent(d)[name] + self.step(f"exit{d}/{name}", g[d][name], adam)
+        self.x, self.own = new, own
+
+    def step(self, name: str, moved: Tensor, adam: Mapping[str, float] | None) -> Tensor:
+        """FedAdam (Reddi et al., Algorithm 2) on one tensor, or the movement itself."""
+        if adam is None:
+            return moved
+        zero = torch.zeros_like(moved)
+        m, v = self.moments.get(name, (zero, zero + adam["tau"] ** 2))
+        m = adam["beta1"] * m + (1 - adam["beta1"]) * moved
+        v = adam["beta2"] * v + (1 - adam["beta2"]) * moved**2
+        self.moments[name] = m, v
+        return adam["lr"] * m / (v.sqrt() + adam["tau"])
+
+    def state(self) -> Plain:
+        return self.x | {f"exit{d}/{n}": t for d, kept in self.own.items() for n, t in kept.items()}
+
+
+@pytest.mark.parametrize("depths", [(1, 2, 3), (1, 3), (2, 3), (3,)], ids=str)
+@pytest.mark.parametrize(("beta", "damped"), [(0.2, False), (0.2, True), (0.7, False), (0.0, True)])
+def test_momentum_distillation_is_liu_et_al_s_formula(depths: tuple[int, ...], beta: float, damped: bool) -> None:
+    """g <- beta m + (1 - beta) g on each level's last block, m from the round before, over five rounds in which levels
+    come and go.
+    """
+    federation, simulation = by_depth(depths, beta=beta, damped=damped)
+    plain = Reference(federation, simulation, None if beta == 0 else beta, damped)
+    for server, chosen in zip(after(federation, simulation, len(ROUNDS))[1:], ROUNDS, strict=True):
+        plain.round(chosen)
+        close(server.state, plain.state(), atol=2e-5)
+
+
+def test_numbers_of_the_first_three_rounds() -> None:
+    """Round 1 has no m: the last block of level 1 moves by its whole step, or by 0.8 of it where `damped`.
+
+    In round 2 it moves by 0.2 m + 0.8 g, with m the mean of the movements that blocks 2 and 3 had in round 1 at level
+    2, the only other one, whose blocks nobody else trains. Level 2 rests in rounds 3 and 4 and hands nothing down.
+    """
+    rounds = [[0, 2], [0, 2], [0], [0]]
+    found = {}
+    for name, more in (("off", {"beta": 0.0}), ("on", {}), ("damped", {"damped": True})):
+        found[name] = after(*by_depth((1, 3), rounds, **more), rounds=2)
+    name, key = "exit1/blocks.0.4.weight", "4.weight"
+    first = found["off"][0].state["blocks.0.4.weight"]
+    g = found["off"][1].state[name] - first
+    assert g.abs().max() > 1e-3
+    assert torch.equal(found["on"][1].state[name], found["off"][1].state[name])
+    torch.testing.assert_close(found["damped"][1].state[name] - first, 0.8 * g, rtol=1e-4, atol=1e-7)
+    before, now = found["on"][0].state, found["on"][1].state
+    m = sum((now[f"blocks.{b}.{key}"] - before[f"blocks.{b}.{key}"]) for b in (1, 2)) / 2
+    torch.testing.assert_close(found["on"][1].memory["movement"]["1"][key], m)
+    # level 2 is at the same state in both runs, and so is what level 1 begins round 2 with
+    g2 = found["off"][2].state[name] - found["off"][1].state[name]
+    torch.testing.assert_close(found["on"][2].state[name] - now[name], 0.2 * m + 0.8 * g2, rtol=1e-4, atol=1e-7)
+    *_, third, fourth = after(*by_depth((1, 3), rounds), rounds=4)
+    assert third.memory["movement"] == fourth.memory["movement"] == {}
+
+
+def test_fedadam_goes_on_top() -> None:
+    """The paper's server optimiser sees g after the distillation; a level's own block has its own moments."""
+    adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "tau": 1e-6}
+    federation, simulation = by_depth((1, 2, 3), plus={"fedadam": adam})
+    plain = Reference(federation, simulation, 0.2)
+    for server, chosen in zip(after(federation, simulation, len(ROUNDS))[1:], ROUNDS, strict=True):
+        plain.round(chosen, adam)
+        # a g of about tau or less (a unit that is off) is divided by itself, so fp32 noise in it counts in full
+        close(server.state, plain.state(), atol=2e-4)
+    assert set(server.memory) == {"first", "second", "movement"}
+
+
+def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> None:
+    federation, simulation = by_depth((1, 2, 3))
+    server = after(federation, simulation, 2)[-1]
+    state, (low, middle, high) = server.state, (level_state(federation, server, i) for i in range(3))
+    name = "4.weight"
+    assert torch.equal(low[f"blocks.0.{name}"], state[f"exit1/blocks.0.{name}"])
+    assert torch.equal(middle[f"blocks.1.{name}"], state[f"exit2/blocks.1.{name}"])
+    for shared in (middle, high):
+        assert torch.equal(shared[f"blocks.0.{name}"], state[f"blocks.0.{name}"])
+    assert torch.equal(high[f"blocks.2.{name}"], state[f"blocks.2.{name}"])
+    assert not torch.equal(state[f"blocks.0.{name}"], state[f"exit1/blocks.0.{name}"])
+    assert not any(key.startswith("exit3/") for key in state), "the deepest level's is the full model's"
+    assert [sorted({k.split(".")[1] for k in piece if k.startswith("heads")}) for piece in (low, middle, high)] == [
+        ["1"], ["2"], ["3"]]  # fmt: skip
+    module = level_module(federation, server, 0, None)
+    assert torch.equal(module.get_parameter(f"blocks.0.{name}"), state[f"exit1/blocks.0.{name}"])
+
+
+def test_a_level_that_has_not_trained_is_the_full_model_s_and_one_that_rests_stays() -> None:
+    federation, simulation = by_depth((1, 3), [[2, 5], [0, 2], [2]])
+    _, first, second, third = after(federation, simulation, 3)
+    assert "exit1/blocks.0.4.weight" not in first.state
+    low = level_state(federation, first, 0)
+    assert torch.equal(low["blocks.0.4.weight"], first.state["blocks.0.4.weight"])
+    kept = [name for name in second.state if name.startswith("exit1/")]
+    assert len(kept) == 4 and all(torch.equal(third.state[n], second.state[n]) for n in kept)
+    assert not torch.equal(third.state["blocks.0.4.weight"], second.state["blocks.0.4.weight"])
+
+
+def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
+    """ResNet-14 has two blocks in each of three stages, and the first of a stage has a shortcut of its own.
+
+    The last block of a level of one block learns from block 2, which has its stage's shapes; that of a level of two
+    blocks, at the end of its stage, learns from nobody, and beta does nothing there.
+    """
+    found = own_blocks(infer_layout(resnet(depth=14), (1, 2, 4, 6)), (1, 2, 4, 6))
+    blocks = {
+        depth: [next(iter(b.values())).split("blocks.")[1].split(".")[0] for b in further]
+        for depth, further in found.further.items()
+    }
+    assert blocks == {2: ["1"], 4: [], 6: []}
+    assert found.below == {2: 1, 4: 2, 6: 4}
+    assert {n.split("/")[0] for n in found.layout.tensors if "/" in n} == {"exit1", "exit2", "exit4", "exit6"}
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.1])
+def test_beta_outside_its_range_is_a_sentence(beta: float) -> None:
+    with pytest.raises(ConfigError, match="beta must be between 0 and 1, got"):
+        build({"name": "inclusivefl", "beta": beta})
