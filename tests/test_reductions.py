@@ -58,12 +58,17 @@ REDUCES = [
     Case({"name": "scalefl", "hooks": {"channels": "window"}}),
     Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
     Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
+    Case({"name": "depthfl", "alpha": 0.0, "share": 0.0}),
+    Case({"name": "feddropout", "drop": 0.0}),  # all channels
+    Case({"name": "inclusivefl", "beta": 0.0}),
+    Case({"name": "inclusivefl", "damped": True}),  # one level: nobody deeper to learn from
     Case({"name": "fedavg", "plus": {"fedavgm": {"momentum": 0.0}}}),
 ]
 CANNOT = {
     "scalefl, printed": "half the loss: equals FedAvg at half the learning rate (test_printed_weights_...)",
     "fedadam, fedyogi, feddyn": "no settings give the plain mean: formulas and a plain run (test_server_options)",
     "adaptivefl": "clients are drawn per model; greedy, with the whole fleet, it is all_large (test_adaptivefl)",
+    "feddropout, drop > 0": "the channels that are kept are checked one by one (test_feddropout)",
     "fedprox, mu > 0": "the penalty is checked against its formula and in a plain loop (test_methods)",
 }
 

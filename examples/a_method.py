@@ -1,0 +1,39 @@
+"""A method outside the package: ordered dropout, each client a random nested width (FjORD, Horvath et al., 2021).
+
+    fleetfit run --set method.name=examples/a_method.py:fjord --set method.lean=1.0
+
+A client trains, in each round, one of the widths up to its own, and all widths are prefixes of each other. So the first
+channels are trained by all and learn what matters most.
+
+Differs from the paper: the width is drawn for a round, not for each step; narrow widths do not learn from wide ones.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from fleetfit import Federation, FleetFitError, Method, Server, Submodel, split_levels
+
+
+def fjord(lean: float = 0.0) -> Method:
+    """Make the method.
+
+    Args:
+        lean: Level i is drawn in proportion to i ** lean: 0 is evenly, as in the paper; large is the client's own.
+    """
+    if lean < 0:
+        raise FleetFitError(f"lean must be at least 0, got {lean}.")
+    return Method(levels=partial(split_levels, mode="width"), assign=partial(up_to_own, lean=lean))
+
+
+def up_to_own(
+    federation: Federation, server: Server, rng: np.random.Generator, lean: float
+) -> list[tuple[int, int, Submodel]]:
+    """Give each chosen client its level or a smaller one."""
+    slots = []
+    for client in federation.method.choose(federation, server, rng):
+        numbers = np.arange(1, federation.level_of[client] + 2)
+        odds = (numbers / numbers[-1]) ** lean
+        level = int(rng.choice(numbers, p=odds / odds.sum())) - 1
+        slots.append((client, level, federation.levels[level].submodel))
+    return slots

@@ -1,0 +1,81 @@
+"""Federated Dropout: how many channels, which ones, for whom; and the average over those who trained them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from test_methods import Recorded
+from tiny import tiny_federation, tiny_problem
+
+from fleetfit.errors import ConfigError
+from fleetfit.layout import Axis
+from fleetfit.method import build, round_submodel
+from fleetfit.methods.feddropout import some_channels
+from fleetfit.planner import Targets
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.values import Local, Update
+
+
+@pytest.mark.parametrize(
+    ("size", "granule", "n", "drop", "expected"),
+    [
+        (8, 1, 8, 0.25, 6),  # 6 of 8
+        (8, 1, 4, 0.25, 3),  # of the level's 4, not of the model's 8
+        (10, 1, 10, 0.3, 7),  # 0.7 * 10 is 7.000...1 or 6.999..., and means 7
+        (12, 2, 12, 0.25, 8),  # 9 channels are 4 whole granules
+        (12, 4, 4, 0.9, 4),  # never less than one granule
+        (8, 1, 8, 0.0, 8),
+    ],
+)
+def test_so_many_channels_are_kept(size: int, granule: int, n: int, drop: float, expected: int) -> None:
+    for seed in range(20):
+        kept = some_channels(Axis(size, granule), n, 0, 3, np.random.default_rng(seed), drop)
+        assert len(kept) == len(set(kept)) == expected and set(kept) <= set(range(size))
+        assert {c // granule for c in kept} == {c // granule for c in kept[::granule]}, "whole granules"
+    assert some_channels(Axis(size, granule), n, 0, None, np.random.default_rng(0), drop) == range(n)
+
+
+def test_every_channel_is_drawn_alike() -> None:
+    """400 draws of 3 out of 8: each channel 150 times, give or take 5 standard deviations of 9.7."""
+    counts: Counter[int] = Counter()
+    for seed in range(400):
+        counts.update(some_channels(Axis(8), 4, 0, 1, np.random.default_rng(seed), 0.25))
+    assert set(counts) == set(range(8)) and all(abs(counts[c] - 150) < 49 for c in range(8))
+
+
+def test_clients_and_rounds_draw_for_themselves() -> None:
+    federation, _ = tiny_federation({"name": "feddropout", "drop": 0.5})
+    full = [5, 2]  # both at the full level
+    drawn = {(c, r): round_submodel(federation, r, c).channels["a"] for c in full for r in range(4)}
+    assert len(set(map(tuple, drawn.values()))) > 4
+    again = {(c, r): round_submodel(federation, r, c).channels["a"] for c in full for r in range(4)}
+    assert drawn == again
+
+
+def test_each_element_is_the_mean_of_those_who_drew_it_and_else_stays() -> None:
+    """The stem's bias has one element per channel: sum n_k x_kj / sum n_k over the clients k that kept channel j."""
+    federation, simulation = tiny_federation({"name": "feddropout", "drop": 0.5}, norm=False)
+    server, engine = start(federation), Recorded(simulation)
+    after, _ = one_round(federation, engine, Settings(1, Local(lr=0.3)), server)
+    updates = [reply for reply in engine.replies if isinstance(reply, Update)]
+    assert len({u.submodel.channels["a"] for u in updates}) > 1, "clients keep different channels"
+    before = server.state["stem.bias"]
+    for j in range(8):
+        mine = [(u.num_examples, u.state["stem.bias"][list(u.submodel.channels["a"]).index(j)].item())
+                for u in updates if j in u.submodel.channels["a"]]  # fmt: skip
+        expected = sum(n * x for n, x in mine) / sum(n for n, _ in mine) if mine else before[j].item()
+        assert after.state["stem.bias"][j].item() == pytest.approx(expected, rel=1e-6)
+    kept = set().union(*(u.submodel.channels["a"] for u in updates))
+    assert 4 < len(kept) < 8, "more than one client's, and not all, or the test shows little"
+
+
+def test_the_levels_are_those_of_width() -> None:
+    problem, targets = tiny_problem(exits=(3,)), Targets((0.3, 1.0), (0.25, 0.25))
+    found, expected = (build({"name": name}).levels(problem, targets) for name in ("feddropout", "heterofl"))
+    assert [level.submodel for level in found] == [level.submodel for level in expected]
+
+
+@pytest.mark.parametrize("drop", [-0.1, 1.0])
+def test_a_share_outside_its_range_is_a_sentence(drop: float) -> None:
+    with pytest.raises(ConfigError, match="drop must be at least 0 and below 1, got"):
+        build({"name": "feddropout", "drop": drop})
