@@ -38,7 +38,8 @@ def moved(option: str, **values: Any) -> list[tuple[list[float], Mapping[str, An
     return found
 
 
-def test_fedavgm_is_the_formula() -> None:
+def test_fedavgm_is_hsu_et_al_s_rule() -> None:
+    """v <- beta v + d; x <- x + lr v, with d = mean - x."""
     beta, lr = 0.9, 0.5
     x, v = list(START), [0.0, 0.0, 0.0]
     for means, (state, memory) in zip(ROUNDS, moved("fedavgm", momentum=beta, lr=lr), strict=True):
@@ -51,7 +52,10 @@ def test_fedavgm_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("option", ["fedadam", "fedyogi"])
-def test_adaptive_options_are_the_formulas(option: str) -> None:
+def test_fedadam_and_fedyogi_are_algorithm_2_of_reddi_et_al(option: str) -> None:
+    """m <- b1 m + (1 - b1) d; v <- b2 v + (1 - b2) d^2, or v - (1 - b2) d^2 sign(v - d^2); x <- x + lr m / (sqrt(v) +
+    tau); v begins at tau^2, and there is no bias correction.
+    """
     lr, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
     x, m, v = list(START), [0.0] * 3, [tau**2] * 3
     for means, (state, memory) in zip(ROUNDS, moved(option), strict=True):
@@ -68,6 +72,24 @@ def test_adaptive_options_are_the_formulas(option: str) -> None:
         assert state == pytest.approx(x, rel=1e-5)
         assert memory["first"]["w"].tolist() == pytest.approx(m, rel=1e-5)
         assert memory["second"]["w"].tolist() == pytest.approx(v, rel=1e-5)
+
+
+def test_the_server_of_feddyn_is_algorithm_1_of_acar_et_al() -> None:
+    """h <- h - (alpha / K) sum_k (w_k - x); x <- mean - h / alpha, K = 6 clients in all, of which 2 took part.
+
+    By hand for the first element in round 1, alpha 0.5: h = -0.5 / 6 * 2 * (1.5 - 1) = -1/12, x = 1.5 + 1/6.
+    """
+    alpha, everybody, took_part = 0.5, 6, 2
+    x, h = list(START), [0.0, 0.0, 0.0]
+    found = moved("feddyn", alpha=alpha)
+    assert found[0][0][0] == pytest.approx(1.5 + 1 / 6, rel=1e-6)
+    for means, (state, memory) in zip(ROUNDS, found, strict=True):
+        for i, mean in enumerate(means):
+            if mean is not None:
+                h[i] -= alpha / everybody * took_part * (mean - x[i])
+                x[i] = mean - h[i] / alpha
+        assert state == pytest.approx(x, rel=1e-6)
+        assert memory["h"]["w"].tolist() == pytest.approx(h, rel=1e-6)
 
 
 @pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
