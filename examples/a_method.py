@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from fleetfit import Federation, FleetFitError, Method, Server, Submodel, split_levels
+from fleetfit import Federation, Method, Server, Submodel, split_levels
+from fleetfit.errors import ConfigError
 
 
 def fjord(lean: float = 0.0) -> Method:
@@ -22,7 +23,7 @@ def fjord(lean: float = 0.0) -> Method:
         lean: Level i is drawn in proportion to i ** lean: 0 is evenly, as in the paper; large is the client's own.
     """
     if lean < 0:
-        raise FleetFitError(f"lean must be at least 0, got {lean}.")
+        raise ConfigError(f"fjord's lean must be at least 0, got {lean}.")
     return Method(levels=partial(split_levels, mode="width"), assign=partial(up_to_own, lean=lean))
 
 

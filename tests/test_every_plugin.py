@@ -6,6 +6,7 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,10 @@ def test_the_issue_s_list_is_there() -> None:
     assert set(ENGINES) >= {"local", "processes"} and set(OPTIONS) >= {"fedprox"}
 
 
-@pytest.mark.parametrize(("kind", "name"), EVERYTHING)
+OUTSIDE = f"{Path(__file__).parents[1] / 'examples' / 'a_method.py'}:fjord"
+
+
+@pytest.mark.parametrize(("kind", "name"), [*EVERYTHING, pytest.param("methods", OUTSIDE, id="methods-fjord")])
 def test_the_factory_documents_itself(kind: str, name: str) -> None:
     """The signature is the schema, so every parameter is annotated, explained and, but for what FleetFit gives, has a
     default.
@@ -60,7 +64,7 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     )  # a data set may have to be told where it is
     hints = typing.get_type_hints(factory)
     doc = inspect.getdoc(factory) or ""
-    assert doc and names.summary(kind, name)
+    assert doc and (name == OUTSIDE or names.summary(kind, name))
     for key, parameter in parameters.items():
         assert key in hints, key
         assert f"{key}: " in doc or "explained there" in doc, f"{key} is not explained"
@@ -97,7 +101,7 @@ def finished(federation: Federation, simulation: Simulation) -> Round:
     return last
 
 
-SPECS: list[dict[str, Any]] = [{"name": name} for name in METHODS] + [
+SPECS: list[dict[str, Any]] = [{"name": name} for name in (*METHODS, OUTSIDE)] + [
     {"name": "fedavg", "plus": {option: {}}} for option in OPTIONS
 ]
 
@@ -152,7 +156,7 @@ def test_a_spec_travels(spec: dict[str, Any]) -> None:
     assert build(json.loads(json.dumps(spec))) is build(spec)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, OUTSIDE])
 def test_a_method_goes_with_every_option(name: str) -> None:
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough

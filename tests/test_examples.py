@@ -4,18 +4,24 @@ import io
 import runpy
 import tokenize
 import tomllib
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tiny import tiny_federation
 
 import fleetfit as ff
+from fleetfit import rounds
 from fleetfit.api.comparison import Planned
 from fleetfit.config import assemble, experiment_of
 from fleetfit.config.reading import anchored, read_table
+from fleetfit.engines.local import local as local_engine
 from fleetfit.planner import Plan
 from fleetfit.report import plots
 from fleetfit.report.papers import paper_table
+from fleetfit.rounds import start
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -165,6 +171,53 @@ def test_the_own_method_without_momentum_is_scalefl_bit_for_bit(tmp_path):
     on = own_method(tmp_path / "on", "engine.name=local").server.state
     assert all(torch.equal(tensor, off[name]) for name, tensor in plain.items())
     assert any(not torch.equal(tensor, on[name]) for name, tensor in plain.items())
+
+
+FJORD = f"{EXAMPLES / 'a_method.py'}:fjord"
+
+
+def drawn_levels(lean: float, rounds: int = 200) -> dict[int, Counter[int]]:
+    """Return how often clients of each level (0 to 2) got each level, over many draws."""
+    federation, _ = tiny_federation({"name": FJORD, "lean": lean}, clients=9, cohort=9)
+    server, found = start(federation), {level: Counter() for level in range(3)}
+    for seed in range(rounds):
+        for client, level, piece in federation.method.assign(federation, server, np.random.default_rng(seed)):
+            assert piece == federation.levels[level].submodel
+            found[int(federation.level_of[client])][level] += 1
+    return found
+
+
+def test_ordered_dropout_draws_a_width_up_to_the_client_s_own():
+    """600 draws a level: evenly, or as 1 : 2 : 3 with lean 1; a standard deviation is at most 12.2."""
+    even, lean = drawn_levels(0.0), drawn_levels(1.0)
+    for found, shares in ((even, [(1,), (1 / 2, 1 / 2), (1 / 3, 1 / 3, 1 / 3)]),
+                          (lean, [(1,), (1 / 3, 2 / 3), (1 / 6, 2 / 6, 3 / 6)])):  # fmt: skip
+        for own, expected in enumerate(shares):
+            assert sum(found[own].values()) == 600
+            assert [found[own][level] for level in range(own + 1)] == pytest.approx([600 * p for p in expected], abs=61)
+
+
+def test_ordered_dropout_that_leans_to_the_limit_gives_everybody_their_own():
+    """And is then a width-only FedAvg: bit for bit what FedAvg's own choice of levels gives."""
+    states = []
+    for spec in ({"name": FJORD, "lean": 5000.0}, {"name": "all_large"}):
+        federation, simulation = tiny_federation(spec)
+        *_, last = rounds.run(federation, local_engine(simulation), rounds.Settings(2), start(federation))
+        states.append(last.server.state)
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+def test_ordered_dropout_is_a_method_like_any_other(tmp_path):
+    """Keys are checked before anything runs; it trains, with an option, from a run file's words."""
+    with pytest.raises(ff.FleetFitError, match='no "leen"; it takes lean. Did you mean "lean"'):
+        ff.run(out=tmp_path / "no", overrides=[f"method.name={FJORD}", "method.leen=1.0"])
+    with pytest.raises(ff.FleetFitError, match="lean must be at least 0, got -1"):
+        ff.run(out=tmp_path / "no", overrides=[f"method.name={FJORD}", "method.lean=-1.0"])
+    short = ("rounds=1", "local.epochs=1", "evaluate.every=0")
+    run = ff.run(out=tmp_path / "run", overrides=[f"method.name={FJORD}", "method.plus.fedprox.mu=0.1", *short])
+    assert [level.depth for level in run.plan.levels] == [6] * 4
+    assert run.experiment.method.settings == {"lean": 0.0}, "every default is visible"
+    assert {level.width for level in run.plan.levels} > {1.0}
 
 
 def test_an_own_data_set_runs(tmp_path):

@@ -1,6 +1,7 @@
 """What README.md and docs/ show is run; what they list is compared with the code, so that neither can go stale."""
 
 import inspect
+import math
 import re
 import shlex
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_methods import Recorded
+from tiny import tiny_federation, tiny_problem
 
 import fleetfit as ff
 from fleetfit import errors, names
@@ -18,12 +21,17 @@ from fleetfit.cli import app, main
 from fleetfit.config import experiment_of
 from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, Group, Section, Step
 from fleetfit.config.writing import to_table
+from fleetfit.engines.local import local as local_engine
+from fleetfit.method import FEDAVG, HOOKS, build
+from fleetfit.planner import Targets
 from fleetfit.report import plots
+from fleetfit.rounds import Round, Settings, one_round, run, start
+from fleetfit.values import Federation, Local, Simulation
 
 ROOT = Path(__file__).parents[1]
-README, GUIDE, METHODS, ERRORS, OWN_MODEL = (
-    (ROOT / name).read_text()
-    for name in ("README.md", "docs/guide.md", "docs/methods.md", "docs/errors.md", "docs/own-model.md")
+README, GUIDE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "guide.md").read_text()
+METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD = (
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method")
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
@@ -149,8 +157,8 @@ def said(block: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def fails(stretches: list[str]) -> bool:
-    """Tell whether what a command prints ends with an error."""
-    return re.search(r"(^| )fleetfit: ", stretches[-1]) is not None
+    """Tell whether what a command prints is, or ends with, an error."""
+    return re.search(r"(^| )fleetfit: ", " ".join(stretches)) is not None
 
 
 def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -> dict[str, typing.Any]:
@@ -180,7 +188,7 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
         else:
             assert language == "sh", f"a block of {language or 'no language'} cannot be run"
             for arguments in commands(f"```sh\n{body}```\n"):
-                extra = SHORT if arguments[0] == "run" else []
+                extra = SHORT if arguments[0] in ("run", "compare") else []
                 assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {read().err}"
     return found
 
@@ -205,6 +213,69 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
     assert others and all(line.startswith("fleetfit ") for line in others)
 
 
+@pytest.mark.slow
+def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, "available", lambda: False)
+    follow(ADD_A_METHOD, tmp_path, capsys.readouterr)
+    table = (tmp_path / "runs" / "compared" / "table.md").read_text()
+    assert [row for row in ("FjORD", "FjORD with FedProx", "Federated Dropout") if f"| {row} |" not in table] == []
+
+
+@pytest.mark.parametrize("path", ["examples/a_method.py", "fleetfit/methods/feddropout.py"])
+def test_the_methods_on_the_page_are_those_in_the_repository(path):
+    shown = {file_name(block): block.split("\n", 1)[1] for block in fenced(ADD_A_METHOD, "python")}
+    source = (ROOT / path).read_text()
+    assert shown[Path(path).name] == source
+    assert len(source.splitlines()) < 100
+
+
+def test_the_page_on_adding_a_method_has_every_hook_with_its_arguments():
+    stated = [code(row[0])[0] for row in tables_of_markdown(ADD_A_METHOD, "hook")]
+    known = [f"{hook}({', '.join(inspect.signature(getattr(FEDAVG, hook)).parameters)})" for hook in HOOKS]
+    assert sorted(stated) == sorted(known)
+
+
+def trained_with(hooks: dict[str, str]) -> Round:
+    """Train for three rounds with some hooks set."""
+    federation, simulation = tiny_federation({"name": "fedavg", "hooks": hooks})
+    *_, last = run(federation, local_engine(simulation), Settings(3, Local(lr=0.2, epochs=2)), start(federation))
+    assert not last.report["failures"]
+    return last
+
+
+def recorded(federation: Federation, simulation: Simulation) -> list[typing.Any]:
+    """Return the replies of a round."""
+    engine = Recorded(simulation)
+    one_round(federation, engine, Settings(1), start(federation))
+    return engine.replies
+
+
+def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
+    write_files(ADD_A_METHOD, tmp_path)
+    named = {hook: f"{tmp_path / 'hooks.py'}:{hook}" for hook in HOOKS}
+    plain = trained_with({}).server
+    same = set()
+    for hook in HOOKS:
+        after = trained_with({hook: named[hook]}).server
+        if all(torch.equal(tensor, after.state[name]) for name, tensor in plain.state.items()):
+            same.add(hook)
+    # no loss is beyond 10, and what these remember and note changes no weights; levels are asked for by a run
+    assert same == {"merge", "remember", "note", "observe", "levels"}
+    assert trained_with({"observe": named["observe"]}).server.memory == {"updates": 12}
+    method = build({"name": "fedavg", "hooks": named})
+    targets = Targets((0.3, 0.6, 1.0), (0.25, 0.25, 0.25))
+    assert [level.submodel.exits for level in method.levels(tiny_problem(), targets)] == [(3,)] * 3
+    federation, simulation = tiny_federation({"name": "fedavg"})
+    update = next(reply for reply in recorded(federation, simulation) if isinstance(reply, ff.Update))
+    length = math.sqrt(sum(float((tensor**2).sum()) for tensor in update.state.values()))
+    assert method.note(federation, start(federation), update)["length"] == pytest.approx(length)
+    memory = None
+    for taken_part in (1, 2):
+        memory = method.remember(None, simulation.device(0, memory), {}, None)
+        assert memory == {"rounds": taken_part}
+
+
 def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match="does not print"):
@@ -220,6 +291,11 @@ def test_what_check_model_may_say_is_in_the_code():
     assert len(rows) > 10
     joined = re.sub(r'" f?"', "", source)  # sentences go over several lines of code
     assert not [row[0] for row in rows if code(row[0])[0] not in joined]
+
+
+def test_the_page_on_adding_a_method_is_linked():
+    assert "(add-a-method.md)" in GUIDE
+    assert "(docs/add-a-method.md)" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_the_page_on_own_models_is_linked():

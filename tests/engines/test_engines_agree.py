@@ -31,9 +31,11 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
     {"name": "decoupled", "plus": {"fedadam": {}}},
+    {"name": "inclusivefl", "damped": True, "plus": {"fedadam": {}}},
     {"name": "heterofl", "plus": {"fedyogi": {}, "fedprox": {}}},
     {"name": "fedrolex", "plus": {"fedavgm": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
+    {"name": f"{Path(__file__).parents[2] / 'examples' / 'a_method.py'}:fjord", "lean": 0.5},
 ]
 
 
