@@ -94,7 +94,7 @@ def alike(counts: np.ndarray, target: np.ndarray, count: int) -> list[int]:
     left = list(range(len(counts)))
     while len(chosen) < count:
         sums = pooled + counts[left]
-        off = ((sums / sums.sum(1, keepdims=True) - target) ** 2).sum(1)
+        off = ((sums / np.maximum(sums.sum(1, keepdims=True), 1) - target) ** 2).sum(1)
         pick = left.pop(int(np.argmin(off)) if chosen else 0)
         pooled = pooled + counts[pick]
         chosen.append(pick)

@@ -85,12 +85,12 @@ class _Chain:
 
     def at(self, round: int) -> np.ndarray:
         """Return who is online in a round, in whatever order rounds are asked for."""
-        if round < self._round or self._anew == 1:
-            self._round = -1
-        first = round if self._anew == 1 else self._round + 1  # nothing to remember where all are drawn anew
-        for t in range(first, round + 1):
+        if round == self._round:
+            return self._state
+        first = 0 if round < self._round else self._round + 1
+        for t in range(round if self._anew == 1 else first, round + 1):  # drawn anew, nothing depends on earlier rounds
             self._state = self._next(t)
-            self._round = t
+        self._round = round
         return self._state
 
     def _next(self, t: int) -> np.ndarray:
