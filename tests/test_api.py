@@ -20,7 +20,7 @@ from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
 from fleetfit.records import RunFolder
-from fleetfit.report import plots
+from fleetfit.report import drawing
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 def without_plots() -> Iterator[None]:
     """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "available", lambda: False)
+        patch.setattr(drawing, "available", lambda: False)
         yield
 
 

@@ -17,7 +17,7 @@ import torch
 
 from fleetfit import names
 from fleetfit.cli import main, planning
-from fleetfit.report import plots
+from fleetfit.report import drawing
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
 
@@ -26,7 +26,7 @@ SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "loc
 def without_plots() -> Iterator[None]:
     """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "available", lambda: False)
+        patch.setattr(drawing, "available", lambda: False)
         yield
 
 

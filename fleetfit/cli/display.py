@@ -17,7 +17,7 @@ from fleetfit.api import Comparison, Run
 from fleetfit.api.runs import proceed
 from fleetfit.config import Experiment
 from fleetfit.planner import Plan
-from fleetfit.report import plots
+from fleetfit.report import drawing
 from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent
 
@@ -145,7 +145,7 @@ def result(found: Run) -> None:
 
 
 def _where(folder: Any) -> None:
-    if plots.available():
+    if drawing.available():
         say(f"Plots: {folder}/plots")
     else:
         say('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')

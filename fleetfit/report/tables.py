@@ -54,9 +54,17 @@ def summary_of(
         "bytes_up": sum(m["bytes_up"] for m in metrics),
         "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
         "seconds": sum(m["seconds"] for m in metrics),
+        "multiply_adds": sum(m.get("multiply_adds", 0) for m in metrics),
+        "simulated_s": simulated(metrics),
         "left_out": list(plan.left_out),
         "notes": list(notes),
     }
+
+
+def simulated(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the simulated seconds of all rounds; None where one of them has none."""
+    known = [m.get("simulated_s") for m in metrics]
+    return None if not known or None in known else sum(s for s in known if s is not None)
 
 
 def _without_clients(value: Any) -> Any:
@@ -100,6 +108,8 @@ def total_table(summary: Mapping[str, Any]) -> Table:
         rows.append(("sent and not sent back %, mean of the rounds", percent(summary["waste"])))
     if summary["failures"]:
         rows.append(("jobs that brought nothing back", str(summary["failures"])))
+    if summary.get("simulated_s") is not None:
+        rows.append(("simulated time", duration(summary["simulated_s"])))
     rows.append(("time", duration(summary["seconds"])))
     return Table(("", summary["method"]), tuple(rows), notes=tuple(summary["notes"]))
 

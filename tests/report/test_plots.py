@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetfit.errors import MissingExtra
-from fleetfit.report import plots
+from fleetfit.report import by_cost, drawing, plots
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
@@ -21,7 +21,8 @@ SUMMARY = {"method": "scalefl", "data": "digits", "norm": "static", "levels": LE
 
 def report(round: int, accuracy: float | None) -> dict[str, Any]:
     columns = {"global": accuracy, "local": 0.5, "levels": {"1": {"local": 0.6}, "2": {"local": None}}}
-    return {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000} | (
+    clock = {"simulated_s": 90.0, "multiply_adds": 2_000_000_000}
+    return {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000, **clock} | (
         {} if accuracy is None else {"evaluate": {"static": columns}}
     )
 
@@ -38,8 +39,32 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
 
 
 def test_bytes_are_added_up_over_all_rounds() -> None:
-    line = plots.accuracy_by_bytes({"a": (SUMMARY, METRICS)}).axes[0].lines[0]
-    assert list(line.get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each
+    for axes in by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "bytes").axes:
+        assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each
+        assert axes.get_xlabel() == "sent, both directions (MB)"
+
+
+def test_seconds_and_multiply_adds_are_added_up_in_a_unit_that_suits_them() -> None:
+    """90 s a round: 3 and 4.5 min after rounds 2 and 3; 4 and 6 thousand million multiply-adds."""
+    axes = by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "seconds").axes[1]
+    assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([40, 80])
+    assert axes.get_xlabel() == "simulated time (min)"
+    axes = by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "multiply_adds").axes[0]
+    assert list(axes.lines[0].get_xdata()) == pytest.approx([4.0, 6.0])
+    assert axes.get_xlabel() == "multiply-adds of clients ($10^{9}$)"
+
+
+def test_what_no_run_reports_is_not_drawn(tmp_path: Path) -> None:
+    """Without profiles there are no seconds; beside a run with them, one without has no line."""
+    timeless = [{**m, "simulated_s": None} for m in METRICS]
+    files = plots.plots_of_comparison(tmp_path, {("a", ""): [SUMMARY]}, {("a", ""): timeless})
+    assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png", "multiply-adds.png"]
+    both = by_cost.accuracy_against({"a": (SUMMARY, METRICS), "b": (SUMMARY, timeless)}, "seconds").axes[0]
+    assert [len(line.get_xdata()) for line in both.lines] == [2, 0]
+    old = [{k: v for k, v in m.items() if k not in ("simulated_s", "multiply_adds")} for m in METRICS]
+    files = plots.plots_of_comparison(tmp_path, {("a", ""): [SUMMARY]}, {("a", ""): old})
+    assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png"]
 
 
 def test_shapes_have_the_levels_width_and_depth() -> None:
@@ -61,7 +86,9 @@ def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
 def test_a_runs_plots_are_files(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text(json.dumps({"first": {"class_counts": [[1, 2], [3, 0]]}}))
     files = plots.plots_of_run(tmp_path, SUMMARY, METRICS)
-    assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png", "partition.png"]
+    assert sorted(f.name for f in files) == [
+        "accuracy.png", "bytes.png", "levels.png", "multiply-adds.png", "partition.png", "seconds.png",
+    ]  # fmt: skip
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
 
 
@@ -69,13 +96,15 @@ def test_a_comparisons_plots_are_one_set_per_setting(tmp_path: Path) -> None:
     keys = [("a", "alpha = 1"), ("b", "alpha = 1"), ("a", "alpha = 9")]
     files = plots.plots_of_comparison(tmp_path, {k: [SUMMARY] for k in keys}, dict.fromkeys(keys, METRICS))
     assert sorted(f.name for f in files) == [
-        f"{kind}-alpha-{alpha}.png" for kind in ("accuracy", "bytes", "levels") for alpha in (1, 9)
+        f"{kind}-alpha-{alpha}.png"
+        for kind in ("accuracy", "bytes", "levels", "multiply-adds", "seconds")
+        for alpha in (1, 9)
     ]
 
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not plots.available()
+    assert not drawing.available()
     with pytest.raises(MissingExtra, match=r"fleetfit\[plots\]"):
         plots.plots_of_run(tmp_path, SUMMARY, METRICS)
 

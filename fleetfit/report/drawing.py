@@ -1,0 +1,82 @@
+"""How plots look, without pyplot: sizes, colours, axes, and which numbers of a run's reports are drawn."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetfit.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17808a", "#a8891f")
+LIGHT, DARK = "#d9dee4", "#3c4650"
+Metrics = Sequence[Mapping[str, Any]]
+Summary = Mapping[str, Any]
+
+
+def available() -> bool:
+    """Tell whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def empty(width: float, height: float) -> "Figure":
+    """Return a figure without axes, of a size in inches.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    if not available():
+        raise MissingExtra("plots", "Drawing plots")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def figure_with_axes(width: float, height: float) -> tuple["Figure", "Axes"]:
+    """Return a figure with one pair of axes."""
+    figure = empty(width, height)
+    return figure, figure.add_subplot()
+
+
+def finish(axes: "Axes", x: str, y: str, title: str) -> None:
+    """Label axes and make them quiet."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.locator_params(axis="x", integer=x == "round")
+    axes.set_title(title, fontsize=10, loc="left", color=DARK)
+    axes.grid(color=LIGHT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LIGHT)
+    axes.tick_params(color=LIGHT, labelcolor=DARK)
+
+
+def saved(figures: Mapping[str, "Figure"], folder: Path) -> list[Path]:
+    """Write figures into a folder, by name; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, figure in figures.items():
+        files.append(folder / f"{name}.png")
+        figure.savefig(files[-1], dpi=130)
+    return files
+
+
+def evaluated(metrics: Metrics, norm: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the rounds that were evaluated, with their columns."""
+    return [(m["round"], m["evaluate"][norm]) for m in metrics if norm in m.get("evaluate", {})]
+
+
+def in_percent(value: float | None) -> float:
+    """Return an accuracy in percent; not a number where there is none."""
+    return float("nan") if value is None else 100 * value
+
+
+def color(index: int) -> str:
+    """Return the colour of a row."""
+    return COLORS[index % len(COLORS)]
