@@ -95,9 +95,9 @@ KEYS = {
     ],
     "cohort": ["choose", "fraction", "count"],
     "engine": ["name"],
-    "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients"],
+    "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],
-    "compare": ["row", "grid", "tune", "tune_on"],
+    "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "differs"],
 }
 
 

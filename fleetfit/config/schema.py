@@ -7,37 +7,15 @@ what becomes of it in `fleetfit.config.assembly`.
 import math
 from typing import Annotated, Any, Literal
 
-import pydantic
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
-Norm = Literal["static", "batch"]
+from fleetfit.config.comparing import CompareSection
+from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Section, Unit
 
 CLIENTS = 40
 """Clients, where the partition does not say."""
 FRACTION = 0.1
 """p, the share of the clients in a cohort, where the cohort does not say."""
-
-
-class Section(pydantic.BaseModel):
-    """A section whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-
-class Open(Section):
-    """A section that names a function: further keys are the function's own, checked against its signature."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keys that belong to the function."""
-        return dict(self.model_extra or {})
 
 
 # ---- schedules of the learning rate ------------------------------------------------------------------------------
@@ -231,6 +209,7 @@ class EvaluateSection(Section):
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: At most so many clients, drawn once; all by default.
+        whole: Whether each evaluation covers the whole test set as well, not only the last.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -239,6 +218,7 @@ class EvaluateSection(Section):
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
     statistics_samples: Count = 5000
     clients: Count | None = None
+    whole: bool = False
 
 
 class CheckpointSection(Section):
@@ -246,22 +226,6 @@ class CheckpointSection(Section):
 
     every: Count = 1
     keep: Count = 2
-
-
-class CompareSection(Section):
-    """`[compare]`: rows and settings of `fleetfit compare`.
-
-    Attributes:
-        row: One table per row: keys of a run file that differ in it, and an optional `label`.
-        grid: Keys of a run file, each with the list of its values; all combinations are run for every row.
-        tune: The same, but the best value of each row is chosen on validation data.
-        tune_on: Which accuracy chooses: "local" or "global".
-    """
-
-    row: list[dict[str, Any]] = Field(default_factory=list)
-    grid: dict[str, Any] = Field(default_factory=dict)
-    tune: dict[str, Any] = Field(default_factory=dict)
-    tune_on: Literal["local", "global"] = "local"
 
 
 class Experiment(Section):

@@ -1,0 +1,30 @@
+"""What sections of a run file have in common: known keys only, and numbers of a known range."""
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import ConfigDict, Field
+
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
+Norm = Literal["static", "batch"]
+
+
+class Section(pydantic.BaseModel):
+    """A section whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+
+class Open(Section):
+    """A section that names a function: further keys are the function's own, checked against its signature."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys that belong to the function."""
+        return dict(self.model_extra or {})
