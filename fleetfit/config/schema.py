@@ -10,7 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fleetfit.config.comparing import CompareSection
-from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Section, Unit
+from fleetfit.config.section import Count, Fraction, NotNegative, Open, Positive, Section
+
+Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
+Norm = Literal["static", "batch"]
 
 CLIENTS = 40
 """Clients, where the partition does not say."""

@@ -1,6 +1,6 @@
-"""What sections of a run file have in common: known keys only, and numbers of a known range."""
+"""What the sections of a run file are made of."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -9,8 +9,6 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Unit = Annotated[str, Field(pattern=r"[0-9]\s*[A-Za-z]+\s*$")]
-Norm = Literal["static", "batch"]
 
 
 class Section(pydantic.BaseModel):

@@ -36,7 +36,7 @@ def cifar100(
     Args:
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through; "crop-flip" pads 4 pixels. None: nothing.
+        augment: What training batches go through; "crop-flip" pads 4 pixels, "none" is nothing.
         seed: Of what is held out.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
         samples: So many training images only, drawn class by class, those held out included; None: all.

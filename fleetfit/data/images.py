@@ -56,7 +56,8 @@ def images(
         validation: Share of the training images that is held out, if there is no validation set.
         test: Share of the images that is held out as the test set, if there is only a training set.
         seed: Of what is held out.
-        augment: What training batches go through: None, "crop", "crop-flip", "flip", "resized-crop" or "shift".
+        augment: What training batches go through: "crop", "crop-flip", "flip", "resized-crop" or "shift"; None or
+            "none": nothing.
         mean: Per channel, or one for all, of pixels in [0, 1].
         std: Per channel, or one for all.
         resize: Side in pixels to which batches are enlarged, last of all; None: they stay as they are.
@@ -149,6 +150,6 @@ def from_table(
         class_names=table.class_names,
         mean=mean,
         std=std,
-        augment=augment,
+        augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
     )

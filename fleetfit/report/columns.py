@@ -64,9 +64,6 @@ def numbers_of(
     """
     final = summary.get("evaluate", {}).get(summary.get("norm"), {})
     found: dict[str, float | None] = {name: final.get(name, summary.get(name)) for name in columns}
-    if "waste" in columns:
-        wasted = [report["waste"] for report in metrics if report.get("waste") is not None]
-        found["waste"] = statistics.fmean(wasted) if wasted else None
     reached = curve(metrics, str(summary.get("norm")), target_on)
     return found | {
         rounds_column(target): rounds_to(reached, target) for target in targets if rounds_column(target) in columns

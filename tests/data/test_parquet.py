@@ -311,6 +311,7 @@ def test_a_part_of_the_training_images_is_drawn_class_by_class(tmp_path: Path, w
     assert torch.bincount(data.y[torch.cat([train, held])]).tolist() == [2] * 10
     whole = cifar10(str(folder), samples=40, validation=0.5)
     assert whole.split("train").tolist() == cifar10(str(folder), validation=0.5).split("train").tolist()
+    assert (data.augment, cifar10(str(folder), augment="none").augment) == ("crop-flip", None)
     with pytest.raises(DataError, match=r"cifar10: samples must lie in 1\.\.40, the training samples; got 41\."):
         cifar10(str(folder), samples=41)
 

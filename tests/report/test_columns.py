@@ -75,11 +75,17 @@ def test_seeds_count_only_together() -> None:
 
 
 def test_numbers_of_a_run() -> None:
-    def report(done: int, accuracy: float, waste: float) -> dict[str, Any]:
-        return {"round": done, "waste": waste, "evaluate": {"static": {"global": accuracy, "local": 0.9}}}
+    def report(done: int, accuracy: float) -> dict[str, Any]:
+        return {"round": done, "evaluate": {"static": {"global": accuracy, "local": 0.9}}}
 
-    metrics = [report(1, 0.2, 0.1), {"round": 2, "waste": 0.3}, report(3, 0.6, 0.2)]
-    summary = {"norm": "static", "local": 0.9, "global": 0.6, "evaluate": {"static": {"avg": 0.55, "global": 0.6}}}
+    metrics = [report(1, 0.2), {"round": 2}, report(3, 0.6)]
+    summary = {
+        "norm": "static",
+        "local": 0.9,
+        "global": 0.6,
+        "waste": 0.2,
+        "evaluate": {"static": {"avg": 0.55, "global": 0.6}},
+    }
     names = columns.expanded(["local", "avg", "full", "waste", "rounds"], [0.4, 0.7])
     assert names == ["local", "avg", "full", "waste", "rounds to 40%", "rounds to 70%"]
     found = columns.numbers_of(summary, metrics, names, [0.4, 0.7])
@@ -87,7 +93,6 @@ def test_numbers_of_a_run() -> None:
         {"local": 0.9, "avg": 0.55, "full": None, "waste": 0.2, "rounds to 40%": 2.0, "rounds to 70%": None}
     )
     assert columns.numbers_of(summary, metrics, names, [0.4], "local")["rounds to 40%"] == 1.0
-    assert columns.numbers_of(summary, [{"round": 1}], ["waste"])["waste"] is None
 
 
 def test_a_papers_numbers_stand_below_ours() -> None:

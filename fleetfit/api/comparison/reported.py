@@ -83,7 +83,7 @@ def _notes(plan: Planned, tuned: Tuned, overrides: Sequence[str]) -> list[str]:
             f"line between evaluations ({said}); in brackets the speed-up over the first row."
         )
     if "waste" in plan.columns:
-        notes.append("Waste: parameters sent in vain, in percent of those sent, mean over the rounds.")
+        notes.append("Waste: 1 - what came back / what was sent, in percent, mean over the rounds.")
     notes += [f"Tuned on validation data: {', '.join(filter(None, key))}: {value}." for key, value in tuned.items()]
     if plan.printed:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
