@@ -218,7 +218,8 @@ def test_an_experiment_resolves(path, monkeypatch):
             table = without_checkpoint(table)
         if name in SHAPES:
             kept = {key: data[key] for key in ("partition",) if key in data}
-            table = {**table, "data": {"name": stand_in(*shape_of(name, data)), **kept}}
+            server = {"server": {"name": stand_in(*shape_of(name, data))}} if "server" in data else {}
+            table = {**table, "data": {"name": stand_in(*shape_of(name, data)), **kept, **server}}
         found = assemble(experiment_of(table))
         assert all(note.startswith("Accuracy here is") for note in found.notes), f"{label}: {found.notes}"
         assert len(found.federation.able) == len(found.federation.clients), label
