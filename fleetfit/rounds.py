@@ -63,7 +63,8 @@ class Settings:
         local: Local training; its `lr` is multiplied by `schedule(round)`.
         schedule: Factor on the learning rate of each round, 0-based.
         evaluate_every: Evaluate after every so many rounds, and after the last; 0 for the last only.
-        wanted: What the last evaluation covers; those on the way cover clients, with the first norm only.
+        wanted: What the last evaluation covers; those on the way cover clients, with the first norm only, and the
+            whole test set if `wanted.always`.
         patience: Rounds in a row without a usable update after which the run stops.
     """
 
@@ -104,10 +105,15 @@ def run(federation: Federation, engine: Engine, settings: Settings, server: Serv
         found = None
         if _due(server.round, settings):
             last = server.round == settings.rounds
-            wanted = settings.wanted if last else replace(settings.wanted, whole=False, norms=settings.wanted.norms[:1])
+            wanted = settings.wanted if last else on_the_way(settings.wanted)
             report["evaluate"], found = evaluate(federation, engine, server, wanted)
         report["seconds"] = time.perf_counter() - began
         yield Round(server, report, found)
+
+
+def on_the_way(wanted: Wanted) -> Wanted:
+    """Return what an evaluation before the last one covers."""
+    return replace(wanted, whole=wanted.whole and wanted.always, norms=wanted.norms[:1])
 
 
 def _due(done: int, settings: Settings) -> bool:

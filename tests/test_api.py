@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.api.comparison import label
+from fleetfit.api.comparison import Planned, label
 from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
@@ -423,6 +423,110 @@ def test_a_wrong_comparison_is_a_sentence_before_anything_runs(
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         ff.compare(file, out=tmp_path / "out")
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+PRINTED = """
+rounds = 2
+evaluate = { every = 1 }
+data.partition.clients = 8
+local.epochs = 1
+cohort.count = 4
+[compare]
+columns = ["global", "full", "rounds"]
+target = [0.05, 0.999]
+differs = "8 clients"
+[[compare.row]]
+method.name = "fedavg"
+printed = [81.46, "-", 10, 100, 77.72, 77.0, 20, 200]
+[[compare.row]]
+label = "ScaleFL"
+method.name = "scalefl"
+[[compare.setting]]
+label = "IID"
+data.partition = { kind = "iid", clients = 8 }
+[[compare.setting]]
+label = "non-IID"
+data.partition.alpha = 0.5
+"""
+
+
+def test_settings_with_names_printed_numbers_and_rounds_to_targets(tmp_path: Path, file: Path) -> None:
+    file.write_text(PRINTED)
+    found = ff.compare(file, out=tmp_path / "out")
+    shown = ("global", "full", "rounds to 5%", "rounds to 99.9%")
+    assert found.table.columns == ("method", *shown, *shown)
+    assert found.table.groups == (("", 1), ("IID", 4), ("non-IID", 4))
+    assert [row[0] for row in found.table.rows] == ["fedavg", "fedavg (paper)", "ScaleFL"]
+    assert found.table.rows[1][1:] == ("81.46", "-", "10", "100", "77.72", "77.00", "20", "200")
+    assert found.table.rows[2][3:5] == ("1 (1.0x)", "-"), "10% is chance; nobody gets 99.9% in two rounds"
+    kinds = {key[1]: runs[0].experiment.data.partition for key, runs in found.runs.items()}
+    assert (kinds["IID"].kind, kinds["non-IID"].kind) == ("iid", "dirichlet")
+    assert kinds["non-IID"].settings["alpha"] == 0.5
+    run = found.runs["fedavg", "IID"][0]
+    assert found.table.rows[0][2] == f"{100 * run.accuracy('full'):.2f}"
+    assert "Differs from the paper's setting: 8 clients" in found.table.notes
+    numbers = json.loads((tmp_path / "out" / "compare.json").read_text())[0]
+    assert numbers["printed"] == {"global": 81.46, "rounds to 5%": 10, "rounds to 99.9%": 100}
+    assert numbers["columns"]["full"] == run.accuracy("full")
+    assert "| fedavg (paper) | 81.46 | - | 10 | 100 |" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_printed_numbers_belong_to_the_settings_that_the_file_wrote(tmp_path: Path) -> None:
+    table = tomllib.loads(PRINTED)
+    fewer = {**table["compare"], "setting": table["compare"]["setting"][1:], "columns": ["full"]}
+    plan = Planned({**table, "compare": fewer}, "x", table)
+    assert plan.columns == ["full"]
+    assert plan.printed["fedavg", "non-IID", "full"] == 77.0
+
+
+def test_the_whole_test_set_at_every_evaluation(tmp_path: Path) -> None:
+    small = ["rounds=2", "data.partition.clients=8", "cohort.count=2", "local.epochs=1", "evaluate.every=1"]
+    last, always = (
+        ff.run(overrides=[*small, f"evaluate.whole={text}"], out=tmp_path / text) for text in ("false", "true")
+    )
+    assert ["full" in m["evaluate"]["static"] for m in last.metrics] == [False, True]
+    assert ["full" in m["evaluate"]["static"] for m in always.metrics] == [True, True]
+    assert last.columns == always.columns
+
+
+def test_tuning_for_the_fewest_rounds(tmp_path: Path, file: Path) -> None:
+    """At a rate that moves nothing the target is never reached; the other reaches it."""
+    file.write_text(
+        COMPARE.replace("every = 0", "every = 1")
+        + "[compare]\ntarget = 0.2\ntune_on = 'rounds'\n[compare.tune]\nlocal.lr = [0.000001, 0.1]\n"
+    )
+    found = ff.compare(file, out=tmp_path / "out")
+    assert found.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("columns = ['locl']", '[compare] columns: there is no column "locl"; there are local, global,'),
+        ("columns = ['locl']", 'Did you mean "local"?'),
+        ("columns = []", "[compare] columns"),
+        ("columns = ['rounds']", '[compare] columns: "rounds" needs an accuracy to reach, such as target = 0.97.'),
+        ("target = 97", "[compare] target"),
+        ("target = 0.97\ntarget_on = 'ful'", '[compare] target_on: "ful" is no accuracy. Did you mean "full"?'),
+        ("target = 0.97\ntarget_on = 'full'", "set evaluate.whole = true to have it at every evaluation"),
+        ("tune_on = 'rounds'", '[compare] tune_on: "rounds" needs an accuracy to reach'),
+        ("[[compare.setting]]\nseed = 1", '[compare] setting #1: needs a label, such as label = "IID".'),
+        ("[[compare.setting]]\nlabel = 'a'\n" * 2, '[compare] there is a setting "a" already'),
+        ("[[compare.setting]]\nlabel = 'a'\nlocl.lr = 1", "locl: unknown key."),
+        ("[[compare.setting]]\nlabel = 'a'\nprinted = [1]", "printed numbers stand in the rows"),
+        ("[[compare.row]]\nprinted = [1]", 'row "scalefl": printed must have a number for each column of the table, '
+         '2 in all (local; global), "-" where the paper has none; got 1.'),
+        ("[[compare.row]]\nprinted = 84.5", "got 84.5."),
+        ("[[compare.row]]\nprinted = [1, 'x']", "printed must hold numbers, or \"-\" for none; got 'x'."),
+        ("difers = 'x'", '[compare] difers: unknown key. Did you mean "differs"?'),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_a_sentence_before_anything_runs(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "x.toml").write_text(f"[compare]\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        ff.compare(tmp_path / "x.toml", out=tmp_path / "out")
     assert message in str(caught.value)
     assert not (tmp_path / "out").exists()
 

@@ -16,6 +16,7 @@ import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.api.comparison import Planned
 from fleetfit.config import assemble, experiment_of
+from fleetfit.config.assembly import check_keys
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.planner import Plan
@@ -29,7 +30,16 @@ EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.toml"))
 RUN_FILES = [path for path in EXPERIMENTS if not path.name.startswith("plan-")]
 
 # Stand-ins for data sets that are not in the package: classes, channels and side, which is all that planning needs.
-SHAPES = {"cifar10": (10, 3, 32), "cifar100": (100, 3, 32), "mnist": (10, 1, 28), "fashion_mnist": (10, 1, 28)}
+SHAPES = {
+    "cifar10": (10, 3, 32),
+    "cifar100": (100, 3, 32),
+    "mnist": (10, 1, 28),
+    "fashion_mnist": (10, 1, 28),
+    "femnist": (62, 1, 28),
+    "imagenet": (1000, 3, 224),
+    "widar": (22, 22, 20),
+}
+TEXTS = ("ag_news", "sst2", "shakespeare", "images")
 
 
 def lines_of_code(source: str) -> int:
@@ -45,12 +55,13 @@ def lines_of_code(source: str) -> int:
     return len(lines)
 
 
-def stand_in(classes: int, channels: int, side: int, samples: int = 3000) -> ff.Data:
-    """Return noise of the right shape, with enough samples of every class for 100 clients."""
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (samples, channels, side, side), dtype=torch.uint8, generator=rng)
+def stand_in(classes: int, channels: int, side: int, samples: int = 4000) -> ff.Data:
+    """Return one image many times, of the right shape, with labels for 500 clients and groups as the real sets have."""
+    x = torch.zeros(1, channels, side, side, dtype=torch.uint8).expand(samples, -1, -1, -1)
     train, test = torch.arange(samples).split([samples - 500, 500])
-    return ff.Data("stand-in", x, torch.arange(samples) % classes, {"train": train, "test": test}, classes)
+    groups = torch.arange(samples) % {62: 200, 22: 17}.get(classes, 60)  # FEMNIST, Widar, digits by writer
+    y = torch.arange(samples) % classes
+    return ff.Data("stand-in", x, y, {"train": train, "test": test}, classes, groups=groups)
 
 
 def entries(path: Path) -> list[tuple[str, dict]]:
@@ -60,7 +71,8 @@ def entries(path: Path) -> list[tuple[str, dict]]:
         return [(path.stem, table)]
     found = {}
     for entry in Planned(table, path.stem).entries():  # what differs in seed or partition only has the same levels
-        key = (entry.row, entry.table.get("data", {}).get("name"))
+        key = (entry.row, *(str(entry.table.get(part, {}).get("name")) for part in ("data", "model")),
+               str(entry.table.get("fleet")))  # fmt: skip
         found.setdefault(key, (str(entry.place.parent), dict(entry.table)))
     return list(found.values())
 
@@ -248,19 +260,57 @@ REAL = ROOT.parent / "shared" / "data"
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_an_experiment_resolves(path, monkeypatch):
-    stand_ins = {name: stand_in(*shape) for name, shape in SHAPES.items()}
     for label, table in entries(path):
-        data = table.get("data", {}).get("name", "digits")
-        if data in ("ag_news", "images", "shakespeare"):
+        check_keys(experiment_of(table))
+        data = table.get("data", {})
+        name = data.get("name", "digits")
+        if name in TEXTS:
             if not REAL.is_dir():
                 pytest.skip(f"needs the real data in {REAL}")
             monkeypatch.setenv("FLEETFIT_DATA", str(REAL))
-        if data in stand_ins:
-            table = {**table, "data": {**table["data"], "name": stand_ins[data]}}
+            table = without_checkpoint(table)
+        if name in SHAPES:
+            kept = {key: data[key] for key in ("partition",) if key in data}
+            server = {"server": {"name": stand_in(*shape_of(name, data))}} if "server" in data else {}
+            table = {**table, "data": {"name": stand_in(*shape_of(name, data)), **kept, **server}}
         found = assemble(experiment_of(table))
         assert all(note.startswith("Accuracy here is") for note in found.notes), f"{label}: {found.notes}"
         assert len(found.federation.able) == len(found.federation.clients), label
         assert found.plan.levels[-1].share <= 1, label
+
+
+def shape_of(name, data):
+    """Return classes, channels and side of what a section loads."""
+    classes, channels, side = SHAPES[name]
+    digits = data.get("folder") == "femnist_digits"
+    return (10 if digits else classes), channels, data.get("resize", side)
+
+
+def without_checkpoint(table):
+    """Return the run without the pre-trained checkpoint that a full file names and that nobody has here."""
+    lacks = {"data": "tokenizer", "model": "checkpoint"}
+    cut = {part: {k: v for k, v in table.get(part, {}).items() if k != key} for part, key in lacks.items()}
+    return {**table, **cut}
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_of_a_paper_says_how_it_differs_and_has_a_small_one(path):
+    """Printed numbers come with what is different, and a small file has rows of the full one."""
+    table = read_table(path)
+    section = table.get("compare", {})
+    if any("printed" in row for row in section.get("row", ())):
+        assert section.get("differs"), "printed numbers, but nothing that says what differs"
+    if not path.name.startswith(("scalefl-table", "fedavg-", "adaptivefl-")):
+        return
+    small = path.parent / "small" / path.name
+    if path.parent.name == "small":
+        full = read_table(path.parents[1] / path.name)["compare"]
+        rows, known = ({tuple(r["label"].split(", ")) for r in s["row"]} for s in (section, full))
+        assert all(any(set(row) <= set(other) for other in known) for row in rows), "a row that the full file lacks"
+        assert table["name"] == f"{path.stem}-small"
+    else:
+        assert table["name"] == path.stem
+        assert small.is_file() or path.stem == "fedavg-mnist-cnn", f"there is no {small}"
 
 
 def test_an_experiment_that_does_not_fit_fails():

@@ -111,9 +111,9 @@ KEYS = {
     ],
     "cohort": ["choose", "fraction", "count", "deadline_s", "late"],
     "engine": ["name"],
-    "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients"],
+    "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],
-    "compare": ["row", "grid", "tune", "tune_on"],
+    "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "differs"],
 }
 
 

@@ -18,7 +18,7 @@ from fleetfit.api.runs import proceed
 from fleetfit.config import Experiment
 from fleetfit.planner import Plan
 from fleetfit.report import drawing
-from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
+from fleetfit.report.tables import OF_THE_PAPER, level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent
 
 _PLAIN_WIDTH = 160  # where nobody says how wide the output is
@@ -39,7 +39,7 @@ def show(table: Table) -> None:
     for group, column in zip(above, table.columns, strict=True):
         rich.add_column(escape(f"{group}\n{column}" if any(above) else column), overflow="fold")
     for row in table.rows:
-        rich.add_row(*map(escape, row))
+        rich.add_row(*map(escape, row), style="dim" if row and row[0].endswith(OF_THE_PAPER) else None)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if table.title:
         console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)

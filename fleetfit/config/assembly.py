@@ -285,6 +285,7 @@ def settings_of(experiment: Experiment) -> Settings:
         tuple(dict.fromkeys(evaluate.norms)),
         evaluate.statistics_samples,
         clients=evaluate.clients,
+        always=evaluate.whole,
     )
     size = None if local.batch_size == "all" else int(local.batch_size)
     training = Local(

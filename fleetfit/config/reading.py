@@ -142,8 +142,9 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
             method["plus"] = {names.anchored(str(k), folder): v for k, v in method["plus"].items()}
     _anchor_files(result, folder)
     compare = result.get("compare")
-    if isinstance(compare, dict) and isinstance(compare.get("row"), list):
-        compare["row"] = [anchored(row, folder) if isinstance(row, dict) else row for row in compare["row"]]
+    for part in ("row", "setting"):
+        if isinstance(compare, dict) and isinstance(compare.get(part), list):
+            compare[part] = [anchored(one, folder) if isinstance(one, dict) else one for one in compare[part]]
     return result
 
 

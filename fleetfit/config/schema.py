@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fleetfit.config.availability import AvailabilitySection
+from fleetfit.config.comparing import CompareSection
 from fleetfit.config.schedules import Constant, Schedule
 from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Probability, Section, Unit
 
@@ -202,6 +203,7 @@ class EvaluateSection(Section):
         norms: Batch-norm policies, "static" and "batch"; the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: At most so many clients, drawn once; all by default.
+        whole: Whether each evaluation covers the whole test set as well, not only the last.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -210,6 +212,7 @@ class EvaluateSection(Section):
     norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static", "batch")))
     statistics_samples: Count = 5000
     clients: Count | None = None
+    whole: bool = False
 
 
 class CheckpointSection(Section):
@@ -217,22 +220,6 @@ class CheckpointSection(Section):
 
     every: Count = 1
     keep: Count = 2
-
-
-class CompareSection(Section):
-    """`[compare]`: rows and settings of `fleetfit compare`.
-
-    Attributes:
-        row: One table per row: keys of a run file that differ in it, and an optional `label`.
-        grid: Keys of a run file, each with the list of its values; all combinations are run for every row.
-        tune: The same, but the best value of each row is chosen on validation data.
-        tune_on: Which accuracy chooses: "local" or "global".
-    """
-
-    row: list[dict[str, Any]] = Field(default_factory=list)
-    grid: dict[str, Any] = Field(default_factory=dict)
-    tune: dict[str, Any] = Field(default_factory=dict)
-    tune_on: Literal["local", "global"] = "local"
 
 
 class Experiment(Section):

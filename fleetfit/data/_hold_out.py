@@ -47,6 +47,19 @@ def hold_out(
     return np.sort(indices[order[~held]]), np.sort(indices[order[held]])
 
 
+def drawn(
+    name: str, indices: NDArray[np.int64], labels: NDArray[np.int64], samples: int, seed: int
+) -> NDArray[np.int64]:
+    """Return so many of the training samples, drawn in proportion for every label, in ascending order.
+
+    Raises:
+        DataError: There are not so many.
+    """
+    if not 1 <= samples <= len(indices):
+        raise DataError(f"{name}: samples must lie in 1..{len(indices)}, the training samples; got {samples}.")
+    return hold_out(indices, labels, 1 - samples / len(indices), seed)[0]
+
+
 def completed(
     sizes: Mapping[str, int], strata: NDArray[np.int64], validation: float, test: float, seed: int
 ) -> dict[str, NDArray[np.int64]]:

@@ -25,6 +25,7 @@ def cifar10(
     augment: str | None = "crop-flip",
     seed: int = 0,
     resize: int | None = None,
+    samples: int | None = None,
     hub: bool = False,
 ) -> Data:
     """Return CIFAR-10 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
@@ -32,13 +33,15 @@ def cifar10(
     Args:
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through; "crop-flip" pads 4 pixels. None: nothing.
+        augment: What training batches go through; "crop-flip" pads 4 pixels, "none" is nothing.
         seed: Of what is held out.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        samples: So many training images only, drawn class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    return named("cifar10", FACTS, HUB, folder, 3, "label", validation, augment, seed, (0.5,), (0.25,), resize, hub)
+    return named("cifar10", FACTS, HUB, folder, 3, "label", validation, augment, seed, (0.5,), (0.25,), resize,
+                 samples, hub)  # fmt: skip

@@ -28,6 +28,7 @@ def cifar100(
     seed: int = 0,
     coarse: bool = False,
     resize: int | None = None,
+    samples: int | None = None,
     hub: bool = False,
 ) -> Data:
     """Return CIFAR-100 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
@@ -35,9 +36,10 @@ def cifar100(
     Args:
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through; "crop-flip" pads 4 pixels. None: nothing.
+        augment: What training batches go through; "crop-flip" pads 4 pixels, "none" is nothing.
         seed: Of what is held out.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        samples: So many training images only, drawn class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
         coarse: Whether the labels are the 20 superclasses.
 
@@ -47,4 +49,5 @@ def cifar100(
     """
     facts = dataclasses.replace(FACTS, classes=20) if coarse else FACTS
     label = "coarse_label" if coarse else "fine_label"
-    return named("cifar100", facts, HUB, folder, 3, label, validation, augment, seed, (0.5,), (0.25,), resize, hub)
+    return named("cifar100", facts, HUB, folder, 3, label, validation, augment, seed, (0.5,), (0.25,), resize,
+                 samples, hub)  # fmt: skip

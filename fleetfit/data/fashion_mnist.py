@@ -22,6 +22,7 @@ def fashion_mnist(
     augment: str | None = None,
     seed: int = 0,
     resize: int | None = None,
+    samples: int | None = None,
     hub: bool = False,
 ) -> Data:
     """Return Fashion-MNIST from Parquet files (see `parquet` for the layouts), images [70000, 1, 28, 28].
@@ -32,12 +33,12 @@ def fashion_mnist(
         augment: What training batches go through, such as "crop-flip"; None: nothing.
         seed: Of what is held out.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        samples: So many training images only, drawn class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    return named(
-        "fashion_mnist", FACTS, HUB, folder, 1, "label", validation, augment, seed, (0.2860,), (0.3530,), resize, hub
-    )
+    return named("fashion_mnist", FACTS, HUB, folder, 1, "label", validation, augment, seed, (0.2860,), (0.3530,),
+                 resize, samples, hub)  # fmt: skip

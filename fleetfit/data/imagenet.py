@@ -45,7 +45,7 @@ def imagenet(
         centre: Share of the shorter side that evaluation sees, 0 < centre <= 1; 0.875 is 224 of 256 pixels.
         lazy: Whether images stay encoded; None: above 8 GiB of decoded images, as the whole set is from 47 pixels on.
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
-        augment: What training batches go through; "resized-crop" takes 8% to 100% of the area. None: the centre.
+        augment: What training batches go through; "resized-crop" takes 8% to 100% of the area. "none": the centre.
         seed: Of what is held out.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk; needs its licence.

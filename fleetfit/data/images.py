@@ -9,7 +9,7 @@ import torch
 
 from fleetfit.data import parquet
 from fleetfit.data._class_folders import has_class_folders, read_class_folders
-from fleetfit.data._hold_out import completed
+from fleetfit.data._hold_out import completed, drawn, hold_out
 from fleetfit.data._hub import folder_of, from_hub
 from fleetfit.data._pictures import Form, Table, set_folder
 from fleetfit.data.dataset import Data, Facts
@@ -34,6 +34,7 @@ def images(
     mean: tuple[float, ...] = (0.5,),
     std: tuple[float, ...] = (0.25,),
     resize: int | None = None,
+    samples: int | None = None,
     hub: bool = False,
 ) -> Data:
     """Return a set of images, named after its folder.
@@ -55,10 +56,13 @@ def images(
         validation: Share of the training images that is held out, if there is no validation set.
         test: Share of the images that is held out as the test set, if there is only a training set.
         seed: Of what is held out.
-        augment: What training batches go through: None, "crop", "crop-flip", "flip", "resized-crop" or "shift".
+        augment: What training batches go through: "crop", "crop-flip", "flip", "resized-crop" or "shift"; None or
+            "none": nothing.
         mean: Per channel, or one for all, of pixels in [0, 1].
         std: Per channel, or one for all.
         resize: Side in pixels to which batches are enlarged, last of all; None: they stay as they are.
+        samples: So many training images only, drawn in proportion for every label, those held out for validation
+            included; None: all.
         hub: Whether `folder` is a repository of the Hugging Face hub ("zh-plus/tiny-imagenet"), downloaded once.
 
     Raises:
@@ -76,7 +80,7 @@ def images(
         table = read_class_folders(name, path, form)
     else:
         table = parquet.read(name, str(path), image, label, groups, form)
-    return from_table(name, table, validation, test, seed, augment, mean, std, resize)
+    return from_table(name, table, validation, test, seed, augment, mean, std, resize, samples)
 
 
 def named(
@@ -92,6 +96,7 @@ def named(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     resize: int | None,
+    samples: int | None,
     hub: bool,
 ) -> Data:
     """Return one of the known sets, after a look at whether the folder holds that set.
@@ -110,7 +115,7 @@ def named(
         )
     if "test" not in table.sizes:
         raise DataError(f"{name}: there is no test.parquet beside its train file.")
-    return from_table(name, table, validation, 0.0, seed, augment, mean, std, resize)
+    return from_table(name, table, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
 def from_table(
@@ -123,12 +128,18 @@ def from_table(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     resize: int | None = None,
+    samples: int | None = None,
 ) -> Data:
     """Return the rows of the files as a data set, with whatever split they lack held out; see `images`."""
     if resize is not None and resize < 1:
         raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.")
     strata = table.y if table.groups is None else table.groups
-    splits = completed(table.sizes, strata, validation, test, seed)
+    splits = completed(table.sizes, strata, validation if samples is None else 0.0, test, seed)
+    if samples is not None:
+        splits["train"] = drawn(name, splits["train"], table.y[splits["train"]], samples, seed)
+        if not len(splits["validation"]):
+            rest = splits["train"]
+            splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
     return Data(
         name=name,
         x=torch.from_numpy(table.x) if isinstance(table.x, np.ndarray) else table.x,
@@ -139,6 +150,6 @@ def from_table(
         class_names=table.class_names,
         mean=mean,
         std=std,
-        augment=augment,
+        augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
     )

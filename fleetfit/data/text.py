@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fleetfit.data import _corpus, _tokens
-from fleetfit.data._hold_out import completed, hold_out
+from fleetfit.data._hold_out import completed, drawn, hold_out
 from fleetfit.data._hub import folder_of, from_hub
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.errors import DataError
@@ -144,10 +144,7 @@ def from_corpus(
     strata = y if corpus.groups is None else corpus.groups
     splits = completed(sizes, strata, 0.0, test, seed)
     if samples is not None:
-        whole = splits["train"]
-        if not 1 <= samples <= len(whole):
-            raise DataError(f"{name}: samples must lie in 1..{len(whole)}, the training samples; got {samples}.")
-        splits["train"], _ = hold_out(whole, y[whole], 1 - samples / len(whole), seed)
+        splits["train"] = drawn(name, splits["train"], y[splits["train"]], samples, seed)
     if not len(splits["validation"]):
         rest = splits["train"]
         splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)

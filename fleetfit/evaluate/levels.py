@@ -39,6 +39,7 @@ class Wanted:
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         whole: Also each level on the server's own test set, and each client at its best exit.
         clients: At most so many clients, or None for all.
+        always: Whether evaluations on the way are `whole` too, not only the last.
     """
 
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -46,6 +47,7 @@ class Wanted:
     statistics_samples: int = 5000
     whole: bool = True
     clients: int | None = None
+    always: bool = False
 
 
 def has_batch_norm(federation: Federation) -> bool:

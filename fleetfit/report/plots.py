@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetfit.report.by_cost import by_cost
+from fleetfit.report.columns import ON_THE_WAY
 from fleetfit.report.drawing import (
     COLORS,
     DARK,
@@ -61,17 +62,30 @@ def plots_of_comparison(
     folder: Path,
     results: Mapping[tuple[str, str], Sequence[Summary]],
     metrics: Mapping[tuple[str, str], Metrics],
+    columns: Sequence[str] = ("local", "global"),
+    targets: Sequence[float] = (),
+    target_on: str = "global",
 ) -> list[Path]:
     """Draw accuracies and shapes of all rows into `folder/plots`, for the first seed of each setting.
+
+    Args:
+        folder: The comparison's.
+        results: Summaries of all seeds by (row, setting).
+        metrics: Reports of the rounds of the first seed.
+        columns: What the table shows; the accuracies among them are drawn where they were measured on the way.
+        targets: Accuracies that rounds are counted to, drawn as lines.
+        target_on: Which accuracy those are about.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
     figures = {}
+    wanted = [name for name in (*columns, *([target_on] if targets else [])) if name in (*ON_THE_WAY, "avg", "full")]
+    kinds = list(dict.fromkeys(wanted)) or ["local", "global"]
     for setting in dict.fromkeys(setting for _, setting in results):
         rows = {row: (found[0], metrics[(row, s)]) for (row, s), found in results.items() if s == setting}
         ending = re.sub(r"[^\w.]+", "-", f"-{setting}").rstrip("-").lower() if setting else ""
-        figures[f"accuracy{ending}"] = accuracy_of_rows(rows)
+        figures[f"accuracy{ending}"] = accuracy_of_rows(rows, kinds, {target_on: targets})
         figures |= {f"{name}{ending}": figure for name, figure in by_cost(rows).items()}
         figures[f"levels{ending}"] = shapes({row: summary for row, (summary, _) in rows.items()})
     return saved(figures, folder / "plots")
@@ -98,17 +112,30 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     return figure
 
 
-def accuracy_of_rows(rows: Mapping[str, tuple[Summary, Metrics]]) -> "Figure":
-    """Draw local and global accuracy over rounds of several methods, side by side."""
-    figure = empty(9.2, 3.8)
-    for place, kind in enumerate(("local", "global"), 1):
-        axes = figure.add_subplot(1, 2, place)
+def accuracy_of_rows(
+    rows: Mapping[str, tuple[Summary, Metrics]],
+    kinds: Sequence[str] = ("local", "global"),
+    targets: Mapping[str, Sequence[float]] | None = None,
+) -> "Figure":
+    """Draw accuracies over rounds of several methods, one kind beside the other, and the targets as lines.
+
+    Args:
+        rows: Summary and reports of each row.
+        kinds: Accuracies, by their columns' names.
+        targets: Accuracies to reach by kind.
+    """
+    figure = empty(max(5.4, 4.6 * len(kinds)), 3.8)
+    for place, kind in enumerate(kinds, 1):
+        axes = figure.add_subplot(1, len(kinds), place)
+        for target in (targets or {}).get(kind, ()):
+            axes.axhline(100 * target, color=DARK, linewidth=0.9, linestyle="--")
         for i, (name, (summary, metrics)) in enumerate(rows.items()):
             measured = evaluated(metrics, summary["norm"])
-            values = [in_percent(columns[kind]) for _, columns in measured]
-            axes.plot([done for done, _ in measured], values, color=color(i), marker="o", markersize=3.5, label=name)
-        finish(axes, "round", "accuracy (%)", f"{kind} accuracy")
-    figure.axes[1].legend(frameon=False, fontsize=9, loc="lower right")
+            values = [in_percent(columns.get(kind)) for _, columns in measured]
+            mark = "o" if len(measured) <= 40 else ""
+            axes.plot([done for done, _ in measured], values, color=color(i), marker=mark, markersize=3.5, label=name)
+        finish(axes, "round", "accuracy (%)", f"{kind.replace('_', ' ')} accuracy")
+    figure.axes[-1].legend(frameon=False, fontsize=9, loc="lower right")
     return figure
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleetfit.planner import Plan
+from fleetfit.report.columns import cell, is_rounds
 from fleetfit.report.text import Table, duration, percent, short, size, spread
 
 FORMAT = 1
@@ -179,26 +180,53 @@ def compare_table(
     results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
     title: str = "",
     notes: Sequence[str] = (),
+    columns: Sequence[str] = ("local", "global"),
+    printed: Mapping[tuple[str, str, str], float] | None = None,
 ) -> Table:
-    """Return methods as rows and local and global accuracy per setting as columns, as in ScaleFL's Table 3.
+    """Return methods as rows and the columns of each setting side by side, as in ScaleFL's Table 3.
 
     Args:
         rows: Labels of the rows.
         settings: Labels of the settings; one empty label where there is only one setting.
-        results: Summaries of all seeds by (row, setting); a pair may be missing.
+        results: The numbers of all seeds by (row, setting), each by column (`fleetfit.report.columns`); a pair may be
+            missing.
         title: What stands above the table.
         notes: Sentences below it.
+        columns: What is shown of each setting.
+        printed: A paper's numbers by (row, setting, column), in percent or rounds: they get a line below the row's.
     """
-    columns = ("method", *(kind for _ in settings for kind in ("local", "global")))
+    places = [(setting, column) for setting in settings for column in columns]
+    paper = printed or {}
     body = []
     for row in rows:
-        cells = [row]
-        for setting in settings:
-            found = results.get((row, setting), ())
-            cells += [spread([summary[kind] for summary in found]) for kind in ("local", "global")]
-        body.append(tuple(cells))
-    groups = (("", 1), *((setting, 2) for setting in settings))
-    return Table(columns, tuple(body), title, tuple(notes), groups)
+        cells = []
+        for setting, column in places:
+            found, first = results.get((row, setting), ()), results.get((rows[0], setting), ())
+            start = None if row == rows[0] else [numbers.get(column) for numbers in first]
+            cells.append(cell(column, [numbers.get(column) for numbers in found], start))
+        body.append((row, *cells))
+        if any((row, *place) in paper for place in places):
+            theirs = [_printed(paper, row, None if row == rows[0] else rows[0], *place) for place in places]
+            body.append((f"{row}{OF_THE_PAPER}", *theirs))
+    groups = (("", 1), *((setting, len(columns)) for setting in settings))
+    return Table(("method", *(column for _, column in places)), tuple(body), title, tuple(notes), groups)
+
+
+OF_THE_PAPER = " (paper)"
+"""What the label of a line ends in that holds a paper's numbers."""
+
+
+def _printed(
+    paper: Mapping[tuple[str, str, str], float], row: str, first: str | None, setting: str, column: str
+) -> str:
+    """Return a paper's number as it stands in the table; rounds with the speed-up over the paper's first row."""
+    number = paper.get((row, setting, column))
+    if number is None:
+        return "-"
+    if not is_rounds(column):
+        return f"{number:.2f}"
+    start = None if first is None else paper.get((first, setting, column))
+    return f"{number:g}" if start is None else f"{number:g} ({start / number:.1f}x)"
 
 
 def levels_of_rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Table:

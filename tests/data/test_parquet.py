@@ -298,6 +298,24 @@ def test_from_the_hub(tmp_path: Path, write: Write, picture: Picture, monkeypatc
     assert data.name == "pictures" and asked == [("pictures", "somebody/pictures")]
 
 
+def test_a_part_of_the_training_images_is_drawn_class_by_class(tmp_path: Path, write: Write, picture: Picture) -> None:
+    """Of 40 training images, four of each class, 20 are drawn, two of each class, and half of those held out."""
+    folder = tmp_path / "cifar10"
+    for split in ("train", "test"):
+        write(folder / f"{split}.parquet", [picture(p) for p in noise(40, 32, 32, 3)], [i % 10 for i in range(40)])
+    data = cifar10(str(folder), samples=20, validation=0.5)
+    train, held = data.split("train"), data.split("validation")
+    assert (len(train), len(held), len(data.split("test"))) == (10, 10, 40)
+    assert len({*train.tolist(), *held.tolist()}) == 20
+    assert torch.cat([train, held]).max() < 40, "a test image among those for training"
+    assert torch.bincount(data.y[torch.cat([train, held])]).tolist() == [2] * 10
+    whole = cifar10(str(folder), samples=40, validation=0.5)
+    assert whole.split("train").tolist() == cifar10(str(folder), validation=0.5).split("train").tolist()
+    assert (data.augment, cifar10(str(folder), augment="none").augment) == ("crop-flip", None)
+    with pytest.raises(DataError, match=r"cifar10: samples must lie in 1\.\.40, the training samples; got 41\."):
+        cifar10(str(folder), samples=41)
+
+
 def test_cifar_is_normalised_as_in_the_paper(tmp_path: Path, write: Write, picture: Picture) -> None:
     pixels = noise(10, 32, 32, 3)
     for split in ("train", "test"):

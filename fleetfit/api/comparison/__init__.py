@@ -1,0 +1,114 @@
+"""Rows x settings x seeds from one file: each its own run folder below one folder, resumable, and the table at the end.
+
+Rows and tuned values are compared fairly: every row gets the same grid and the same small grid to tune, chosen on
+validation data with the first seed (ReeFL, appendix A); the table says what each got. A run that is finished is not run
+again, one that was cut off goes on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetfit.api.comparison.planned import Choice, Entry, Planned, label, nested, slug
+from fleetfit.api.comparison.reported import Comparison, Runs, reported
+from fleetfit.api.results import Run, load, settled
+from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
+from fleetfit.config import to_toml
+from fleetfit.config.assembly import with_measured
+from fleetfit.config.checking import checked
+from fleetfit.config.reading import anchored, merged, override, read_table
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.records import RunFolder
+from fleetfit.report.columns import best_so_far, curve, rounds_to
+
+__all__ = ["Choice", "Comparison", "Entry", "OnRun", "Planned", "compare", "label"]
+
+OnRun = Callable[[str, int, int, Run], OnRound | None]
+"""Called before each run with its title, its number, how many there are, and the run, perhaps finished already."""
+
+
+def compare(
+    file: str | Path,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    on_run: OnRun | None = None,
+) -> Comparison:
+    """Run every row of a file in every setting with every seed.
+
+    Args:
+        file: A run file with `[[compare.row]]`, `[[compare.setting]]` or `[compare.grid]`, perhaps `[compare.tune]`.
+        out: The folder; by default one below `runs/` that depends on what is compared, so the same command goes on.
+        overrides: `a.b=c`, for all rows.
+        on_run: Called before each run; what it returns is called with each round's report.
+
+    Raises:
+        FleetFitError: Something does not fit, or a folder holds a run of something else.
+    """
+    base = written = anchored(read_table(file), Path(file).expanduser().resolve().parent)
+    for text in overrides:
+        base = merged(base, anchored(override(text), Path.cwd()))
+    plan = Planned(base, Path(file).stem, written)
+    folder = Path(out).expanduser() if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
+    tuned = dict(_tune(plan, folder, on_run))
+    runs: Runs = {}
+    for number, entry in enumerate(plan.entries(), 1):
+        table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
+        title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
+        found = _one(table, folder / entry.place, title, number, plan.count, on_run)
+        runs.setdefault((entry.row, entry.setting), []).append(found)
+    return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, overrides)
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: int, on_run: OnRun | None) -> Run:
+    """Run one, go on with it, or open it if it is finished."""
+    experiment = settled(checked(table))
+    if not (place / "config.toml").is_file():
+        found = prepare(experiment, place)
+    else:
+        found = load(place)
+        same = with_measured(experiment, found.experiment.fleet.measured)
+        if RunFolder(place).text("config.toml") != to_toml(same):
+            raise RunError(f"{place} holds a run of something else; choose another folder with --out, or delete it.")
+    on_round = None if on_run is None else on_run(title, number, count, found)
+    if not found.finished:
+        proceed(found, on_round)
+    found.let_go()  # a comparison may have many runs, each with its own data in memory
+    return found
+
+
+def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[tuple[str, str], Choice]]:
+    """Choose among the tuned values for every row and setting, by validation data alone."""
+    if plan.tuning == [()]:
+        return
+    first = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
+    number, count = 0, len(first) * len(plan.tuning)
+    for entry in first:
+        scores = []
+        for choice in plan.tuning:
+            number += 1
+            change = {**nested(choice), "evaluate": {**nested(choice).get("evaluate", {}), "split": "validation"}}
+            place = folder / "tune" / entry.place.parent / slug(label(choice))
+            title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice)]))
+            found = _one(merged(entry.table, change), place, title, number, count, on_run)
+            scores.append(_score(plan, found))
+        best = max(range(len(scores)), key=lambda i: scores[i])  # the first of equal ones
+        yield (entry.row, entry.setting), plan.tuning[best]
+
+
+def _score(plan: Planned, found: Run) -> tuple[float, float]:
+    """Return how good a tuned value is, larger is better: an accuracy, or fewest rounds and then the best accuracy."""
+    section, summary = plan.section, found.summary
+    if section.tune_on != "rounds":
+        score = summary[section.tune_on]
+        points = [] if score is None else [(0, score)]
+    else:
+        points = curve(found.metrics, summary["norm"], section.target_on)
+    if not points:
+        raise ConfigError("compare.tune needs validation data, and no client has any; set data.validation.")
+    best = best_so_far(points)[-1][1]
+    reached = rounds_to(points, plan.targets[0]) if section.tune_on == "rounds" else 0.0
+    return (float("-inf") if reached is None else -reached), best

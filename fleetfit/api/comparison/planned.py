@@ -1,0 +1,256 @@
+"""What a comparison is to run: rows, settings and seeds of a file, and the numbers of a paper beside them.
+
+A setting is one of `[[compare.setting]]`, or one combination of the lists in `[compare.grid]`, or both combined; it
+heads columns of the table, as a row is a line of it.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fleetfit.config import Experiment
+from fleetfit.config.assembly import check_keys, spec_of_method
+from fleetfit.config.checking import checked
+from fleetfit.config.reading import merged
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
+from fleetfit.method import build
+from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded
+
+Choice = tuple[tuple[str, Any], ...]
+"""Keys of a run file and their values."""
+
+_OF_A_ROW = ("label", "printed")
+"""Keys of a row or a setting that are no keys of a run file."""
+
+Printed = Mapping[tuple[str, str, str], float]
+"""Numbers of a paper by (row, setting, column): percent, or rounds."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a comparison.
+
+    Attributes:
+        row: Label of its row.
+        setting: Label of its setting.
+        seed: Its seed.
+        table: Tables of its run file.
+        place: Its folder, below the comparison's.
+    """
+
+    row: str
+    setting: str
+    seed: int
+    table: Mapping[str, Any]
+    place: Path
+
+
+class Planned:
+    """The runs that a file asks for; everything that can be checked without data is checked here.
+
+    Args:
+        base: The tables of the file, with all overrides.
+        stem: The file's name, where it gives the comparison none.
+        written: The tables as they were before overrides, to which the printed numbers belong; None: `base`.
+    """
+
+    def __init__(self, base: Mapping[str, Any], stem: str, written: Mapping[str, Any] | None = None) -> None:
+        self.base = {key: value for key, value in base.items() if key != "compare"}
+        experiment = checked(base)
+        self.section = section = experiment.compare
+        self.name = experiment.name or stem
+        self.rows = _rows(section.row, self.base)
+        self.settings = _settings(experiment)
+        self.columns = _columns(experiment)
+        self.seeds = _leaves(section.grid, "compare.grid").get("seed", [experiment.seed])
+        self.tuning = list(product(_leaves(section.tune, "compare.tune")))
+        self.count = len(self.rows) * len(self.settings) * len(self.seeds)
+        self.printed = _printed(base if written is None else written)
+        self._places_differ()
+        for entry in self.entries():
+            self._check(entry)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the runs, row by row."""
+        for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
+            table = merged(merged(self.rows[row], self.settings[setting]), {"seed": seed, "name": row})
+            yield Entry(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}")
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of all that is run."""
+        text = json.dumps(
+            [[str(e.place), e.table] for e in self.entries()] + [self.tuning], default=str, sort_keys=True
+        )
+        return sha256(text.encode()).hexdigest()[:6]
+
+    def _places_differ(self) -> None:
+        places = [entry.place for entry in self.entries()]
+        if len(set(places)) < len(places):
+            raise ConfigError(
+                "[compare] two runs would have the same folder: give rows different labels, and the lists of the grid "
+                "different values."
+            )
+
+    def _check(self, entry: Entry) -> None:
+        try:
+            experiment = checked(entry.table)
+            build(spec_of_method(experiment))
+            check_keys(experiment)
+        except FleetFitError as error:
+            raise ConfigError(f'row "{entry.row}": {error}') from None
+        on = self.section.target_on
+        if self.targets and on not in ON_THE_WAY and not experiment.evaluate.whole:
+            raise ConfigError(
+                f'[compare] target_on: "{on}" is known after the last round only; set evaluate.whole = true to have it '
+                f"at every evaluation, or choose one of {', '.join(ON_THE_WAY)}."
+            )
+
+    @property
+    def targets(self) -> list[float]:
+        """The accuracies that the rounds are counted to."""
+        return list(self.section.targets)
+
+
+# ---- rows, settings, columns ---------------------------------------------------------------------------------------
+
+
+def _rows(given: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of each row by its label, the method's name where it has none."""
+    rows: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(given or [{}], 1):
+        table = merged(base, _change(row))
+        name = str(row.get("label") or table.get("method", {}).get("name", "scalefl"))
+        if name in rows:
+            raise ConfigError(
+                f'[compare] row #{number}: there is a row "{name}" already; give each row a label of its own.'
+            )
+        rows[name] = table
+    return rows
+
+
+def _settings(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return what each setting changes, by its label; one empty label where there is only one setting."""
+    named: list[tuple[str, dict[str, Any]]] = []
+    for number, given in enumerate(experiment.compare.setting, 1):
+        if not given.get("label"):
+            raise ConfigError(f'[compare] setting #{number}: needs a label, such as label = "IID".')
+        if "printed" in given:
+            raise ConfigError(f"[compare] setting #{number} printed: printed numbers stand in the rows.")
+        named.append((str(given["label"]), _change(given)))
+    grid = _leaves(experiment.compare.grid, "compare.grid")
+    grid.pop("seed", None)
+    found: dict[str, dict[str, Any]] = {}
+    for (name, change), choice in itertools.product(named or [("", {})], product(grid)):
+        whole = ", ".join(filter(None, [name, label(choice)]))
+        if whole in found:
+            raise ConfigError(f'[compare] there is a setting "{whole}" already; give each a label of its own.')
+        found[whole] = merged(change, nested(choice))
+    return found
+
+
+def _change(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key not in _OF_A_ROW}
+
+
+def _columns(experiment: Experiment) -> list[str]:
+    """Return the columns of the table; see `fleetfit.report.columns`."""
+    section = experiment.compare
+    names = section.columns
+    if names is None:
+        names = ["local", "global", *([ROUNDS] if section.targets else [])]
+    for name in names:
+        if name not in COLUMNS:
+            raise ConfigError(
+                f'[compare] columns: there is no column "{name}"; there are {", ".join(COLUMNS)}.'
+                f"{did_you_mean(name, COLUMNS)}"
+            )
+    if ROUNDS in names and not section.targets:
+        raise ConfigError('[compare] columns: "rounds" needs an accuracy to reach, such as target = 0.97.')
+    if section.tune_on == ROUNDS and not section.targets:
+        raise ConfigError('[compare] tune_on: "rounds" needs an accuracy to reach, such as target = 0.97.')
+    if section.target_on not in COLUMNS or section.target_on in (ROUNDS, "waste"):
+        raise ConfigError(f'[compare] target_on: "{section.target_on}" is no accuracy.'
+                          f'{did_you_mean(section.target_on, COLUMNS)}')  # fmt: skip
+    return expanded(list(dict.fromkeys(names)), section.targets)
+
+
+def _printed(table: Mapping[str, Any]) -> Printed:
+    """Return the numbers of a paper that the rows of a file hold.
+
+    Raises:
+        ConfigError: A row has another number of them than the table has columns, or something that is no number.
+    """
+    experiment = checked(table)
+    places = [(setting, column) for setting in _settings(experiment) for column in _columns(experiment)]
+    rows = experiment.compare.row
+    names = list(_rows(rows, {key: value for key, value in table.items() if key != "compare"}))
+    found: dict[tuple[str, str, str], float] = {}
+    for row, name in zip(rows, names, strict=False):
+        numbers = row.get("printed", [])
+        if not isinstance(numbers, list) or (numbers and len(numbers) != len(places)):
+            wanted = "; ".join(", ".join(filter(None, place)) for place in places)
+            got = len(numbers) if isinstance(numbers, list) else repr(numbers)
+            raise ConfigError(
+                f'row "{name}": printed must have a number for each column of the table, {len(places)} in all '
+                f'({wanted}), "-" where the paper has none; got {got}.'
+            )
+        for place, number in zip(places, numbers, strict=False):
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                found[(name, *place)] = float(number)
+            elif number != "-":
+                raise ConfigError(f'row "{name}": printed must hold numbers, or "-" for none; got {number!r}.')
+    return found
+
+
+# ---- lists of values -----------------------------------------------------------------------------------------------
+
+
+def _leaves(table: Mapping[str, Any], where: str, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """Return the lists of a grid by dotted key."""
+    found: dict[str, list[Any]] = {}
+    for key, value in table.items():
+        inner = (*path, *key.split("."))
+        if isinstance(value, Mapping):
+            found |= _leaves(value, where, inner)
+        elif isinstance(value, list) and value:
+            found[".".join(inner)] = value
+        else:
+            raise ConfigError(f"[{where}] {'.'.join(inner)}: must be a list of values to try, got {value!r}.")
+    return found
+
+
+def product(lists: Mapping[str, list[Any]]) -> Iterator[Choice]:
+    """Yield every combination of the lists' values."""
+    for values in itertools.product(*lists.values()):
+        yield tuple(zip(lists, values, strict=True))
+
+
+def nested(choice: Choice) -> dict[str, Any]:
+    """Return the tables that dotted keys stand for."""
+    table: dict[str, Any] = {}
+    for key, value in choice:
+        change: Any = value
+        for part in reversed(key.split(".")):
+            change = {part: change}
+        table = merged(table, change)
+    return table
+
+
+def label(choice: Choice) -> str:
+    """Return how a choice is called: "cifar10, alpha = 1"."""
+    parts = []
+    for key, value in choice:
+        *_, last = key.split(".")
+        parts.append(str(value) if last in ("name", "kind") else f"{last} = {value}")
+    return ", ".join(parts)
+
+
+def slug(text: str) -> str:
+    """Return a label as a folder's name."""
+    return re.sub(r"[^\w.]+", "-", text).strip("-").lower()

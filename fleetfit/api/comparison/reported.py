@@ -1,0 +1,98 @@
+"""A finished comparison: its table as Markdown and CSV, all numbers as JSON, the plots."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetfit.api.comparison.planned import Planned
+from fleetfit.api.results import Run
+from fleetfit.config.checking import checked
+from fleetfit.errors import MissingExtra
+from fleetfit.records import write_atomically
+from fleetfit.report import plots
+from fleetfit.report.columns import is_rounds, numbers_of
+from fleetfit.report.tables import OF_THE_PAPER, compare_table
+from fleetfit.report.text import Table
+
+Runs = dict[tuple[str, str], list[Run]]
+Tuned = Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A finished comparison.
+
+    Attributes:
+        folder: Its folder, with `table.md`, `table.csv` and `compare.json`.
+        table: Methods as rows, the columns of each setting side by side; a paper's numbers below ours.
+        runs: The runs by (row, setting), one per seed.
+        tuned: What each (row, setting) got from the tuned grid.
+    """
+
+    folder: Path
+    table: Table
+    runs: Mapping[tuple[str, str], Sequence[Run]]
+    tuned: Tuned
+
+
+def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, overrides: Sequence[str] = ()) -> Comparison:
+    """Write the table, the numbers and the plots of finished runs."""
+    summaries = {key: [found.summary for found in group] for key, group in runs.items()}
+    metrics = {key: [found.metrics for found in group] for key, group in runs.items()}
+    on = plan.section.target_on
+    numbers = {
+        key: [numbers_of(s, m, plan.columns, plan.targets, on) for s, m in zip(found, metrics[key], strict=True)]
+        for key, found in summaries.items()
+    }
+    notes = _notes(plan, tuned, overrides)
+    table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
+    write_atomically(folder / "table.md", table.to_markdown())
+    write_atomically(folder / "table.csv", table.to_csv())
+    entries = [
+        {
+            "row": row,
+            "setting": setting,
+            "tuned": tuned.get((row, setting)),
+            "columns": shown,
+            "printed": {c: plan.printed[row, setting, c] for c in plan.columns if (row, setting, c) in plan.printed},
+            **summary,
+            "folder": str(found.folder),
+        }
+        for (row, setting), group in runs.items()
+        for found, summary, shown in zip(group, summaries[row, setting], numbers[row, setting], strict=True)
+    ]
+    write_atomically(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
+    with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
+        first = {key: found[0] for key, found in metrics.items()}
+        plots.plots_of_comparison(folder, summaries, first, plan.columns, plan.targets, on)
+    return Comparison(folder, table, runs, tuned)
+
+
+def _notes(plan: Planned, tuned: Tuned, overrides: Sequence[str]) -> list[str]:
+    """Return the sentences below the table."""
+    section, seeds = plan.section, len(plan.seeds)
+    notes = [f"Accuracy in percent on test data; {seeds} seed{'s' if seeds > 1 else ''}"
+             f"{', mean ± standard deviation' if seeds > 1 else ''}."]  # fmt: skip
+    if any(map(is_rounds, plan.columns)):
+        every = sorted({checked(entry.table).evaluate.every for entry in plan.entries()})
+        said = ", ".join(map(_often, every))
+        notes.append(
+            f"Rounds until the {section.target_on} accuracy reaches the target, by the best one so far and a straight "
+            f"line between evaluations ({said}); in brackets the speed-up over the first row."
+        )
+    if "waste" in plan.columns:
+        notes.append("Waste: 1 - what came back / what was sent, in percent, mean over the rounds.")
+    notes += [f"Tuned on validation data: {', '.join(filter(None, key))}: {value}." for key, value in tuned.items()]
+    if plan.printed:
+        notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
+    if section.differs:
+        notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
+    if overrides and (plan.printed or section.differs):
+        notes.append(f"Changed for this table: {' '.join(overrides)}")
+    return notes
+
+
+def _often(every: int) -> str:
+    return {0: "after the last round only", 1: "every round"}.get(every, f"every {every} rounds")

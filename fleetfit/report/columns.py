@@ -1,0 +1,134 @@
+"""What a table of a comparison can show of a run: its final accuracies, rounds to a target, the waste rate.
+
+Rounds to a target as in McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+(2017), section 3: the curve of accuracies is made monotone by the best one so far, and crosses the target where the
+straight line between two evaluated rounds does. Then a speed-up is the first row's rounds over a row's own.
+
+Differs from the paper: the accuracy before the first round is not measured, so that a target reached by the first
+evaluation counts as reached in that round.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from fleetfit.report.text import spread
+
+ROUNDS = "rounds"
+ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits")
+"""Accuracies that every evaluation has; the others belong to the last one, unless `evaluate.whole` is set."""
+COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", ROUNDS)
+"""What `[compare] columns` may name; `docs/guide.md` explains each."""
+
+Curve = Sequence[tuple[int, float]]
+"""Evaluated rounds, ascending and counted from 1, with their accuracies."""
+
+
+def expanded(names: Sequence[str], targets: Sequence[float]) -> list[str]:
+    """Return the table's columns: "rounds" becomes one for each target."""
+    found: list[str] = []
+    for name in names:
+        found += [rounds_column(target) for target in targets] if name == ROUNDS else [name]
+    return found
+
+
+def rounds_column(target: float) -> str:
+    """Return the heading of the rounds to a target: "rounds to 97%"."""
+    return f"{ROUNDS} to {100 * target:.6g}%"
+
+
+def is_rounds(column: str) -> bool:
+    """Tell whether a column counts rounds."""
+    return column.startswith(f"{ROUNDS} to ")
+
+
+# ---- of one run ------------------------------------------------------------------------------------------------------
+
+
+def numbers_of(
+    summary: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    targets: Sequence[float] = (),
+    target_on: str = "global",
+) -> dict[str, float | None]:
+    """Return a run's number in each column: fractions, or rounds; None where there is none.
+
+    Args:
+        summary: Its final numbers.
+        metrics: The reports of its rounds.
+        columns: What is wanted, `expanded`.
+        targets: The accuracies that rounds are counted to.
+        target_on: Which accuracy that is.
+    """
+    final = summary.get("evaluate", {}).get(summary.get("norm"), {})
+    found: dict[str, float | None] = {name: final.get(name, summary.get(name)) for name in columns}
+    reached = curve(metrics, str(summary.get("norm")), target_on)
+    return found | {
+        rounds_column(target): rounds_to(reached, target) for target in targets if rounds_column(target) in columns
+    }
+
+
+def curve(metrics: Sequence[Mapping[str, Any]], norm: str, kind: str) -> list[tuple[int, float]]:
+    """Return the evaluated rounds of a run with one of their accuracies."""
+    found = [(m["round"], m.get("evaluate", {}).get(norm, {}).get(kind)) for m in metrics]
+    return [(done, accuracy) for done, accuracy in found if accuracy is not None]
+
+
+def best_so_far(points: Curve) -> list[tuple[int, float]]:
+    """Return the curve with each accuracy replaced by the best one until then."""
+    best, found = float("-inf"), []
+    for done, accuracy in points:
+        best = max(best, accuracy)
+        found.append((done, best))
+    return found
+
+
+def rounds_to(points: Curve, target: float) -> float | None:
+    """Return after how many rounds a curve first reaches a target; see the module's docstring.
+
+    Args:
+        points: The curve, as it was measured.
+        target: An accuracy, between 0 and 1.
+
+    Returns:
+        r_0 + (target - a_0) / (a_1 - a_0) * (r_1 - r_0) between the last evaluated round r_0 whose best accuracy a_0 so
+        far is below the target and the next one r_1; the first evaluated round if it reaches the target; None if no
+        round does.
+    """
+    best = best_so_far(points)
+    if best and best[0][1] >= target:
+        return float(best[0][0])
+    for (before, low), (after, high) in pairwise(best):
+        if high >= target:
+            return before + (target - low) / (high - low) * (after - before)
+    return None
+
+
+# ---- over seeds ------------------------------------------------------------------------------------------------------
+
+
+def mean_rounds(values: Sequence[float | None]) -> float | None:
+    """Return the mean over the seeds; None unless all of them reached the target."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def cell(column: str, values: Sequence[float | None], first: Sequence[float | None] | None = None) -> str:
+    """Return what stands in the table: "84.49", "84.49 ± 0.31", "87.2 (3.6x)", "2 of 3 seeds", "-".
+
+    Args:
+        column: The column.
+        values: The numbers of all seeds.
+        first: Those of the first row, over which the speed-up is; None for the first row itself.
+    """
+    if not is_rounds(column):
+        return spread(values)
+    mean, reached = mean_rounds(values), sum(value is not None for value in values)
+    if mean is None:
+        return f"{reached} of {len(values)} seeds" if reached else "-"
+    deviation = f" ± {statistics.stdev([v for v in values if v is not None]):.1f}" if len(values) > 1 else ""
+    start = None if first is None else mean_rounds(first)
+    faster = "" if start is None else f" ({start / mean:.1f}x)"
+    return f"{mean:.1f}".removesuffix(".0") + deviation + faster if mean < 100 else f"{mean:.0f}{deviation}{faster}"
