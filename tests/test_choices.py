@@ -354,6 +354,16 @@ def test_only_connected_clients_are_chosen_and_nobody_twice(choice: str) -> None
     assert federation.method.choose(nobody, start(federation), numpy_rng(0)) == []
 
 
+@pytest.mark.parametrize("kind", ["CS", "random", "greedy"])
+def test_adaptivefl_chooses_among_the_connected(kind: str) -> None:
+    federation, _ = tiny_federation({"name": "adaptivefl", "choose": kind}, 12, 8)
+    federation = replace(federation, connected=lambda r: np.arange(12) % 3 == r % 3)
+    server = start(federation)
+    for round in range(3):
+        found = federation.method.choose(federation, replace(server, round=round), numpy_rng(round))
+        assert sorted(found) == [c for c in range(12) if c % 3 == round]
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_memory_survives_a_checkpoint(choice: str, tmp_path: Path) -> None:
     """Six rounds at once, and three, a file, three more: the same bits."""
