@@ -20,7 +20,7 @@ from fleetfit.config.assembly import check_keys
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.planner import Plan
-from fleetfit.report import plots
+from fleetfit.report import drawing
 from fleetfit.report.papers import paper_table
 from fleetfit.rounds import start
 
@@ -131,7 +131,7 @@ def test_the_layout_of_an_example_is_right(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_an_example_of_a_model_learns_at_four_levels(model, method, tmp_path, monkeypatch):
     needs_transformers(model)
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     few = ("rounds=3", "local.epochs=2", "data.partition={kind='dirichlet', alpha=100.0, clients=4}", "data.test=0.6",
            "cohort.count=4", "evaluate.every=0")  # fmt: skip
     name = f"{EXAMPLES / model}.py:{MODELS[model]}"
