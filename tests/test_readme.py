@@ -26,7 +26,7 @@ from fleetfit.config.writing import to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.method import FEDAVG, HOOKS, build
 from fleetfit.planner import Targets
-from fleetfit.report import plots
+from fleetfit.report import drawing
 from fleetfit.rounds import Round, Settings, one_round, run, start
 from fleetfit.values import Federation, Local, Simulation
 
@@ -199,7 +199,7 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
 def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     found = follow(OWN_MODEL, tmp_path, capsys.readouterr)
     assert found["first"].shape == (5, 10) and torch.equal(found["first"], found["logits"][0])
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
 @pytest.mark.slow
 def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     follow(ADD_A_METHOD, tmp_path, capsys.readouterr)
     table = (tmp_path / "runs" / "compared" / "table.md").read_text()
     assert [row for row in ("FjORD", "FjORD with FedProx", "Federated Dropout") if f"| {row} |" not in table] == []

@@ -14,7 +14,7 @@ from fleetfit.config import read_experiment
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import State
 from fleetfit.records import RunFolder
-from fleetfit.report import plots
+from fleetfit.report import drawing
 from fleetfit.train import initial_state
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def without_plots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "available", lambda: False)
+        patch.setattr(drawing, "available", lambda: False)
         yield
 
 

@@ -18,7 +18,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import State, build_module
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
-from fleetfit.report import plots
+from fleetfit.report import drawing
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state, notes_on_start
 from fleetfit.values import Problem
@@ -356,7 +356,7 @@ def test_the_key_reaches_the_factory(folder: Path) -> None:
 
 def test_a_run_begins_as_the_checkpoint_on_every_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers rebuild the model from the folder's config.json; both engines end with the same bits."""
-    monkeypatch.setattr(plots, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=4))
     folder = saved(theirs, tmp_path / "bert")
     runs = [
