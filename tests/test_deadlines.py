@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_clock import fast
-from tiny import tiny_federation
+from tiny import spec_of, tiny_federation
 
 import fleetfit
 from fleetfit import names, wire
@@ -217,7 +217,7 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
 )
 def test_methods_take_shallower_and_stopped_updates(name: str, plus: Mapping[str, Any]) -> None:
     """Two rounds in which the deadline bites: everybody's update is accepted, and client memories move along."""
-    federation, simulation = tiny_federation({"name": name, "plus": {**plus, "in_time": {}}}, clients=6, cohort=6)
+    federation, simulation = tiny_federation({**spec_of(name), "plus": {**plus, "in_time": {}}}, clients=6, cohort=6)
     engine = local(fast(simulation, 2e5, 1e6, 1e6, 0.1))
     settings = Settings(2, Local(lr=0.05, epochs=3, batch_size=8, deadline_s=0.4))
     server = start(federation)
