@@ -18,8 +18,9 @@ from fleetfit.profiles import PROFILES
 from fleetfit.rounds import Settings, one_round, run, simulated_seconds, start
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Submodel
+from fleetfit.train import run_job
 from fleetfit.train.clock import STEP, forward_work, planned_passes
-from fleetfit.values import Failure, Federation, Local, Resources, Simulation, Speed, Update
+from fleetfit.values import Failure, Federation, Job, Local, Resources, Simulation, Speed, Update
 
 FIGURES = ("multiply_adds_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
 
@@ -168,6 +169,20 @@ def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
     assert simulated_seconds([update(2.0), lost], 9.0) == 9.0  # it waits for who was lost
     assert simulated_seconds([update(2.0), lost], None) == 2.0
     assert simulated_seconds([update(None)], 9.0) is None
+
+
+@pytest.mark.parametrize("deadline_s", [None, 9.0])
+def test_who_went_away_is_waited_for_until_the_deadline(deadline_s: float | None) -> None:
+    """Without a deadline the server notices when the job cannot be delivered: 0.25 s and down / 20 kB/s."""
+    federation, simulation = clocked()
+    piece = federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, piece)
+    training = Local(deadline_s=deadline_s)
+    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 5, 0, training)
+    device = replace(simulation.device(0), absent="went away")
+    found, _ = run_job(job, device)
+    assert isinstance(found, Failure) and found.absent and not found.late
+    assert found.simulated_s == pytest.approx(0.25 + wire.job_size(job) / 2e4 if deadline_s is None else 9.0)
 
 
 # ---- figures of a fleet --------------------------------------------------------------------------------------------

@@ -53,16 +53,17 @@ def accuracy_against(rows: Mapping[str, tuple[Summary, Metrics]], cost: str) -> 
 
 
 def spent(metrics: Metrics, cost: str) -> dict[int, float]:
-    """Return by round what all rounds until then cost; nothing where some round does not say it."""
-    total, found = 0.0, {}
+    """Return by round what all rounds until then cost; nothing where no round says it.
+
+    A round without clients has no seconds, and adds none.
+    """
+    total, found, said = 0.0, {}, False
     for report in metrics:
         added = {
             "bytes": report["bytes_down"] + report["bytes_up"],
             "seconds": report.get("simulated_s"),
             "multiply_adds": report.get("multiply_adds"),
         }[cost]
-        if added is None:
-            return {}
-        total += added
+        total, said = total + (added or 0), said or added is not None
         found[report["round"]] = total
-    return found
+    return found if said else {}

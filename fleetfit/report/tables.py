@@ -63,9 +63,9 @@ def summary_of(
 
 
 def simulated(metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the simulated seconds of all rounds; None where one of them has none."""
-    known = [m.get("simulated_s") for m in metrics]
-    return None if not known or None in known else sum(s for s in known if s is not None)
+    """Return the simulated seconds of all rounds; None where no round has any."""
+    known = [m["simulated_s"] for m in metrics if m.get("simulated_s") is not None]
+    return sum(known) if known else None
 
 
 def _without_clients(value: Any) -> Any:

@@ -107,12 +107,17 @@ def learn(device: Device, multiply_adds: int) -> None:
 
 
 def timed(reply: Update | Failure, job: Job, device: Device) -> Update | Failure:
-    """Return a training job's reply with its simulated seconds; one that comes after the deadline is a failure."""
+    """Return a training job's reply with its simulated seconds; one that comes after the deadline is a failure.
+
+    The server waits until the deadline for whoever is late or went away; without a deadline it notices at once that
+    somebody went away.
+    """
     clock, until = device.clock, job.local.deadline_s
     if job.kind != "train" or clock.speed is None:
         return reply
-    if isinstance(reply, Failure) and reply.late:
-        return replace(reply, simulated_s=until)
+    if isinstance(reply, Failure) and (reply.late or reply.absent):
+        noticed = clock.speed.seconds(clock.received, 0, 0)
+        return replace(reply, simulated_s=noticed if until is None else until)
     seconds = clock.speed.seconds(clock.received, reply.multiply_adds, wire.reply_size(reply))
     if until is not None and seconds > until * _SLACK and isinstance(reply, Update):
         spent = reply.multiply_adds

@@ -27,7 +27,8 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         The update, or a failure that says why; and what the client remembers if the update is accepted.
     """
     if job.kind == "train" and device.absent:
-        return replace(_failure(job, device.absent), absent=True), device.memory
+        gone = replace(_failure(job, device.absent), absent=True)
+        return timed(gone, job, started(job, device)), device.memory
     device = started(job, device)
     reply, memory = _done(job, device)
     return timed(reply, job, device), memory

@@ -55,6 +55,11 @@ def test_seconds_and_multiply_adds_are_added_up_in_a_unit_that_suits_them() -> N
     assert axes.get_xlabel() == "multiply-adds of clients ($10^{9}$)"
 
 
+def test_a_round_without_clients_takes_no_time() -> None:
+    some = [METRICS[0], {**METRICS[1], "simulated_s": None}, METRICS[2]]
+    assert by_cost.spent(some, "seconds") == {1: 90.0, 2: 90.0, 3: 180.0}
+
+
 def test_what_no_run_reports_is_not_drawn(tmp_path: Path) -> None:
     """Without profiles there are no seconds; beside a run with them, one without has no line."""
     timeless = [{**m, "simulated_s": None} for m in METRICS]
