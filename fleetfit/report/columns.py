@@ -128,7 +128,9 @@ def cell(column: str, values: Sequence[float | None], first: Sequence[float | No
     mean, reached = mean_rounds(values), sum(value is not None for value in values)
     if mean is None:
         return f"{reached} of {len(values)} seeds" if reached else "-"
-    deviation = f" ± {statistics.stdev([v for v in values if v is not None]):.1f}" if len(values) > 1 else ""
     start = None if first is None else mean_rounds(first)
     faster = "" if start is None else f" ({start / mean:.1f}x)"
-    return f"{mean:.1f}".removesuffix(".0") + deviation + faster if mean < 100 else f"{mean:.0f}{deviation}{faster}"
+    text = f"{mean:.1f}" if mean < 100 else f"{mean:.0f}"
+    if len(values) > 1:
+        return f"{text} ± {statistics.stdev([v for v in values if v is not None]):.1f}{faster}"
+    return text.removesuffix(".0") + faster

@@ -69,9 +69,9 @@ def test_the_tables_of_the_fedavg_paper() -> None:
 def test_seeds_count_only_together() -> None:
     """Mean of 10, 12 and 17 is 13, their deviation sqrt((9 + 1 + 16) / 2) = 3.606; 26 / 13 = 2."""
     name = columns.rounds_column(0.5)
-    assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, 26.0, 32.0]) == "13 ± 3.6 (2.0x)"
+    assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, 26.0, 32.0]) == "13.0 ± 3.6 (2.0x)"
     assert columns.cell(name, [10.0, None, 17.0], [20.0, 26.0, 32.0]) == "2 of 3 seeds"
-    assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, None, 32.0]) == "13 ± 3.6"
+    assert columns.cell(name, [10.0, 12.0, 17.0], [20.0, None, 32.0]) == "13.0 ± 3.6"
 
 
 def test_numbers_of_a_run() -> None:

@@ -38,6 +38,15 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
     assert set(lines) == {"global", "local", "local, level 1", "local, level 2"}
 
 
+def test_a_comparison_draws_the_tables_accuracies_and_its_targets() -> None:
+    figure = plots.accuracy_of_rows({"a": (SUMMARY, METRICS)}, ["global"], {"global": [0.9], "local": [0.1]})
+    (axes,) = figure.axes
+    target, curve = axes.lines
+    assert list(target.get_ydata()) == [90.0, 90.0]
+    assert list(curve.get_ydata()) == pytest.approx([40, 80])
+    assert len(plots.accuracy_of_rows({"a": (SUMMARY, METRICS)}).axes) == 2, "local and global by default"
+
+
 def test_bytes_are_added_up_over_all_rounds() -> None:
     for axes in by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "bytes").axes:
         assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each

@@ -79,8 +79,8 @@ def _notes(plan: Planned, tuned: Tuned, overrides: Sequence[str]) -> list[str]:
         every = sorted({checked(entry.table).evaluate.every for entry in plan.entries()})
         said = ", ".join(map(_often, every))
         notes.append(
-            f"Rounds until the {section.target_on} accuracy reaches the target, by the best one so far and a straight "
-            f"line between evaluations ({said}); in brackets the speed-up over the first row."
+            f'Rounds until the "{section.target_on}" accuracy reaches the target, by the best one so far and a '
+            f"straight line between evaluations ({said}); in brackets the speed-up over the first row."
         )
     if "waste" in plan.columns:
         notes.append("Waste: 1 - what came back / what was sent, in percent, mean over the rounds.")
