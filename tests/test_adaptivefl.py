@@ -13,6 +13,7 @@ import pytest
 import torch
 from tiny import tiny_data, tiny_federation, tiny_parts
 
+from fleetfit.aggregate import Aggregate
 from fleetfit.api import resume
 from fleetfit.api import run as run_file
 from fleetfit.config.assembly import assemble
@@ -283,6 +284,17 @@ def test_a_round_moves_the_tables_by_what_came_back() -> None:
     total = sum(sizes[federation.levels[model].name] for _, model, _ in slots)
     assert report["waste"] == pytest.approx(1 - back / total, abs=1e-12)
     assert len(report["failures"]) == 1  # nobody can train with a hundredth
+
+
+def test_a_piece_that_is_no_model_of_the_pool_moves_only_what_was_sent() -> None:
+    """A device may send back any part of what it got; the server goes on, and learns nothing of its resources."""
+    federation, _ = fleet()
+    piece = federation.levels[L1].submodel
+    odd = replace(piece, channels={**piece.channels, "layer3": range(1)})
+    update = Update(0, 0, 2, L1, piece, odd, {}, 5, {})
+    server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [update])
+    kept = server.memory["adaptivefl"]
+    assert kept["curiosity"][:, 2].tolist() == [1, 1, 2] and bool((kept["resources"] == 1).all())
 
 
 def test_greedy_with_the_whole_fleet_is_all_large() -> None:

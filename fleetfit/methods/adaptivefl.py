@@ -129,16 +129,17 @@ def prune(job: Job, device: Device, models: Models) -> Job | None:
 
 def learn(federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]) -> Server:
     """Move the tables by what was sent and what came back (Algorithm 1 lines 11 to 26)."""
-    before = tables_of(federation, server)
+    before, models = tables_of(federation, server), [level.submodel for level in federation.levels]
     chosen, scores = before.curiosity.copy(), before.resources.copy()
     for report in reports:
         c, model = report.client, report.level
         chosen[:, c] = after_sending(chosen[:, c], model, before.p)
-        if isinstance(report, Update):
-            back = federation.level_index(report.submodel)
+        # a piece that is no model of the pool says nothing of it
+        back = models.index(report.submodel) if isinstance(report, Update) and report.submodel in models else None
+        if back is not None:
             chosen[:, c] = after_sending(chosen[:, c], back, before.p)
             scores[:, c] = after_reply(scores[:, c], model, back)
-        elif report.declined:
+        elif isinstance(report, Failure) and report.declined:
             scores[:, c] = after_refusal(scores[:, c], model)
     return replace(server, memory=Tables(chosen, scores).beside(server.memory))
 
