@@ -49,3 +49,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ` Did you mean "rounds"?`, or an empty string when nothing is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""
+
+
+def in_range(name: str, value: float, low: float, high: float = float("inf"), *, closed: bool = False) -> None:
+    """Refuse a hyperparameter outside low < value < high; `closed` admits low itself.
+
+    Raises:
+        ConfigError: It is outside.
+    """
+    if not (low <= value if closed else low < value) or not value < high:
+        least = f"at least {low:g}" if closed else f"above {low:g}"
+        most = "" if high == float("inf") else f" and below {high:g}"
+        raise ConfigError(f"{name} must be {least}{most}, got {value}.")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.errors import ConfigError
 from fleetfit.values import Server
 
 
@@ -46,16 +45,6 @@ def best(ids: np.ndarray, scores: np.ndarray, count: int, rng: np.random.Generat
 def listed(ids: np.ndarray) -> list[int]:
     """Return ids as the hook `choose` does."""
     return [int(i) for i in ids]
-
-
-def at_least(name: str, value: int, least: int) -> None:
-    """Refuse a hyperparameter that is too small.
-
-    Raises:
-        ConfigError: It is too small.
-    """
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}.")
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.choices import _directions
-from fleetfit.choices._drawing import any_of, at_least, listed, remembered, remembering
+from fleetfit.choices._drawing import any_of, listed, remembered, remembering
+from fleetfit.errors import in_range
 from fleetfit.method import Method
 from fleetfit.values import Failure, Federation, Server, Update
 
@@ -39,9 +40,9 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
         buckets: Numbers in the sketch of a direction, for each level.
         kept: Clients whose direction is kept, those who reported last.
     """
-    at_least("candidates", candidates, 0)
-    at_least("buckets", buckets, 1)
-    at_least("kept", kept, 2)
+    in_range("candidates", candidates, 0, closed=True)
+    in_range("buckets", buckets, 1, closed=True)
+    in_range("kept", kept, 2, closed=True)
     return Method(
         choose=partial(choose, candidates=candidates, target=target),
         note=partial(note, buckets=buckets),

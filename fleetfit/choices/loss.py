@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.choices._drawing import at_least, best, by_weight, listed, remembering, table
+from fleetfit.choices._drawing import best, by_weight, listed, remembering, table
+from fleetfit.errors import in_range
 from fleetfit.method import Method
 from fleetfit.values import Failure, Federation, Server, Update
 
@@ -25,7 +26,7 @@ def loss(candidates: int = 0) -> Method:
     Args:
         candidates: d, how many are drawn by data size; never fewer than the cohort; 0 is twice as many.
     """
-    at_least("candidates", candidates, 0)
+    in_range("candidates", candidates, 0, closed=True)
     return Method(choose=partial(choose, candidates=candidates), observe=observe)
 
 

@@ -8,7 +8,8 @@ budget: `told` is false, and the clients it knows have none. Updates weigh by sa
 Differs from the paper: R_s is the settled reading of a garbled formula (see `_reinforcement.resource_reward`). The pool
 is not nested (S_1 can be wider than M_p somewhere), so a device prunes only to models contained in what it has, and
 declines when it affords none of them: nothing comes back, its whole size is waste, its scores fall without credit.
-Tables move after the round, and no client gets two models in one round.
+Tables move after the round, no client gets two models in one round, and a device takes what costs up to (1 + tolerance)
+of its budget, as in all methods here.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
+from fleetfit.errors import in_range
 from fleetfit.layout import Axis
 from fleetfit.levels import split_levels
 from fleetfit.method import Method
-from fleetfit.options._covered import in_range
 from fleetfit.submodel import Channels, random
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.submodel import FlatState, flat_of, shapes_of
 from fleetfit.values import Server
@@ -59,15 +58,3 @@ class Movement:
         }  # fmt: skip
         memory_now = {**(self._server.memory or {}), **kept}  # what choices of clients remember stays
         return replace(self._server, state=state, round=self._server.round + 1, memory=memory_now)
-
-
-def in_range(name: str, value: float, low: float, high: float = float("inf"), *, closed: bool = False) -> None:
-    """Refuse a hyperparameter outside low < value < high; `closed` admits low itself.
-
-    Raises:
-        ConfigError: It is outside.
-    """
-    if not (low <= value if closed else low < value) or not value < high:
-        least = f"at least {low:g}" if closed else f"above {low:g}"
-        most = "" if high == float("inf") else f" and below {high:g}"
-        raise ConfigError(f"{name} must be {least}{most}, got {value}.")

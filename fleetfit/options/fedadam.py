@@ -10,8 +10,9 @@ from functools import partial
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.errors import in_range
 from fleetfit.method import Method
-from fleetfit.options._covered import Movement, in_range
+from fleetfit.options._covered import Movement
 from fleetfit.values import Failure, Federation, Server, Update
 
 Second = Callable[[Tensor, Tensor, float], Tensor]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.errors import in_range
 from fleetfit.method import Method
-from fleetfit.options._covered import Movement, in_range
+from fleetfit.options._covered import Movement
 from fleetfit.values import Failure, Federation, Server, Update
 
 

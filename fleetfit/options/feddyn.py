@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.errors import in_range
 from fleetfit.layout import State
 from fleetfit.method import Method, by_count
-from fleetfit.options._covered import Movement, in_range
+from fleetfit.options._covered import Movement
 from fleetfit.submodel import FlatState, Submodel, flat_of, recut, shapes_of
 from fleetfit.values import Device, Failure, Federation, Job, Server, Update
 
