@@ -25,7 +25,8 @@ def split_levels(
     for index, split in enumerate(search(grid, targets, mode, further=further)):
         kept = split.exits if exits == "all" else split.exits[-1:]
         piece = problem.submodel(split.width, kept)
-        levels.append(Level(str(index + 1), piece, split.width, split.share, split.further))
+        needs = split.share if split.needs is None else split.needs
+        levels.append(Level(str(index + 1), piece, split.width, needs, split.further))
     return levels
 
 

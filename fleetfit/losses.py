@@ -1,4 +1,4 @@
-"""Losses of models with exits, as pure functions: ScaleFL Eq. 5, HeteroFL's masked CE, DepthFL's distillation.
+"""Losses of models with exits, as pure functions: ScaleFL Eq. 5, HeteroFL's masked CE, DepthFL's and ReeFL's.
 
 Differs from the paper: the printed weights i / (l(l+1)) of Eq. 5 sum to one half, so that a level-1 client would
 train half a cross-entropy while its baselines train a whole one; the default is 2i / (l(l+1)), which sums to one.
@@ -82,4 +82,29 @@ def mutual_distillation(logits: Sequence[Tensor], y: Tensor, task: Task, share: 
         pairs = [task.divergence(teacher, student, temperature, y) for i, student in enumerate(logits)
                  for j, teacher in enumerate(logits) if i != j]  # fmt: skip
         total = total + share / (len(logits) - 1) * torch.stack(pairs).sum()
+    return total
+
+
+def best_exit_distillation(
+    logits: Sequence[Tensor], losses: Tensor, teacher: Tensor, y: Tensor, task: Task, share: float, temperature: float
+) -> Tensor:
+    """Return the loss of all exits with distillation from one of them (ReeFL Eqs. 5 and 6).
+
+    L = sum_e CE_e + share * sum_{e != teacher} KL(exit teacher, exit e) tau^2, the teacher detached.
+
+    Args:
+        logits: Per exit [B, C], shallow to deep.
+        losses: Per exit its loss [E].
+        teacher: The teacher's index, a tensor [] of whole numbers: nothing waits for it.
+        y: Labels [B].
+        task: Gives the divergence.
+        share: Weight of the distillation, at least 0.
+        temperature: tau > 0.
+    """
+    total = losses.sum()
+    if share and len(logits) > 1:
+        best = torch.stack([z.detach() for z in logits]).index_select(0, teacher[None])[0]
+        parts = torch.stack([task.divergence(best, z, temperature, y) for z in logits])
+        others = torch.arange(len(logits), device=parts.device) != teacher
+        total = total + share * (parts * others).sum()
     return total

@@ -24,13 +24,13 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _PRIVATE = {
     "engines": {"allocator", "memories"},
-    "models": {"blocks"},
+    "models": {"blocks", "ree"},
     "data": {"dataset", "parquet", "augment", "partition", "stored", "dealing"},
 }  # modules that are no entry
 
 
 def available(kind: str) -> list[str]:
-    """Return the built-in names of a kind ("methods", "options", "choices", "models", "data", "engines"), sorted."""
+    """Return the built-in names of a kind, sorted: "methods", "models" or another one of `resolve`."""
     package = importlib.import_module(f"fleetfit.{kind}")
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_") and name not in _PRIVATE.get(kind, set()))
@@ -46,7 +46,8 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     """Return the function that a name stands for.
 
     Args:
-        kind: The package that holds the built-in ones: "methods", "options", "choices", "models", "data", "engines".
+        kind: The package that holds the built-in ones: "methods", "options", "choices", "models", "tuning", "data",
+            "engines".
         name: `identifier`, `package.module:function` or `file.py:function`.
 
     Raises:

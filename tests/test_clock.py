@@ -15,7 +15,8 @@ from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
 from fleetfit.profiles import PROFILES
-from fleetfit.rounds import Settings, one_round, run, simulated_seconds, start
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds.reported import simulated_seconds
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.train import run_job

@@ -21,15 +21,16 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import Wanted, level_module
 from fleetfit.layout import State, outputs
-from fleetfit.method import build, is_portable
+from fleetfit.method import build, is_portable, modelled
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Resources, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
-CHOICES = names.available("choices")
+CHOICES, TUNING = names.available("choices"), names.available("tuning")
 DATA, ENGINES = names.available("data"), names.available("engines")
-KINDS = {"methods": METHODS, "options": OPTIONS, "choices": CHOICES, "models": MODELS, "data": DATA, "engines": ENGINES}
+KINDS = {"methods": METHODS, "options": OPTIONS, "choices": CHOICES, "models": MODELS, "data": DATA, "engines": ENGINES,
+         "tuning": TUNING}  # fmt: skip
 EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 
@@ -60,9 +61,8 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     """
     factory = names.resolve(kind, name)
     parameters = inspect.signature(factory).parameters
-    given = {"engines": {"simulation"}, "data": {"folder", "file"}}.get(
-        kind, set()
-    )  # a data set may have to be told where it is
+    # a data set may have to be told where it is
+    given = {"engines": {"simulation"}, "data": {"folder", "file"}, "tuning": {"architecture"}}.get(kind, set())
     hints = typing.get_type_hints(factory)
     doc = inspect.getdoc(factory) or ""
     assert doc and (name == OUTSIDE or names.summary(kind, name))
@@ -78,12 +78,13 @@ TARGETS = Targets((0.3, 0.55, 1.0), (0.25, 0.25, 0.25))
 
 
 BY_DEPTH = Targets((0.46, 0.77, 1.0), (0.25, 0.25, 0.25))  # what one and two of three blocks cost
+WITH_REE = Targets((0.7, 0.85, 1.0), (0.1, 0.1, 0.1))  # and what they cost with Ree, which all levels have
 
 
 def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: Any) -> tuple[Federation, Simulation]:
     """A fleet whose levels are the method's own."""
-    problem, data = tiny_problem(exits=(3,), **model), tiny_data()
-    targets = targets or (BY_DEPTH if spec["name"] in ("depthfl", "inclusivefl") else TARGETS)
+    problem, data = modelled(tiny_problem(exits=(3,), **model), spec), tiny_data()
+    targets = targets or {"depthfl": BY_DEPTH, "inclusivefl": BY_DEPTH, "reefl": WITH_REE}.get(spec["name"], TARGETS)
     method = build(spec)
     levels = tuple(method.levels(problem, targets))
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})

@@ -16,7 +16,7 @@ import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.api.comparison import Planned
 from fleetfit.config import assemble, experiment_of
-from fleetfit.config.assembly import check_keys
+from fleetfit.config.naming import check_keys
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.planner import Plan

@@ -71,6 +71,7 @@ CANNOT = {
     "fedadam, fedyogi, feddyn": "no settings give the plain mean: formulas and a plain run (test_server_options)",
     "adaptivefl": "clients are drawn per model; greedy, with the whole fleet, it is all_large (test_adaptivefl)",
     "feddropout, drop > 0": "the channels that are kept are checked one by one (test_feddropout)",
+    "reefl": "its model is another one: equations, loss and estimate by hand (test_reefl)",
     "feddf, steps > 0": "the server trains too: formulas and a plain run (test_feddf)",
     "fedprox, mu > 0": "the penalty is checked against its formula and in a plain loop (test_methods)",
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fleetfit.data import Data, unlabelled
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.method import build
+from fleetfit.method import build, modelled
 from fleetfit.planner import Targets
 from fleetfit.tasks import classification
 from fleetfit.values import Clients, Federation, Level, Problem, Resources, Simulation
@@ -106,7 +106,7 @@ def tiny_federation(
 
     A method whose server never learns a budget has levels of its own, and clients who told none.
     """
-    problem = tiny_problem(**model)
+    problem = modelled(tiny_problem(**model), method)
     data = tiny_data()
     parts = tiny_parts(data, clients)
     levels = (

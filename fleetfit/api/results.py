@@ -163,7 +163,7 @@ class Run:
         """
         assembly = self.assembly
         if sections:
-            assembly = assemble(experiment_of(visible(self.experiment), **sections))
+            assembly = assemble(experiment_of(visible(self.experiment), **sections), self.files.load_base() or None)
         _check_same_model(self.assembly, assembly)
         with contextlib.closing(assembly.engine()) as engine:
             engine.load(self.checkpoint["clients"])
@@ -183,7 +183,7 @@ class Run:
     @cached_property
     def assembly(self) -> Assembly:
         """What the run is made of: data, problem, federation, devices, settings."""
-        return assemble(self.experiment)
+        return assemble(self.experiment, self.files.load_base() or None)
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:

@@ -85,7 +85,9 @@ def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
     }
     engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
     try:
-        return Run(RunFolder.create(path, files), experiment, assembly, engine)
+        folder = RunFolder.create(path, files)
+        folder.save_base(assembly.federation.problem.base)
+        return Run(folder, experiment, assembly, engine)
     except BaseException:
         engine.close()
         raise

@@ -58,7 +58,7 @@ class LayoutReport:
         lines = [f"{self.architecture}: the layout is right."]
         for axis, text in self.axes.items():
             moved = self.permutation.get(axis)
-            proof = "one granule, nothing to permute" if moved is None else f"permuting it moves outputs by {moved:.0e}"
+            proof = "nothing to permute" if moved is None else f"permuting it moves outputs by {moved:.0e}"
             lines.append(f"  axis {axis}: {text}; {proof}")
         for level in self.levels:
             proof = f"; random channels differ by {self.channels[level]:.0e}" if level in self.channels else ""
@@ -123,7 +123,7 @@ def _checked(
     input_shape: tuple[int, ...],
     example: Tensor | None,
 ) -> LayoutReport:
-    layout = layout or infer_layout(architecture, some_exits(architecture))
+    layout = (layout or infer_layout(architecture, some_exits(architecture))).complete
     rng = torch_rng("check_layout")
     if example is None:
         example = some_input(architecture, input_shape, _BATCH, rng)

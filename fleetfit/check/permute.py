@@ -39,7 +39,7 @@ def permuted(full: Full, axis: str) -> float | None:
 def _permutation(layout: Layout, axis: str) -> tuple[int, ...] | None:
     granule = layout.axes[axis].granule
     count = layout.axes[axis].size // granule
-    if count < 2:
+    if count < 2 or layout.axes[axis].ordered:
         return None
     order = torch.randperm(count, generator=torch_rng("check_layout", axis)).tolist()
     if order == sorted(order):

@@ -12,7 +12,7 @@ from fleetfit import names
 from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
 from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
 from fleetfit.cli.planning import model_settings, shape_of
-from fleetfit.config.assembly import architecture_of
+from fleetfit.config.naming import architecture_of
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError

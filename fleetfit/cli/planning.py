@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from fleetfit import names
 from fleetfit.config import assemble
-from fleetfit.config.assembly import architecture_of
+from fleetfit.config.naming import architecture_of
 from fleetfit.config.reading import override
 from fleetfit.config.speeds import profile_of
 from fleetfit.cost import BATCH_SIZE, Conditions, kind_of

@@ -1,30 +1,29 @@
 """An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from fleetfit import names
 from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
-from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, targets_of, with_further
+from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of
+from fleetfit.config.naming import called, check_architecture, check_keys, load_data
 from fleetfit.config.needs import check_needs
-from fleetfit.config.schema import CLIENTS, FRACTION, DataSection, Experiment, ServerDataSection
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.config.server_data import server_accelerator, server_data
+from fleetfit.config.targets import only_full, targets_of, with_further
 from fleetfit.data import Data, partition
-from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.evaluate import Wanted
-from fleetfit.layout import Architecture
-from fleetfit.method import build, is_portable
+from fleetfit.layout import State
+from fleetfit.method import build, is_portable, modelled
 from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
-from fleetfit.train import notes_on_start
-from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation
+from fleetfit.train import initial_base, notes_on_start
+from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation, tuned
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +53,16 @@ class Assembly:
     def engine(self) -> Engine:
         """Start the engine that the experiment names."""
         section = self.experiment.engine
-        engine: Engine = _called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
+        engine: Engine = called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
         return engine
 
 
-def assemble(experiment: Experiment) -> Assembly:
+def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
     """Make everything that a run needs; whatever can be checked without the data is checked first.
+
+    Args:
+        experiment: The description.
+        base: What of the model is never trained, if the run has it already.
 
     Raises:
         FleetFitError: Something in the experiment does not fit.
@@ -71,11 +74,12 @@ def assemble(experiment: Experiment) -> Assembly:
     data = load_data(experiment.data)
     own = server_data(experiment, data, load_data) if method.own_data else None
     parts = divided(experiment, data)
-    problem = problem_of(experiment, data)
+    problem = modelled(problem_of(experiment, data), method_spec)
     fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed, _batch_size(experiment, parts))
-    targets = targets_of(experiment.fleet, fleet) if method.told else only_full(fleet)
+    targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     simulation = Simulation(problem, data, parts, resources_of(experiment, fleet), unlabelled=own)
     everything = clients_of(experiment, data, parts, fleet)
     federation = Federation(
@@ -138,83 +142,6 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
     return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 
-def _function(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
-    if callable(name):
-        function, label = name, getattr(name, "__name__", type(name).__name__)
-    else:
-        function, label = names.resolve(kind, name), str(name)
-    if kind == "models":
-        _refuse_module(function, label)
-    return function, label
-
-
-def _refuse_module(found: Any, label: str) -> None:
-    """Say how a bare module, or a class of modules, becomes an architecture."""
-    kind = found if inspect.isclass(found) else type(found)
-    if issubclass(kind, nn.Module):
-        raise ConfigError(
-            f"[model] {label} is a torch module, and FleetFit needs to build it at many sizes. Wrap it: write a class "
-            'that inherits from fleetfit.Architecture, set axes (such as {"hidden": Axis(64)}) and blocks in it, and '
-            f"return {kind.__name__}(...) of the sizes asked for from build(self, axes, exits). See docs/own-model.md."
-        )
-
-
-def _called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
-    function, label = _function(kind, name)
-    return names.call(function, label, where, values, **given)
-
-
-def check_keys(experiment: Experiment) -> None:
-    """Check the free keys of model, data set, engine and partition against their signatures, calling nothing."""
-    given = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
-    named: list[tuple[str, str, Any, dict[str, Any]]] = [
-        ("engines", "[engine]", experiment.engine, {"simulation": None}),
-        ("models", "[model]", experiment.model, given),
-        ("data", "[data]", experiment.data, {}),
-        ("data", "[data] server", experiment.data.server or experiment.data, {}),
-    ]
-    for kind, where, section, known in named:
-        if isinstance(section.name, str) or callable(section.name):
-            function, label = _function(kind, section.name)
-            names.call(_without_calling(function), label, where, section.settings, **known)
-        elif section.settings:
-            raise ConfigError(
-                f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
-            )
-    division = experiment.data.partition
-    if division.kind in KINDS:
-        known = {"data": None, "clients": None, "rng": None}
-        function = _without_calling(KINDS[division.kind])
-        names.call(function, division.kind, "[data] partition", division.settings, **known)
-
-
-def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def checked(**values: Any) -> dict[str, Any]:
-        return values
-
-    return checked
-
-
-def load_data(section: DataSection | ServerDataSection, where: str = "[data]", **settings: Any) -> Data:
-    """Return the data set of a section, with further settings.
-
-    Raises:
-        FleetFitError: It cannot be had.
-    """
-    if isinstance(section.name, Data):
-        return section.name
-    if not isinstance(section.name, str) and not callable(section.name):
-        raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
-    try:
-        data = _called("data", section.name, where, section.settings | settings)
-    except (OSError, ImportError) as error:
-        raise ConfigError(f"{where} {section.name} failed: {error}") from error
-    if not isinstance(data, Data):
-        raise ConfigError(f"{where} {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
-    return data
-
-
 def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
     """Return each client's splits."""
     division = experiment.data.partition
@@ -231,12 +158,15 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
              "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
     spec = None
     if isinstance(section.name, str) or (callable(section.name) and not hasattr(section.name, "build")):
-        architecture = _called("models", section.name, "[model]", section.settings, **given)
+        architecture = called("models", section.name, "[model]", section.settings, **given)
         model = {"name": section.name, **section.settings}
         spec = {"model": model, "given": {**given, "input_shape": list(shape)}, "task": data.task, "exits": []}
     else:
         architecture = section.name
-    _check_architecture(architecture, section.name if spec else type(architecture).__name__)
+    check_architecture(architecture, section.name if spec else type(architecture).__name__)
+    tuning = {"name": experiment.tuning.name, **experiment.tuning.settings}
+    architecture = tuned(architecture, tuning)
+    spec = None if spec is None else {**spec, "tuning": tuning}
     return Problem(
         architecture,
         shape,
@@ -245,24 +175,6 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
         start=experiment.start,
         spec=spec if is_portable(spec) else None,
     )
-
-
-def architecture_of(name: Any, settings: Mapping[str, Any], **given: Any) -> Architecture:
-    """Return the architecture of a name, for `plan` and `check-model`."""
-    architecture: Architecture = _called("models", name, "[model]", settings, **given)
-    _check_architecture(architecture, name)
-    return architecture
-
-
-def _check_architecture(found: Any, label: Any) -> None:
-    _refuse_module(found, f"what {label} returns")
-    missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(found, a)]
-    if missing:
-        kind = type(found).__name__
-        raise ConfigError(
-            f'[model] {label} must give an Architecture; {kind} lacks "{missing[0]}". Inherit from '
-            "fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits)."
-        )
 
 
 def _cohort(experiment: Experiment, clients: int) -> int:

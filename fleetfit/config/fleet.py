@@ -5,8 +5,8 @@ down, and what is left over goes to the groups with the largest remainders, the 
 client has a group.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from fleetfit.planner import (
     affords,
     budgets_by_cost,
     further_costs,
-    levels_of_budgets,
 )
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Submodel
@@ -65,7 +64,7 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, b
         seed: The run's.
         batch_size: Samples in a training step, for budgets of memory.
     """
-    plan = _saved_plan(section)
+    plan = saved_plan(section)
     conditions = Conditions(batch_size, {**(plan.measured if plan else {}), **section.measured})
     whole: Piece = ({}, (problem.architecture.blocks,))
 
@@ -112,83 +111,6 @@ def _label(budget: Amount | Mapping[str, Amount]) -> str:
         return budget
     near = Fraction(budget).limit_denominator(64)
     return str(near) if budget <= 1 and abs(float(near) - budget) < 1e-9 else f"{budget:g}"
-
-
-# ---- levels --------------------------------------------------------------------------------------------------------
-
-
-def targets_of(section: FleetSection, fleet: Fleet) -> Targets:
-    """Return what the levels should cost, or the settled levels of a saved plan."""
-    levels, plan = section.levels, _saved_plan(section)
-    if plan is None:
-        assert not isinstance(levels, dict)
-        return levels_of_budgets(fleet.budgets, levels, fleet.tolerances, section.cost, False, fleet.further,
-                                 fleet.conditions)  # fmt: skip
-    where = levels if isinstance(levels, str) else "fleet.levels"
-    if plan.cost != section.cost:
-        raise ConfigError(
-            f'{where}: this plan counts {plan.cost}, but fleet.cost is "{section.cost}"; make them the same.'
-        )
-    try:
-        none = dict.fromkeys(fleet.further, (np.inf,) * len(plan.levels))  # settled: there is nothing to search
-        return replace(plan.targets, ceilings=none, conditions=fleet.conditions)
-    except FleetFitError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def only_full(fleet: Fleet) -> Targets:
-    """Return the full model as the only target: what a server knows that never learns a budget."""
-    return Targets((1.0,), (float(fleet.tolerances.min()),), fleet.cost, conditions=fleet.conditions)
-
-
-def _saved_plan(section: FleetSection) -> Plan | None:
-    """Return the plan that the section names or holds, or None where it says how to find the levels."""
-    levels = section.levels
-    if isinstance(levels, list) or levels in ("cluster", "halving"):
-        return None
-    where = levels if isinstance(levels, str) else "fleet.levels"
-    try:
-        if not isinstance(levels, str):
-            return Plan.from_toml(tomli_w.dumps(levels))
-        if Path(levels).suffix == ".toml":
-            return Plan.from_toml(Path(levels).read_text(encoding="utf-8"))
-    except FleetFitError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"[fleet] levels: the plan {levels} cannot be read; `fleetfit plan --save` writes one."
-        ) from None
-    raise ConfigError(
-        f'[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
-        f'"{levels}".'
-    )
-
-
-def with_further(levels: Iterable[Level], problem: Problem, fleet: Fleet) -> tuple[Level, ...]:
-    """Add what levels need in the further costs of budgets where a method has not said it.
-
-    A level that needs nothing of the fleet's cost is for everybody, and needs nothing of the others.
-    """
-
-    def needed(level: Level, cost: str) -> float:
-        piece, whole = _counted_piece(problem, level), Submodel({}, (problem.architecture.blocks,))
-        part, full = (
-            cost_of(problem.architecture, p, problem.input_shape, cost, fleet.conditions) for p in (piece, whole)
-        )
-        return part / full
-
-    return tuple(
-        replace(level, further={c: needed(level, c) for c in fleet.further} | dict(level.further))
-        if level.needs > 0
-        else level
-        for level in levels
-    )
-
-
-def _counted_piece(problem: Problem, level: Level) -> Submodel:
-    """Return the sub-model as which a level is counted: the full model without its early classifiers."""
-    blocks = problem.architecture.blocks
-    return Submodel({}, (blocks,)) if level.width == 1 and level.submodel.depth == blocks else level.submodel
 
 
 # ---- what the user must know -------------------------------------------------------------------------------------
@@ -279,7 +201,7 @@ def _who(federation: Federation, fleet: Fleet, client: int) -> str:
 def _planned_level(federation: Federation, fleet: Fleet, targets: Targets, index: int) -> PlannedLevel:
     problem, level = federation.problem, federation.levels[index]
     architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
-    piece, whole = _counted_piece(problem, level), Submodel({}, (architecture.blocks,))
+    piece, whole = counted_piece(problem, level), Submodel({}, (architecture.blocks,))
     counted = submodel_cost(architecture, piece, shape)
     cost, full = (cost_of(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
     share = cost / full
@@ -292,3 +214,32 @@ def _planned_level(federation: Federation, fleet: Fleet, targets: Targets, index
         targets.tolerances[index] if planned else float(fleet.tolerances.min()),
         share, int(members.sum()), further_costs(architecture, piece, shape, shown, conditions),
     )  # fmt: skip
+
+
+def counted_piece(problem: Problem, level: Level) -> Submodel:
+    """Return the sub-model as which a level is counted: the full model without its early classifiers."""
+    blocks = problem.architecture.blocks
+    return Submodel({}, (blocks,)) if level.width == 1 and level.submodel.depth == blocks else level.submodel
+
+
+def saved_plan(section: FleetSection) -> Plan | None:
+    """Return the plan that the section names or holds, or None where it says how to find the levels."""
+    levels = section.levels
+    if isinstance(levels, list) or levels in ("cluster", "halving"):
+        return None
+    where = levels if isinstance(levels, str) else "fleet.levels"
+    try:
+        if not isinstance(levels, str):
+            return Plan.from_toml(tomli_w.dumps(levels))
+        if Path(levels).suffix == ".toml":
+            return Plan.from_toml(Path(levels).read_text(encoding="utf-8"))
+    except FleetFitError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(
+            f"[fleet] levels: the plan {levels} cannot be read; `fleetfit plan --save` writes one."
+        ) from None
+    raise ConfigError(
+        f'[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
+        f'"{levels}".'
+    )

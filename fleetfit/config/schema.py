@@ -55,6 +55,12 @@ class ModelSection(Open):
     name: Any = "cnn"
 
 
+class TuningSection(Open):
+    """`[tuning]`: what of the model is trained, and what is put in. Further keys are the mode's own."""
+
+    name: Any = "full"
+
+
 class ProfileSection(Section):
     """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`."""
 
@@ -82,6 +88,20 @@ class Group(Section):
     tolerance: NotNegative | None = None
     name: str | None = None
     profile: str | ProfileSection | None = None
+
+
+class LevelSection(Section):
+    """One of `[fleet] levels`, where they are given and not searched for.
+
+    Attributes:
+        budget: What a client must afford for it, as a fraction of the full model's cost; 1 for the last one.
+        depth: Blocks kept; all by default.
+        width: Fraction of the channels kept.
+    """
+
+    budget: Fraction
+    depth: Count | None = None
+    width: Fraction = 1.0
 
 
 class DriftSection(Section):
@@ -119,7 +139,8 @@ class FleetSection(Section):
         cost: What the levels are planned in, and budgets that are numbers are meant in: "parameters", "multiply_adds",
             "size_bytes", "memory_bytes" (of a training step) or "latency_s" (measured on this machine).
         tolerance: How far a level may exceed a budget, as a fraction of it.
-        levels: "cluster", "halving", target cost ratios, or a saved plan (its path, or the plan itself).
+        levels: "cluster", "halving", target cost ratios, the levels themselves, or a saved plan (its path, or the plan
+            itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
         told: Whether clients tell the server their budgets; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
         slow: Who is slower than the profiles say; nobody by default.
@@ -132,7 +153,7 @@ class FleetSection(Section):
 
     cost: str = "parameters"
     tolerance: NotNegative = 0.1
-    levels: str | list[Fraction] | dict[str, Any] = "cluster"
+    levels: str | list[Fraction] | list[LevelSection] | dict[str, Any] = "cluster"
     told: bool | None = None
     drift: DriftSection | None = None
     slow: SlowSection | None = None
@@ -235,6 +256,7 @@ class Experiment(Section):
     start: str = ""
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
+    tuning: TuningSection = Field(default_factory=TuningSection)
     fleet: FleetSection = Field(default_factory=FleetSection)
     method: MethodSection = Field(default_factory=MethodSection)
     local: LocalSection = Field(default_factory=LocalSection)

@@ -1,9 +1,10 @@
 """Peak memory of one training step, predicted on the meta device, where nothing is computed and nothing allocated.
 
-A step keeps parameters, gradients and momentum (4 bytes a number each), the batch, and what the forward pass leaves for
-the backward pass; the peak is the largest sum of storages alive at once. What a kernel allocates inside itself, the
-allocator's rounding and the interpreter are not in it: on a CPU the growth of a process was 0.95 to 1.3 times the
-predicted one for most models tried, 1.5 for VGG-16 and 1.65 for an LSTM, whose fused kernels keep more.
+A step keeps parameters, gradients and momentum (4 bytes a number each; of what is frozen, only itself), the batch, and
+what the forward pass leaves for the backward pass; the peak is the largest sum of storages alive at once. What a kernel
+allocates inside itself, the allocator's rounding and the interpreter are not in it: on a CPU the growth of a process
+was 0.95 to 1.3 times the predicted one for most models tried, 1.5 for VGG-16 and 1.65 for an LSTM, whose fused kernels
+keep more.
 
 The loss is a cross-entropy over the last dimension of each exit's outputs; those of other tasks hold as much.
 """
@@ -110,10 +111,11 @@ def _prepared(
     module, x = on_meta(architecture, sizes, exits, input_shape, batch_size)
     memory = LiveBytes()
     for parameter in module.train().parameters():
-        parameter.grad = torch.zeros_like(parameter)
         memory.add(parameter)
-        memory.add(parameter.grad)
-        memory.now += parameter.numel() * parameter.element_size()  # momentum
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+            memory.add(parameter.grad)
+            memory.now += parameter.numel() * parameter.element_size()  # momentum
     memory.now += sum(b.numel() * b.element_size() for b in module.buffers())
     memory.add(x)
     return memory, module, x
@@ -146,9 +148,9 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
             kept = outputs(module, x)  # noqa: F841  what they hold is alive until here
         stem = x.numel() * x.element_size() + memory.now - before - sum(n for _, n in found)
         found.append(((None, None), stem))
-        for name, shape in layout.shapes(sizes, layout.exits).items():
-            each = _PER_PARAMETER if layout.tensors[name].trainable else 4
-            found.append((place_of(layout, name), each * numel(shape)))
+        for name, shape in layout.complete.shapes(sizes, layout.exits).items():
+            each = _PER_PARAMETER if name in layout.tensors and layout.tensors[name].trainable else 4
+            found.append((place_of(layout.complete, name), each * numel(shape)))
         return profile_of(architecture, found)
 
     return measure

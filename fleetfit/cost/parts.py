@@ -37,8 +37,8 @@ Place = tuple[int | None, int | None]
 
 
 def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
-    """Count trained numbers, by layout arithmetic."""
-    layout = layout_of(architecture)
+    """Count parameters, those that are never trained too, by layout arithmetic."""
+    layout = layout_of(architecture).complete
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         shapes = layout.shapes(sizes, layout.exits)
@@ -89,9 +89,9 @@ def multiply_adds(architecture: Architecture, input_shape: tuple[int, ...], cond
         _, counted = count(architecture, sizes, layout.exits, input_shape)
         return {name: n for name, n in counted.items() if n}
 
-    scaling = _Scaling(layout, exact(layout.full_sizes))
+    scaling = _Scaling(layout.complete, exact(layout.full_sizes))
     known = scaling.fit([(sizes, exact(sizes)) for sizes in map(architecture.sizes, _PROBES)])
-    places = {name: _place_around(layout, f"{name}.") for name in scaling.whole}
+    places = {name: _place_around(layout.complete, f"{name}.") for name in scaling.whole}
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         counted = scaling.of(sizes) if known else exact(sizes)

@@ -28,9 +28,9 @@ from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import accelerator_named, on_accelerator
 from fleetfit.engines.memories import Memories
 from fleetfit.errors import ConfigError, FleetFitError, RunError
-from fleetfit.method import build, is_portable
+from fleetfit.method import build, is_portable, rebuilt
 from fleetfit.train import run_job
-from fleetfit.values import Failure, Job, Problem, Resources, Simulation, Update
+from fleetfit.values import Failure, Job, Resources, Simulation, Update
 from fleetfit.wire import job_nest, job_of, pack, reply_nest, reply_of, unpack
 
 _TRIES = 3  # workers that a job may cost before it counts as failed
@@ -233,7 +233,7 @@ def _write_setup(folder: Path, simulation: Simulation, threads: int) -> Path:
 def _read_setup(path: Path, device: str) -> tuple[Simulation, int]:
     nest = unpack(path.read_bytes())
     data = restored(nest["data"], path.parent)
-    problem = replace(Problem.rebuilt(nest["problem"]), base=nest["base"])
+    problem = replace(rebuilt(nest["problem"]), base=nest["base"])
     simulation = Simulation(problem, data, nest["parts"], Resources.restored(nest["resources"]))
     return on_accelerator(simulation, accelerator_named(device)), nest["threads"]
 

@@ -20,6 +20,7 @@ from fleetfit.layout.axes import (
 from fleetfit.layout.declare import Declaration, alias, blocked, interleaved, segments
 from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
+from fleetfit.layout.wrapped import Wrapped
 
 __all__ = [
     "Architecture",
@@ -32,6 +33,7 @@ __all__ = [
     "Segment",
     "State",
     "TensorLayout",
+    "Wrapped",
     "alias",
     "batch_norms",
     "blocked",

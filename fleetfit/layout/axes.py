@@ -25,12 +25,14 @@ class Axis:
         granule: Channels come and go in whole granules (a head, a norm group).
         scaled: False for an axis that width never cuts, such as the classes.
         block: The first block that the axis belongs to.
+        ordered: Whether the channels stand for places, as rows of a position table do, so that they cannot be permuted.
     """
 
     size: int
     granule: int = 1
     scaled: bool = True
     block: int = 0
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.granule < 1 or self.size % self.granule:
@@ -74,6 +76,18 @@ class Architecture(Protocol):
     def pretrained(self, exits: tuple[int, ...]) -> State:
         """Return tensors of the full model with these exits that do not start from drawn values."""
         return {}
+
+    def trains(self, name: str) -> bool:
+        """Tell whether a tensor is trained; one that is not stays where it is, and does not travel."""
+        return True
+
+    def adopted(self, state: State) -> State:
+        """Return another model's tensors by the names that they have here, and those without a place as they are."""
+        return state
+
+    def added(self, name: str) -> bool:
+        """Tell whether a checkpoint may lack a tensor, which then begins drawn."""
+        return False
 
 
 def default_sizes(axes: Mapping[str, Axis], width: float) -> dict[str, int]:
@@ -135,6 +149,21 @@ class ExitModel(nn.Module):
         logits: Tensor = self.get_submodule(f"heads.{self.exits[i]}")(carry)
         return logits
 
+    def token(self, carry: Carry) -> Tensor:
+        """Return what classifiers look at, [B, D]: by default the first token, or a carry that is [B, D] itself.
+
+        Raises:
+            ModelError: The carry is neither; then a model says it with a `token` and a `with_token` of its own.
+        """
+        tokens = _tokens(carry)
+        return tokens[:, 0] if tokens.dim() == 3 else tokens
+
+    def with_token(self, carry: Carry, token: Tensor) -> Carry:
+        """Return the carry with that put in the place of `token`."""
+        tokens = _tokens(carry)
+        new = torch.cat([token[:, None], tokens[:, 1:]], dim=1) if tokens.dim() == 3 else token
+        return new if isinstance(carry, Tensor) else (new, *carry[1:])
+
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of every exit, shallow to deep."""
         carry = self.start(x)
@@ -143,6 +172,18 @@ class ExitModel(nn.Module):
             carry = self.segment(i, carry)
             logits.append(self.head(i, carry))
         return logits
+
+
+def _tokens(carry: Carry) -> Tensor:
+    """Return the carry, or its first part, where that is [B, tokens, D] or [B, D]."""
+    found = carry[0] if isinstance(carry, tuple) and carry else carry
+    if not isinstance(found, Tensor) or found.dim() not in (2, 3):
+        shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ModelError(
+            f"between its blocks this model hands on {shape}, not tokens [B, tokens, D] or a state [B, D]. Give it a "
+            "token(carry) that returns [B, D] and a with_token(carry, token) that puts another one in its place."
+        )
+    return found
 
 
 def some_input(

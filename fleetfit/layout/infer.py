@@ -76,11 +76,11 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
         two, _ = _probe(architecture, {**full, name: axis.size + 2 * axis.granule}, chosen)
         _record_growth(name, whole, one, two, slopes)
     declared = _declarations(architecture, whole)
-    kept_out = set(base)
-    tensors, missing = {}, []
+    trains, kept_out = getattr(architecture, "trains", lambda name: True), set(base)
+    tensors: dict[str, TensorLayout] = {}
+    frozen: dict[str, TensorLayout] = {}
+    missing: list[Undeclared] = []
     for name, (shape, is_parameter) in whole.items():
-        if name in kept_out:
-            continue
         try:
             dims = tuple(
                 _dimension(architecture, name, d, size, slopes.get((name, d), {}), declared.get(name, ()))
@@ -90,12 +90,13 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
             missing.append(one)
             continue
         block, head = _BLOCK.match(name), _HEAD.match(name)
-        tensors[name] = TensorLayout(
+        travels = name not in kept_out and trains(name)
+        (tensors if travels else frozen)[name] = TensorLayout(
             dims, int(block[1]) if block and not head else None, int(head[1]) if head else None, is_parameter
         )
     if missing:
         raise ModelError(question(missing))
-    return Layout(dict(architecture.axes), chosen, tensors, aliases)
+    return Layout(dict(architecture.axes), chosen, tensors, aliases, frozen)
 
 
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:

@@ -61,12 +61,24 @@ class Layout:
         exits: Exits of the full model, shallow to deep; the last is the full depth.
         tensors: By name, in canonical order: parameters first, then buffers that are averaged.
         aliases: Second names of tensors, by name.
+        base: Tensors that are never trained and do not travel.
     """
 
     axes: Mapping[str, Axis]
     exits: tuple[int, ...]
     tensors: Mapping[str, TensorLayout]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    base: Mapping[str, TensorLayout] = field(default_factory=dict)
+
+    @cached_property
+    def frozen(self) -> "Layout":
+        """The layout of what is never trained."""
+        return Layout(self.axes, self.exits, self.base)
+
+    @cached_property
+    def complete(self) -> "Layout":
+        """The layout of all that the model has, trained or not."""
+        return Layout(self.axes, self.exits, {**self.tensors, **self.base}, self.aliases) if self.base else self
 
     @cached_property
     def full_sizes(self) -> dict[str, int]:
@@ -89,4 +101,4 @@ class Layout:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the cached index work behind when the layout goes to another process."""
-        return {key: value for key, value in self.__dict__.items() if key != "cuts"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("cuts", "frozen", "complete")}

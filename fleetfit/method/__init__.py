@@ -4,7 +4,7 @@ FedAvg (McMahan et al., AISTATS 2017). A method is its difference from FedAvg: a
 `Method(loss=..., weight=...)`, and is rebuilt from its spec wherever a job runs, never pickled.
 """
 
-from fleetfit.method.building import build, hyperparameters, is_portable
+from fleetfit.method.building import build, hyperparameters, is_portable, modelled, rebuilt
 from fleetfit.method.defaults import (
     Loss,
     Weight,
@@ -38,7 +38,9 @@ __all__ = [
     "hyperparameters",
     "is_portable",
     "last_exit_loss",
+    "modelled",
     "own_level",
+    "rebuilt",
     "round_submodel",
     "take_mean",
     "uniform",

@@ -11,7 +11,7 @@ from fleetfit import names, submodel
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.method.defaults import by_count, by_samples, uniform
 from fleetfit.method.record import FEDAVG, HOOKS, Method
-from fleetfit.values import Device, Federation, Job, Server
+from fleetfit.values import Device, Federation, Job, Problem, Server
 
 # built-in functions by hook, for `method.hooks.channels = "rolling"`
 _CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -35,6 +35,23 @@ def build(spec: Mapping[str, Any]) -> Method:
         # options keep their order, in which they chain; the order of all else says nothing
         return _build_cached(json.dumps({key: spec[key] for key in sorted(spec)}))
     return _build(spec)
+
+
+def rebuilt(spec: Mapping[str, Any]) -> Problem:
+    """Build the problem that a spec describes, with what its method makes of the model."""
+    return modelled(Problem.rebuilt(spec), spec.get("method", {}))
+
+
+def modelled(problem: Problem, spec: Mapping[str, Any]) -> Problem:
+    """Return the problem with what a method makes of the model.
+
+    Args:
+        problem: With the model as it is.
+        spec: The method's.
+    """
+    architecture = build(spec).model(problem.architecture, problem.input_shape)
+    own = None if problem.spec is None or not is_portable(spec) else {**problem.spec, "method": dict(spec)}
+    return replace(problem, architecture=architecture, spec=own)
 
 
 def is_portable(spec: Any) -> bool:
@@ -120,8 +137,12 @@ def _observed(
     return second(federation, first(federation, server, *given), *given)
 
 
+def _remembered(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *given: Any) -> Any:
+    return second(job, replace(device, memory=first(job, device, *given)), *given)
+
+
 _JOINED: Mapping[str, Callable[..., Any]] = {
-    "adapt": _chained, "penalty": _added, "note": _noted, "observe": _observed
+    "adapt": _chained, "penalty": _added, "remember": _remembered, "note": _noted, "observe": _observed
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fleetfit import submodel
 from fleetfit.aggregate import Aggregate
-from fleetfit.layout import State
+from fleetfit.layout import Architecture, State
 from fleetfit.method import defaults
 from fleetfit.method.defaults import Loss, Weight
 from fleetfit.planner import Targets
@@ -26,6 +26,7 @@ class Method:
     says whether the server trains, and so needs data of its own, `[data] server`.
     """
 
+    model: Callable[[Architecture, tuple[int, ...]], Architecture] = defaults.as_it_is
     levels: Callable[[Problem, Targets], list[Level]] = defaults.full_level
     channels: Callable[..., Channels] = submodel.prefix
     choose: Callable[[Federation, Server, np.random.Generator], list[int]] = defaults.uniform

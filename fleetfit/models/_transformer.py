@@ -126,6 +126,20 @@ class Attention(nn.Module):
         return found
 
 
+class Mlp(nn.Module):
+    """Two layers with an activation between them."""
+
+    def __init__(self, hidden: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
+        self.activation = _ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., hidden] of [..., hidden]."""
+        found: Tensor = self.fc2(self.activation(self.fc1(x)))
+        return found
+
+
 class Block(nn.Module):
     """Attention and a two-layer MLP, each with a residual sum and a layer norm."""
 
@@ -135,21 +149,17 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(hidden, eps=encoder.eps)
         self.attention = Attention(encoder, axes)
         self.norm2 = nn.LayerNorm(hidden, eps=encoder.eps)
-        self.fc1, self.fc2 = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
+        self.mlp = Mlp(hidden, inner, encoder.activation)
         self.drop = nn.Dropout(encoder.dropout)
-        self.norm_first, self.activation = encoder.norm_first, _ACTIVATIONS[encoder.activation]
+        self.norm_first = encoder.norm_first
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return tokens [B, tokens, hidden]; the arguments are those of `Attention`."""
         if self.norm_first:
             x = x + self.drop(self.attention(self.norm1(x), seen))
-            return x + self.drop(self._mlp(self.norm2(x)))
+            return x + self.drop(self.mlp(self.norm2(x)))
         x = self.norm1(x + self.drop(self.attention(x, seen)))
-        found: Tensor = self.norm2(x + self.drop(self._mlp(x)))
-        return found
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc2(self.activation(self.fc1(x)))
+        found: Tensor = self.norm2(x + self.drop(self.mlp(x)))
         return found
 
 

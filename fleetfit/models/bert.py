@@ -37,8 +37,8 @@ _BLOCK = {
     "attention.value": "attention.self.value",
     "attention.out": "attention.output.dense",
     "norm1": "attention.output.LayerNorm",
-    "fc1": "intermediate.dense",
-    "fc2": "output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
     "norm2": "output.LayerNorm",
 }
 _HEAD = {"pooler": ("pooler.dense",), "fc": ("classifier",)}

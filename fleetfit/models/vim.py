@@ -108,6 +108,14 @@ class VimModule(ExitModel):
             elif isinstance(part, Mixer):
                 part.out_proj.weight /= depth**0.5
 
+    def token(self, carry: Tensor) -> Tensor:
+        """Return the class token [B, hidden]."""
+        return carry[:, self.class_place]
+
+    def with_token(self, carry: Tensor, token: Tensor) -> Tensor:
+        """Return the tokens with another class token."""
+        return torch.cat([carry[:, : self.class_place], token[:, None], carry[:, self.class_place + 1 :]], dim=1)
+
     def start(self, x: Tensor) -> Tensor:
         """Return the tokens [B, L, hidden] of images [B, channels, height, width], the class token in the middle."""
         patches = self.patch_embedding(x).flatten(2).transpose(1, 2)

@@ -40,8 +40,8 @@ _BLOCK = {  # as transformers 4 and 5 call them
     "attention.out": ("attention.output.dense", "attention.o_proj"),
     "norm1": ("layernorm_before", "layernorm_before"),
     "norm2": ("layernorm_after", "layernorm_after"),
-    "fc1": ("intermediate.dense", "mlp.fc1"),
-    "fc2": ("output.dense", "mlp.fc2"),
+    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
+    "mlp.fc2": ("output.dense", "mlp.fc2"),
 }
 _HEAD = {"norm": ("layernorm",), "fc": ("classifier",)}
 

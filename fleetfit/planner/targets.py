@@ -27,6 +27,7 @@ class Split:
         exits: Its exits, shallow to deep, the shallower levels' included.
         share: Its cost as a fraction of cost(M).
         further: The same of each further cost that budgets name.
+        needs: What a client must afford for it, where that is not its cost.
     """
 
     depth: int
@@ -34,6 +35,7 @@ class Split:
     exits: tuple[int, ...]
     share: float
     further: Mapping[str, float] = field(default_factory=dict, hash=False)
+    needs: float | None = None
 
 
 @dataclass(frozen=True)

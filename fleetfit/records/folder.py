@@ -156,6 +156,26 @@ class RunFolder:
         kept = [line for line in self.metrics() if line["round"] <= round]
         self.write("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept))
 
+    # -- what is never trained
+
+    def save_base(self, state: Mapping[str, Any]) -> None:
+        """Write what of the model is never trained; nothing where there is nothing."""
+        if state:
+            write_checkpoint(self.path / "base.safetensors", state)
+
+    def load_base(self) -> dict[str, Any]:
+        """Return what `save_base` wrote.
+
+        Raises:
+            RunError: It has a format that this version does not know, or is damaged.
+        """
+        path = self.path / "base.safetensors"
+        try:
+            found: dict[str, Any] = read_checkpoint(path) if path.exists() else {}
+        except DAMAGE as error:
+            raise RunError(f"{path} is damaged: {error}.") from None
+        return found
+
     # -- checkpoints
 
     def checkpoints(self) -> list[Path]:

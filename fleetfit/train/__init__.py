@@ -12,11 +12,12 @@ from fleetfit.train.clock import fits
 from fleetfit.train.job import run_job, run_on_server
 from fleetfit.train.measure import with_statistics
 from fleetfit.train.start import notes_on_start
-from fleetfit.train.workpiece import Workpiece, initial_state, workpiece
+from fleetfit.train.workpiece import Workpiece, initial_base, initial_state, workpiece
 
 __all__ = [
     "Workpiece",
     "fits",
+    "initial_base",
     "initial_state",
     "joined",
     "notes_on_start",

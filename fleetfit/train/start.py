@@ -42,10 +42,13 @@ def beginnings(problem: Problem) -> Beginnings:
     found = pretrained(problem.exits) if pretrained is not None else {}
     if found:
         source = getattr(problem.architecture, "checkpoint", None) or type(problem.architecture).__name__
-        state |= _fitting(problem.layout, found, str(source), notes)
+        state |= _fitting(problem, found, str(source), notes)
     if problem.start:
         found, source = _end_of(problem.start)
-        state |= _fitting(problem.layout, found, source, notes)
+        adopted = getattr(problem.architecture, "adopted", None)
+        state |= _fitting(problem, found if adopted is None else adopted(found), source, notes)
+    if problem.layout.base and not state:
+        notes.append("What is never trained begins drawn: give the model a checkpoint, or the run a start.")
     return Beginnings(state, tuple(notes))
 
 
@@ -60,17 +63,21 @@ def _end_of(folder: str) -> tuple[State, str]:
     if levels:
         prefix = f"level{max(levels)}/"
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    state = {**RunFolder(Path(folder)).load_base(), **state}
     return state, f"{folder} after round {server['round']}"
 
 
-def _fitting(layout: Layout, found: State, source: str, notes: list[str]) -> dict[str, Tensor]:
+def _fitting(problem: Problem, found: State, source: str, notes: list[str]) -> dict[str, Tensor]:
     """Return the tensors that the model takes, and note what begins anew."""
+    layout, added = problem.layout.complete, getattr(problem.architecture, "added", lambda name: False)
     taken: dict[str, Tensor] = {}
     anew: dict[str, None] = {}  # a set in order
     for name, shape in layout.shapes({}, layout.exits).items():
         tensor, ours = found.get(name), layout.tensors[name]
         if tensor is not None and tuple(tensor.shape) == shape:
             taken[name] = tensor.float()
+        elif tensor is None and added(name):
+            anew["what is put in"] = None
         elif ours.exit is not None if tensor is None else _only_classes_differ(layout, ours, tensor, shape):
             anew[name if ours.exit is None else f"heads.{ours.exit}"] = None
         elif tensor is None:

@@ -1,11 +1,10 @@
 """Modules, built once per shape: all parameters of a module lie in one flat buffer, and so do their gradients."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors
@@ -33,7 +32,7 @@ class Workpiece:
         with own_randomness(accelerator):
             self.module = build_module(problem.architecture, sizes, submodel.exits).to(accelerator)
         found = {name: (tensor, is_parameter) for name, tensor, is_parameter in named_tensors(self.module)}
-        _check_built(found, self.shapes, layout.aliases, problem.base)
+        _check_built(found, self.shapes, layout.aliases, layout.base)
         self.flat = torch.empty(sum(_count(s) for s in self.shapes.values()), device=accelerator)
         count = sum(_count(s) for name, s in self.shapes.items() if layout.tensors[name].trainable)
         self.trained, self.grad = self.flat[:count], torch.zeros(count, device=accelerator)
@@ -44,12 +43,8 @@ class Workpiece:
             tensor.data = self.flat[here].view(shape)
             if is_parameter:
                 tensor.grad = self.grad[here].view(shape)
-        self._load_base(problem, found)
-
-    def _load_base(self, problem: Problem, found: Mapping[str, tuple[Tensor, bool]]) -> None:
-        for name, value in problem.base.items():
-            if name in found:
-                found[name][0].requires_grad_(False).data.copy_(value)
+        for name, value in problem.base_of(submodel).items():
+            found[name][0].requires_grad_(False).data.copy_(value)
 
     def load(self, state: State) -> None:
         """Copy a state in."""
@@ -69,7 +64,9 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _check_built(found: Mapping[str, Any], shapes: Mapping[str, Any], aliases: Mapping[str, str], base: State) -> None:
+def _check_built(
+    found: Mapping[str, Any], shapes: Mapping[str, Any], aliases: Mapping[str, str], base: Container[str]
+) -> None:
     built = {name: tuple(t.shape) for name, (t, _) in found.items() if name not in aliases and name not in base}
     if built != dict(shapes):
         odd = [n for n in sorted(built.keys() | shapes.keys()) if built.get(n) != shapes.get(n)]
@@ -96,9 +93,19 @@ def initial_state(problem: Problem, seed: int) -> State:
     Raises:
         FleetFitError: A checkpoint that it begins from cannot be read or does not fit.
     """
+    full = _beginning(problem, seed)
+    return extract(problem.layout, {name: full[name] for name in problem.layout.tensors}, whole(problem.layout))
+
+
+def initial_base(problem: Problem, seed: int) -> State:
+    """Return what of the full model is never trained, with the values of `initial_state`."""
+    full = _beginning(problem, seed) if problem.layout.base else {}
+    return {name: full[name] for name in problem.layout.base}
+
+
+def _beginning(problem: Problem, seed: int) -> State:
     with own_randomness(torch.device("cpu")):
         torch.manual_seed(seed_of(seed, "initial"))
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     found = {name: tensor.detach().float() for name, tensor, _ in named_tensors(module)}
-    full = {name: found[name] for name in problem.layout.tensors} | beginnings(problem).state
-    return extract(problem.layout, full, whole(problem.layout))
+    return found | beginnings(problem).state

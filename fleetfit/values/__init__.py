@@ -7,7 +7,7 @@ client (`Client`) and what a device has (`Device`) are two types, and no functio
 from fleetfit.values.availability import Availability
 from fleetfit.values.clock import Clock, Speed
 from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
-from fleetfit.values.problem import Level, Problem
+from fleetfit.values.problem import Level, Problem, tuned
 from fleetfit.values.resources import Drift, Resources
 from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
 
@@ -30,4 +30,5 @@ __all__ = [
     "Simulation",
     "Speed",
     "Update",
+    "tuned",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetfit import names
 from fleetfit.layout import Architecture, Layout, State, infer_layout
-from fleetfit.submodel import Submodel
+from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import Task, task_named
 
 
@@ -20,7 +20,7 @@ class Problem:
         input_shape: Shape of one sample, without the batch.
         task: Loss, divergence and metrics.
         exits: Exits of the full model.
-        base: Tensors that are never trained and do not travel.
+        base: Tensors of the full model that are never trained and do not travel.
         start: The run folder whose final state is this one's first; "" for none. Other processes do not need it.
         spec: How another process rebuilds the problem; None for objects that have no import path.
     """
@@ -40,11 +40,16 @@ class Problem:
 
     @staticmethod
     def rebuilt(spec: Mapping[str, Any]) -> "Problem":
-        """Build the problem that a spec describes: {"model": {...}, "given": {...}, "task": ..., "exits": [...]}."""
+        """Build the problem that a spec describes, but for what its method makes of the model.
+
+        Args:
+            spec: `model`, `given`, `task`, `exits`, and perhaps `tuning` and `method`.
+        """
         model = dict(spec["model"])
         name = model.pop("name")
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
         architecture = names.call(names.resolve("models", name), name, "[model]", model, **given)
+        architecture = tuned(architecture, spec.get("tuning", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
         return Problem(architecture, tuple(given["input_shape"]), task_named(spec["task"]), exits, spec=spec)
 
@@ -54,10 +59,28 @@ class Problem:
         spec = None if self.spec is None else {**self.spec, "exits": list(chosen)}
         return replace(self, exits=chosen, spec=spec)
 
+    def base_of(self, piece: Submodel) -> State:
+        """Return a sub-model's part of what is never trained."""
+        return extract(self.layout.frozen, self.base, piece) if self.base else {}
+
     def submodel(self, width: float, exits: tuple[int, ...]) -> Submodel:
         """Return the prefix sub-model of a width and some exits."""
         sizes = self.architecture.sizes(width)
         return Submodel({axis: range(sizes[axis]) for axis in self.architecture.axes}, exits)
+
+
+def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
+    """Return an architecture as a `[tuning]` section says: what of it is trained, and what is put in.
+
+    Raises:
+        FleetFitError: The mode is unknown, or does not fit the model.
+    """
+    settings = {key: value for key, value in spec.items() if key != "name"}
+    name = spec.get("name", "full")
+    made: Architecture = names.call(
+        names.resolve("tuning", name), str(name), "[tuning]", settings, architecture=architecture
+    )
+    return made
 
 
 @dataclass(frozen=True, eq=False)

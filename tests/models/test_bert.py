@@ -182,9 +182,9 @@ def test_a_block_by_hand() -> None:
                     weights = torch.stack([q[i][part] @ k[j][part] / 2 for j in tokens]).softmax(0)
                     mixed.append(sum(w * v[j][part] for w, j in zip(weights, tokens, strict=True)))
                 row = normed(block.norm1, x[b, i] + linear(block.attention.out, torch.cat(mixed)))
-                inner = linear(block.fc1, row)
+                inner = linear(block.mlp.fc1, row)
                 inner = inner * 0.5 * (1 + torch.erf(inner / 2**0.5))
-                expected = normed(block.norm2, row + linear(block.fc2, inner))
+                expected = normed(block.norm2, row + linear(block.mlp.fc2, inner))
                 torch.testing.assert_close(found[b, i], expected, atol=1e-5, rtol=1e-4)
 
 

@@ -167,7 +167,7 @@ def test_the_first_blocks_of_a_deeper_checkpoint(tmp_path: Path) -> None:
     architecture = bert(5, (9,), 40, 3, saved(theirs, tmp_path / "bert"), layers=2)
     found = architecture.pretrained((2,))
     assert architecture.blocks == 2 and torch.equal(
-        found["blocks.1.fc1.weight"], theirs.bert.encoder.layer[1].intermediate.dense.weight
+        found["blocks.1.mlp.fc1.weight"], theirs.bert.encoder.layer[1].intermediate.dense.weight
     )
     assert not [name for name in found if name.startswith(("heads.", "blocks.2"))]
 
@@ -177,7 +177,7 @@ def test_activations_are_the_library_s(name: str) -> None:
     block: Any = build_module(replace(bert(hidden=64), encoder=replace(bert(hidden=64).encoder, activation=name)), {
         "hidden": 64, "attention": 64, "mlp": 4, "classes": 2}, (1,)).get_submodule("blocks.0")  # fmt: skip
     x = torch.linspace(-4, 4, 101)
-    torch.testing.assert_close(block.activation(x), hf.activations.ACT2FN[name](x), atol=1e-6, rtol=0)
+    torch.testing.assert_close(block.mlp.activation(x), hf.activations.ACT2FN[name](x), atol=1e-6, rtol=0)
 
 
 # ---- ViT -----------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(folder: Path) -> 
         bert(5, (9,), 40, 3, str(folder)).pretrained((3,))
     save_file(whole | {"encoder.layer.2.intermediate.dense.bias": torch.zeros(35)}, folder / "model.safetensors")
     problem = Problem(bert(5, (9,), 40, 3, str(folder)), (9,), classification, (3,))
-    with pytest.raises(ModelError, match=r'"blocks\.2\.fc1\.bias" is \(35,\) there and \(36,\) here'):
+    with pytest.raises(ModelError, match=r'"blocks\.2\.mlp\.fc1\.bias" is \(35,\) there and \(36,\) here'):
         initial_state(problem, 0)
     save_file(whole | {"pooler.dense.bias": torch.full((24,), torch.nan)}, folder / "model.safetensors")
     with pytest.raises(ModelError, match="not finite"):

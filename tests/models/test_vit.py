@@ -129,8 +129,8 @@ def test_a_block_norms_before_and_adds_after() -> None:
     block, x = module.blocks[0], torch.randn(2, 5, 12)
     with torch.no_grad():
         middle = x + block.attention(block.norm1(x))
-        inner = block.fc1(block.norm2(middle))
-        expected = middle + block.fc2(inner * 0.5 * (1 + torch.erf(inner / 2**0.5)))
+        inner = block.mlp.fc1(block.norm2(middle))
+        expected = middle + block.mlp.fc2(inner * 0.5 * (1 + torch.erf(inner / 2**0.5)))
         torch.testing.assert_close(block(x), expected)
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.config import Experiment
-from fleetfit.config.assembly import check_keys, spec_of_method
+from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.checking import checked
+from fleetfit.config.naming import check_keys
 from fleetfit.config.reading import merged
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 from fleetfit.method import build

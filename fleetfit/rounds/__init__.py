@@ -8,17 +8,16 @@ are not among them: they are reported, and the run goes on.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-
-import numpy as np
 
 from fleetfit import wire
 from fleetfit.errors import RunError
 from fleetfit.evaluate import Statistics, Wanted, evaluate
-from fleetfit.layout import Layout, State
+from fleetfit.layout import State
 from fleetfit.method import FEDAVG
+from fleetfit.rounds.reported import Elements, report_of
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.submodel import Submodel
 from fleetfit.train import initial_state
@@ -144,7 +143,7 @@ def one_round(
     reports: list[Update | Failure] = []
     if not slots:  # nothing to merge, and no step may move what nobody trained
         after = replace(server, round=server.round + 1)
-        return after, _report(federation, after, local, reports)
+        return after, report_of(federation, after, local, reports)
     waiting: deque[Job] = deque()
 
     def jobs() -> Iterator[Job]:
@@ -174,7 +173,7 @@ def one_round(
         pass
     after = method.step(federation, server, aggregate, tuple(reports))
     after = method.observe(federation, after, aggregate, tuple(reports))
-    report = _report(federation, after, local, reports)
+    report = report_of(federation, after, local, reports)
     return after, report | ({"server": dict(aggregate.metrics)} if aggregate.metrics else {})
 
 
@@ -185,23 +184,6 @@ def canonical(federation: Federation, slots: list[Slot]) -> list[Slot]:
     """Order a round's slots: predicted cost (elements of the sub-model), largest first, then client id."""
     elements = Elements(federation.problem.layout)
     return sorted(slots, key=lambda s: (-elements.of(s[2]), s[2].exits, s[0], s[1]))
-
-
-class Elements:
-    """How many elements sub-models have, each shape counted once."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Count nothing yet."""
-        self._layout = layout
-        self._known: dict[Any, int] = {}
-
-    def of(self, piece: Submodel) -> int:
-        """Return the elements of a sub-model."""
-        key = (tuple(piece.sizes.items()), piece.exits)
-        if key not in self._known:
-            shapes = self._layout.shapes(piece.sizes, piece.exits).values()
-            self._known[key] = sum(int(np.prod(shape)) for shape in shapes)
-        return self._known[key]
 
 
 def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
@@ -231,61 +213,3 @@ def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update
                 multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s,
             )  # fmt: skip
     return replace(reply, bytes_down=down, bytes_up=up)
-
-
-def waste(layout: Layout, reports: Sequence[Update | Failure]) -> float:
-    """Return a round's communication waste rate: 1 - elements that came back / elements sent (AdaptiveFL 4.4)."""
-    elements = Elements(layout)
-    sent = sum(elements.of(r.dispatched) for r in reports)
-    back = sum(elements.of(r.submodel) for r in reports if isinstance(r, Update))
-    return 1 - back / sent if sent else 0.0
-
-
-def _report(
-    federation: Federation, server: Server, local: Local, reports: Sequence[Update | Failure]
-) -> dict[str, Any]:
-    good = [r for r in reports if isinstance(r, Update)]
-    samples = sum(u.num_examples for u in good)
-    by_level: dict[str, int] = {}
-    for update in good:
-        by_level[str(update.level + 1)] = by_level.get(str(update.level + 1), 0) + 1
-    loss = sum(u.metrics["loss"] * u.num_examples for u in good) / samples if samples else None
-    failures = [r for r in reports if isinstance(r, Failure)]
-    return {
-        "round": server.round,
-        "lr": local.lr,
-        "train": {"loss": loss, "clients": len(good), "samples": samples, "by_level": by_level},
-        "failures": [{"client": r.client, "level": r.level + 1, "reason": r.reason, "absent": r.absent}
-                     for r in failures],
-        "bytes_down": sum(r.bytes_down for r in reports),
-        "bytes_up": sum(r.bytes_up for r in reports),
-        "waste": waste(federation.problem.layout, reports),
-        "multiply_adds": sum(r.multiply_adds for r in reports),
-        "simulated_s": simulated_seconds(reports, local.deadline_s),
-        **({} if local.deadline_s is None else {"deadline": met(reports)}),
-        **({} if federation.connected is None else {"online": len(federation.reachable(server.round - 1))}),
-    }  # fmt: skip
-
-
-def simulated_seconds(reports: Sequence[Update | Failure], deadline_s: float | None) -> float | None:
-    """Return the simulated seconds of a synchronous round: those of its slowest client; None where no clock is.
-
-    The server waits for everybody, until the deadline where there is one; whoever was lost on the way is waited for
-    until then too.
-    """
-    known = [r.simulated_s for r in reports if r.simulated_s is not None]
-    if not known:
-        return None
-    if deadline_s is None:
-        return max(known)
-    return deadline_s if len(known) < len(reports) else min(max(known), deadline_s)
-
-
-def met(reports: Sequence[Update | Failure]) -> dict[str, int]:
-    """Return how many clients trained a shallower exit, stopped before the end of their training, or came too late."""
-    good = [r for r in reports if isinstance(r, Update)]
-    return {
-        "shallower": sum(len(u.submodel.exits) < len(u.dispatched.exits) for u in good),
-        "stopped": sum(bool(u.metrics.get("stopped")) for u in good),
-        "late": sum(r.late for r in reports if isinstance(r, Failure)),
-    }

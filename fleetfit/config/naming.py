@@ -1,0 +1,118 @@
+"""What the names in an experiment stand for: functions, found and called with a section's keys."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fleetfit import names
+from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
+from fleetfit.data import Data
+from fleetfit.data.partition import KINDS
+from fleetfit.errors import ConfigError
+from fleetfit.layout import Architecture
+
+
+def function_of(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
+    """Return the function of a name, or the object that stands for one, and what messages call it."""
+    if callable(name):
+        function, label = name, getattr(name, "__name__", type(name).__name__)
+    else:
+        function, label = names.resolve(kind, name), str(name)
+    if kind == "models":
+        _refuse_module(function, label)
+    return function, label
+
+
+def _refuse_module(found: Any, label: str) -> None:
+    """Say how a bare module, or a class of modules, becomes an architecture."""
+    kind = found if inspect.isclass(found) else type(found)
+    if issubclass(kind, nn.Module):
+        raise ConfigError(
+            f"[model] {label} is a torch module, and FleetFit needs to build it at many sizes. Wrap it: write a class "
+            'that inherits from fleetfit.Architecture, set axes (such as {"hidden": Axis(64)}) and blocks in it, and '
+            f"return {kind.__name__}(...) of the sizes asked for from build(self, axes, exits). See docs/own-model.md."
+        )
+
+
+def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
+    """Return what the function of a name returns for a section's keys."""
+    function, label = function_of(kind, name)
+    return names.call(function, label, where, values, **given)
+
+
+def check_keys(experiment: Experiment) -> None:
+    """Check the free keys of model, data set, engine and partition against their signatures, calling nothing."""
+    given = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
+    named: list[tuple[str, str, Any, dict[str, Any]]] = [
+        ("engines", "[engine]", experiment.engine, {"simulation": None}),
+        ("models", "[model]", experiment.model, given),
+        ("tuning", "[tuning]", experiment.tuning, {"architecture": None}),
+        ("data", "[data]", experiment.data, {}),
+        ("data", "[data] server", experiment.data.server or experiment.data, {}),
+    ]
+    for kind, where, section, known in named:
+        if isinstance(section.name, str) or callable(section.name):
+            function, label = function_of(kind, section.name)
+            names.call(_without_calling(function), label, where, section.settings, **known)
+        elif section.settings:
+            raise ConfigError(
+                f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
+            )
+    division = experiment.data.partition
+    if division.kind in KINDS:
+        known = {"data": None, "clients": None, "rng": None}
+        function = _without_calling(KINDS[division.kind])
+        names.call(function, division.kind, "[data] partition", division.settings, **known)
+
+
+def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(**values: Any) -> dict[str, Any]:
+        return values
+
+    return checked
+
+
+def load_data(section: DataSection | ServerDataSection, where: str = "[data]", **settings: Any) -> Data:
+    """Return the data set of a section, with further settings.
+
+    Raises:
+        FleetFitError: It cannot be had.
+    """
+    if isinstance(section.name, Data):
+        return section.name
+    if not isinstance(section.name, str) and not callable(section.name):
+        raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
+    try:
+        data = called("data", section.name, where, section.settings | settings)
+    except (OSError, ImportError) as error:
+        raise ConfigError(f"{where} {section.name} failed: {error}") from error
+    if not isinstance(data, Data):
+        raise ConfigError(f"{where} {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
+    return data
+
+
+def architecture_of(name: Any, settings: Mapping[str, Any], **given: Any) -> Architecture:
+    """Return the architecture of a name, for `plan` and `check-model`."""
+    architecture: Architecture = called("models", name, "[model]", settings, **given)
+    check_architecture(architecture, name)
+    return architecture
+
+
+def check_architecture(found: Any, label: Any) -> None:
+    """Refuse what is no architecture.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    _refuse_module(found, f"what {label} returns")
+    missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(found, a)]
+    if missing:
+        kind = type(found).__name__
+        raise ConfigError(
+            f'[model] {label} must give an Architecture; {kind} lacks "{missing[0]}". Inherit from '
+            "fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits)."
+        )

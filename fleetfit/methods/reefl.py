@@ -1,0 +1,147 @@
+"""ReeFL: depth only, one recurrent exit for all depths, the best exit teaches the others (Lee et al., ICML 2024).
+
+The model gets a Ree module and one classifier that all exits share (`fleetfit.models.ree`: Eqs. 2 to 4); both belong to
+every sub-model, whatever its depth. A client trains the sum of its exits' losses, and a divergence of each exit from
+the client's best one (Eqs. 5 and 6). Which is best says the running estimate of the exits' training losses, which the
+client remembers from round to round, e <- (1 - zeta) e + zeta new; the weight of the divergence grows over the first
+rounds as DepthFL's does. Clients weigh by samples. `plus.feddyn` and `plus.fedadam` go with it.
+
+Differs from the paper's authors: their running estimate begins at zero in every round; ours begins with the first
+batch's losses, and goes on. Rows of Ree's position table beyond a client's depth are not sent back, since nothing
+trained them.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.errors import ConfigError, in_range
+from fleetfit.layout import Architecture, State, outputs
+from fleetfit.levels import split_levels
+from fleetfit.losses import best_exit_distillation, check_temperature
+from fleetfit.method import Loss, Method
+from fleetfit.methods.depthfl import ramped
+from fleetfit.models.ree import PLACES, recurrent
+from fleetfit.submodel import Submodel
+from fleetfit.values import Device, Job
+
+_KEPT = "exit_losses"
+
+
+def reefl(
+    zeta: float = 0.2,
+    ramp: int = 300,
+    share: float = 1.0,
+    temperature: float = 1.0,
+    teacher: Literal["running", "batch"] = "running",
+    ree: bool = True,
+    modulate: bool = True,
+    at: Literal["blocks", "exits"] = "blocks",
+    queue: Literal["modulated", "original"] = "modulated",
+    heads: int = 8,
+    bottleneck: int = 16,
+    mlp: float = 1.35,
+) -> Method:
+    """Make the method.
+
+    Args:
+        zeta: How much a new batch moves the running estimate, in (0, 1).
+        ramp: Rounds until the distillation has its full weight; 0 is at once.
+        share: Full weight of the distillation; 0 switches it off.
+        temperature: Softens the distributions that are compared.
+        teacher: The exit with the lowest running estimate, or with the lowest loss on the batch (Figure 7).
+        ree: Whether there is a Ree; without it, exits share a classifier and nothing else (appendix G).
+        modulate: Whether the backbone goes on with Ree's token (Eq. 4, Table 4).
+        at: Run Ree after every block, or at exits only (Table 5).
+        queue: Which tokens Ree's queue keeps; see `fleetfit.models.ree`.
+        heads: Heads of Ree's attention.
+        bottleneck: Features of Ree's attention.
+        mlp: Features inside Ree's MLP, as a multiple of the token's width.
+    """
+    check_temperature(temperature)
+    in_range("zeta", zeta, 0, 1)
+    if ramp < 0 or share < 0:
+        raise ConfigError(f"reefl's ramp and share must be at least 0, got {ramp} and {share}.")
+    settings: dict[str, Any] = {"ree": ree, "modulate": modulate, "at": at, "queue": queue}
+    sizes: dict[str, Any] = {"heads": heads, "bottleneck": bottleneck, "mlp": mlp}
+    loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
+    return Method(
+        model=partial(with_ree, **settings, **sizes),
+        levels=partial(split_levels, mode="depth"),
+        loss=loss,
+        remember=remember,
+        reply=without_unused_rows,
+    )
+
+
+def with_ree(architecture: Architecture, input_shape: tuple[int, ...], **settings: Any) -> Architecture:
+    """Put the recurrent exit onto the model."""
+    return recurrent(architecture, input_shape, **settings)
+
+
+class BestExitLoss:
+    """The loss of all exits with the best one as teacher; knows which exits were it."""
+
+    def __init__(self, job: Job, device: Device, zeta: float, share: float, temperature: float, teacher: str) -> None:
+        """Take up the client's running estimate, as far as it has one of these exits."""
+        self.exits = job.submodel.exits
+        self.estimate = _remembered(device, self.exits)
+        self._task, self._zeta, self._share, self._temperature = device.problem.task, zeta, share, temperature
+        self._running = teacher == "running"
+        self._taught = torch.zeros(len(self.exits), device=device.accelerator)
+
+    def __call__(self, module: nn.Module, x: Any, y: Tensor) -> Tensor:
+        """Return the loss on a batch, and move the estimate."""
+        logits = outputs(module, x)
+        losses = torch.stack([self._task.loss(z, y) for z in logits])
+        new = losses.detach()
+        old = new if self.estimate is None else self.estimate.to(new.device)
+        old = torch.where(old.isnan(), new, old)
+        self.estimate = (1 - self._zeta) * old + self._zeta * new
+        best = (self.estimate if self._running else new).argmin()
+        self._taught += torch.arange(len(new), device=new.device) == best
+        return best_exit_distillation(logits, losses, best, y, self._task, self._share, self._temperature)
+
+    def metrics(self) -> dict[str, Any]:
+        """Return in how many steps each exit was the teacher."""
+        return {"teachers": {str(e): int(n) for e, n in zip(self.exits, self._taught.tolist(), strict=True)}}
+
+
+def best_exit_loss(
+    job: Job, device: Device, zeta: float, ramp: int, share: float, temperature: float, teacher: str
+) -> Loss:
+    """Return the loss with this round's weight of the distillation."""
+    return BestExitLoss(job, device, zeta, share * ramped(job.round, ramp), temperature, teacher)
+
+
+def _remembered(device: Device, exits: tuple[int, ...]) -> Tensor | None:
+    """Return the client's running estimate [E], not a number for exits that it has not trained yet."""
+    kept = (device.memory or {}).get(_KEPT)
+    if kept is None:
+        return None
+    known = dict(zip(kept["exits"], kept["losses"].tolist(), strict=True))
+    return torch.tensor([known.get(e, float("nan")) for e in exits], device=device.accelerator)
+
+
+def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
+    """Keep the running estimate, those of deeper exits that were not trained this time too."""
+    memory = dict(device.memory or {})
+    kept = memory.get(_KEPT, {"exits": [], "losses": torch.zeros(0)})
+    known = dict(zip(kept["exits"], kept["losses"].tolist(), strict=True))
+    if loss.estimate is not None:
+        known |= dict(zip(loss.exits, loss.estimate.tolist(), strict=True))
+    exits = sorted(known)
+    return memory | {_KEPT: {"exits": exits, "losses": torch.tensor([known[e] for e in exits])}}
+
+
+def without_unused_rows(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
+    """Leave out the rows of Ree's position table that this depth has no use for."""
+    piece = job.submodel
+    if PLACES not in piece.channels:
+        return piece, state
+    used = range(piece.depth + 1)
+    short = {name: t[: len(used)] if name == "ree.positions" else t for name, t in state.items()}
+    return replace(piece, channels={**piece.channels, PLACES: used}), short

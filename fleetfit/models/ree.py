@@ -1,0 +1,299 @@
+"""Ree: one recurrent exit for all depths of a backbone (ReeFL, Lee et al., ICML 2024, section 3.2).
+
+After every block the backbone's class token joins a queue behind a meta token, and one small transformer block, the
+same at all depths, reads the queue (Eq. 2). What it makes of the meta token is added to the class token for the
+classifier, which all exits share (Eq. 3); what it makes of the newest token takes that token's place in the backbone
+(Eq. 4). `recurrent` puts it onto any model family whose module has `start`, `segment` and `head`, and one state size in
+all layers: ViT, BERT, Vision Mamba, or one's own (`ExitModel.token` says what the class token is).
+
+Ree's block has its norms before attention and MLP; attention works on `bottleneck` features in `heads` heads. Only the
+two tokens that are used are asked for, which is exact, since nothing else of the block's output is looked at.
+
+Differs from the paper's authors: attention is divided by the root of a head's size; their code divides by that of all
+heads together. Which token the queue keeps, Eqs. 2 and 4 leave open: the modulated one, as in their code, or
+(`queue = "original"`) the backbone's. A classifier begins as the backbone's last one, where a checkpoint has one.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import (
+    Architecture,
+    Axis,
+    Carry,
+    ExitModel,
+    HasSegments,
+    State,
+    Wrapped,
+    alias,
+    build_module,
+    some_input,
+)
+
+BACKBONE = "backbone."
+"""What the names of the backbone's tensors begin with."""
+PLACES, INNER = "ree_places", "ree_mlp"
+"""The axes of Ree's own: rows of its position table, and features inside its MLP."""
+_HEAD = re.compile(r"heads\.(\d+)\.")
+_STD = 0.02
+
+
+class Ree(nn.Module):
+    """The shared block, with its meta token and positions."""
+
+    def __init__(self, width: int, inner: int, places: int, heads: int, bottleneck: int) -> None:
+        super().__init__()
+        self.meta = nn.Parameter(torch.empty(width))
+        self.positions = nn.Parameter(torch.empty(places, width))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, bottleneck) for _ in range(3))
+        self.out = nn.Linear(bottleneck, width)
+        self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.heads = heads
+        if not self.meta.is_meta:
+            nn.init.normal_(self.meta, std=_STD)
+            nn.init.normal_(self.positions, std=_STD)
+
+    def forward(self, queue: list[Tensor], places: list[int]) -> tuple[Tensor, Tensor]:
+        """Return what becomes of the meta token and of the newest token, m_0 and m_l, each [B, width] (Eq. 2).
+
+        Args:
+            queue: Tokens [B, width], oldest first.
+            places: The block after which each was taken, which says its row of the position table.
+        """
+        meta = self.meta.expand(len(queue[0]), -1)
+        tokens = torch.stack([meta, *queue], dim=1) + self.positions[[0, *places]]
+        normed = self.norm1(tokens)
+        query = self._by_head(self.query(normed[:, [0, -1]]))
+        mixed = F.scaled_dot_product_attention(
+            query, self._by_head(self.key(normed)), self._by_head(self.value(normed))
+        )
+        two = tokens[:, [0, -1]] + self.out(mixed.transpose(1, 2).flatten(2))
+        two = two + self.fc2(F.gelu(self.fc1(self.norm2(two))))
+        return two[:, 0], two[:, 1]
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class SharedHead(nn.Module):
+    """The classifier of all exits: layer norm and a linear layer."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [B, classes] of [B, width]."""
+        logits: Tensor = self.fc(self.norm(x))
+        return logits
+
+
+class RecurrentModule(ExitModel):
+    """A backbone without its classifiers, Ree, and the shared classifier.
+
+    The carry: that of the backbone, the queue, and what the classifier looks at, m_0 + z [B, width].
+    """
+
+    def __init__(self, family: "Recurrent", axes: Mapping[str, int], exits: tuple[int, ...]) -> None:
+        super().__init__()
+        self.exits, self.modulate, self.original = exits, family.modulate, family.queue == "original"
+        self.stops = family.stops(exits)
+        module = family.inner.build({name: axes[name] for name in family.inner.axes}, self.stops)
+        if not isinstance(module, HasSegments) or not isinstance(getattr(module, "heads", None), nn.ModuleDict):
+            raise ModelError(
+                "ReeFL goes onto a backbone that runs block by block: its module needs start, segment and head, and "
+                "its classifiers in an nn.ModuleDict called heads. Inherit from fleetfit.ExitModel."
+            )
+        del module.heads
+        self.backbone = module
+        width = family.width_of(axes)
+        self.ree = Ree(width, axes[INNER], axes[PLACES], family.heads, family.bottleneck) if family.ree else None
+        self.classifier = SharedHead(width, axes["classes"])
+
+    def start(self, x: Tensor) -> Carry:
+        """Return the backbone's state, an empty queue, and the class token."""
+        inner: Any = self.backbone
+        carry = inner.start(x)
+        return carry, (), inner.token(carry)
+
+    def segment(self, i: int, carry: Carry) -> Carry:
+        """Run the blocks after exit i-1 up to exit i, and Ree after each of them (Eqs. 2 and 4)."""
+        inner: Any = self.backbone
+        state, queue, fused = carry
+        before = self.exits[i - 1] if i else 0
+        for step, stop in enumerate(self.stops):
+            if not before < stop <= self.exits[i]:
+                continue
+            state = inner.segment(step, state)
+            token = fused = inner.token(state)
+            if self.ree is None:
+                continue
+            first, last = self.ree([*queue, token], list(self.stops[: step + 1]))
+            fused = first + token
+            if self.modulate:
+                state = inner.with_token(state, last)
+            queue = (*queue, last if self.modulate and not self.original else token)
+        return state, queue, fused
+
+    def head(self, i: int, carry: Carry) -> Tensor:
+        """Return the logits [B, classes] of exit i (Eq. 3)."""
+        logits: Tensor = self.classifier(carry[2])
+        return logits
+
+
+@dataclass(frozen=True)
+class Recurrent(Wrapped):
+    """A model family with one recurrent exit; made by `recurrent`, which says what the fields mean."""
+
+    input_shape: tuple[int, ...]
+    ree: bool
+    modulate: bool
+    at: str
+    queue: str
+    heads: int
+    bottleneck: int
+    mlp: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own = {}
+        if self.ree:
+            inner = max(1, int(self.mlp * self._width[0]))
+            own = {INNER: Axis(inner), PLACES: Axis(self.blocks + 1, scaled=False, ordered=True)}
+        object.__setattr__(self, "axes", {**self.inner.axes, **own})
+
+    def stops(self, exits: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the block counts after which Ree reads, for a module with these exits."""
+        return exits if self.at == "exits" else tuple(p for p in self.positions if p <= exits[-1])
+
+    def width_of(self, axes: Mapping[str, int]) -> int:
+        """Return the width of the class token when the axes have these sizes."""
+        width, axis = self._width
+        return width if axis is None else axes[axis]
+
+    def sizes(self, width: float) -> dict[str, int]:
+        """Return the size of each axis at a width."""
+        own = {name: axis for name, axis in self.axes.items() if name not in self.inner.axes}
+        scaled = {n: max(1, int(width * a.size + 1e-9)) if a.scaled else a.size for n, a in own.items()}
+        return {**self.inner.sizes(width), **scaled}
+
+    @cached_property
+    def _width(self) -> tuple[int, str | None]:
+        """The width of the class token in the full model, and the axis that it follows, if any."""
+        full = {name: axis.size for name, axis in self.inner.axes.items()}
+        widths = self._token_widths(full)
+        odd = next((i for i, width in enumerate(widths) if width != widths[0]), None)
+        if odd is not None:
+            raise ModelError(
+                f"ReeFL needs a backbone with one state size in all layers: this one's is {widths[0]} at its start and "
+                f"{widths[odd]} after block {self.positions[odd - 1]}. A transformer, BERT or Vision Mamba has one."
+            )
+        for name, axis in self.inner.axes.items():
+            if axis.scaled and self._token_widths({**full, name: axis.size + axis.granule}, 1)[0] != widths[0]:
+                if widths[0] != axis.size:
+                    raise ModelError(
+                        f'ReeFL needs an axis for its class token; "{name}" has {axis.size} channels, the token '
+                        f"{widths[0]}."
+                    )
+                return widths[0], name
+        return widths[0], None
+
+    def _token_widths(self, sizes: Mapping[str, int], count: int | None = None) -> list[int]:
+        """Return the width of the class token at the start and after each position, on the meta device."""
+        with torch.device("meta"), torch.no_grad():
+            module = build_module(self.inner, sizes, tuple(self.positions))
+            if not isinstance(module, HasSegments) or not hasattr(module, "token"):
+                raise ModelError(
+                    "ReeFL goes onto a backbone that runs block by block: its module needs start, segment, head, token "
+                    "and with_token. Inherit from fleetfit.ExitModel, which has the last two."
+                )
+            looking: Any = module
+            x = some_input(self.inner, self.input_shape, 2)
+            carry = module.start(x)
+            found = [looking.token(carry).shape[-1]]
+            for i in range(len(self.positions)):
+                if count is not None and len(found) >= count:
+                    break
+                carry = module.segment(i, carry)
+                found.append(looking.token(carry).shape[-1])
+        return found
+
+    @cached_property
+    def declared(self) -> Mapping[str, Any]:
+        """The backbone's declarations, by the names that it has here."""
+        found: dict[str, Any] = {}
+        for pattern, value in super().declared.items():
+            kinds = value if isinstance(value, tuple) else (value,)
+            found[pattern if pattern.startswith("*") else BACKBONE + pattern] = tuple(
+                alias(BACKBONE + str(d.parts[0])) if d.kind == "alias" else d for d in kinds
+            )
+        return found
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        """Return the module with these sizes and exits."""
+        return RecurrentModule(self, axes, exits)
+
+    def trains(self, name: str) -> bool:
+        """Tell whether a tensor is trained: all of Ree, and of the backbone what its tuning says."""
+        return super().trains(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
+
+    def added(self, name: str) -> bool:
+        """Tell whether a checkpoint may lack a tensor."""
+        return super().added(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
+
+    def adopted(self, state: State) -> State:
+        """Return another model's tensors by the names that they have here, its last classifier's too."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in super().adopted(state).items():
+            head = _HEAD.match(name)
+            if name.startswith((BACKBONE, "ree.", "classifier.")):
+                found[name] = tensor
+            elif head is None:
+                found[BACKBONE + name] = tensor
+            elif int(head[1]) == self.blocks:
+                found[f"classifier.{name.removeprefix(head[0])}"] = tensor
+        return found
+
+
+def recurrent(
+    architecture: Architecture,
+    input_shape: tuple[int, ...],
+    ree: bool = True,
+    modulate: bool = True,
+    at: Literal["blocks", "exits"] = "blocks",
+    queue: Literal["modulated", "original"] = "modulated",
+    heads: int = 8,
+    bottleneck: int = 16,
+    mlp: float = 1.35,
+) -> Recurrent:
+    """Put one recurrent exit onto a model family.
+
+    Args:
+        architecture: The backbone.
+        input_shape: Shape of one sample.
+        ree: Whether there is a Ree; without it, the class token goes to the shared classifier as it is (appendix G).
+        modulate: Whether the backbone goes on with Ree's token (Eq. 4).
+        at: Run Ree after every block, or at exits only (Table 5).
+        queue: Which tokens the queue keeps.
+        heads: Heads of Ree's attention.
+        bottleneck: Features of Ree's attention; a multiple of `heads`.
+        mlp: Features inside Ree's MLP, as a multiple of the token's width, rounded down.
+
+    Raises:
+        ModelError: The backbone cannot be run block by block, its state changes its size, or the sizes do not fit.
+    """
+    if heads < 1 or bottleneck % heads or not mlp > 0:
+        raise ModelError(f"Ree's bottleneck must be a multiple of its heads and mlp above 0, got {bottleneck}, {heads} "
+                         f"and {mlp}.")  # fmt: skip
+    if at not in ("blocks", "exits") or queue not in ("modulated", "original"):
+        raise ModelError(f'Ree runs at "blocks" or "exits" and keeps "modulated" or "original", got {at} and {queue}.')
+    return Recurrent(architecture, tuple(input_shape), ree, modulate, at, queue, heads, bottleneck, mlp)

@@ -1,0 +1,453 @@
+"""ReeFL: Eqs. 2 to 6 by hand, the running estimate, whose part Ree is, what it refuses."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny, tiny_federation
+from torch import Tensor, nn
+
+from fleetfit.aggregate import Mean
+from fleetfit.check import check_layout
+from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import FleetFitError, ModelError
+from fleetfit.layout import Architecture, build_module, infer_layout, named_tensors, outputs
+from fleetfit.losses import best_exit_distillation
+from fleetfit.method import build
+from fleetfit.methods.depthfl import ramped
+from fleetfit.models.bert import bert
+from fleetfit.models.deit_s import deit_s
+from fleetfit.models.ree import PLACES, Ree, recurrent
+from fleetfit.models.resnet20 import resnet20
+from fleetfit.models.vim import vim
+from fleetfit.models.vit import vit
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.tasks import classification
+from fleetfit.values import Local
+
+SHAPE = (1, 8, 8)
+
+
+def backbone(depth: int = 4) -> Architecture:
+    return vit(5, SHAPE, hidden=16, depth=depth, attention_heads=2, patch=4)
+
+
+def texts() -> Architecture:
+    return bert(3, (7,), vocabulary=11, hidden=12, layers=3, attention_heads=3, max_positions=8, dropout=0.0, padding=0)
+
+
+def mamba() -> Architecture:
+    return vim(3, SHAPE, depth=3, hidden=8, patch=4, state=2)
+
+
+def module_of(architecture: Architecture, exits: tuple[int, ...]) -> Any:
+    torch.manual_seed(1)
+    module = build_module(architecture, architecture.sizes(1.0), exits).eval()
+    rng = torch.Generator().manual_seed(2)
+    for _, tensor, _ in named_tensors(module):  # nothing at zero or one
+        tensor.data = 0.3 * torch.randn(tensor.shape, generator=rng)
+    return module
+
+
+# ---- Eq. 2: the block -------------------------------------------------
+
+
+def naive(ree: Ree, queue: list[Tensor], places: list[int], heads: int) -> Tensor:
+    """A whole pre-norm transformer block over all tokens, with plain loops over samples, heads and tokens."""
+
+    def norm(x: Tensor, layer: nn.LayerNorm) -> Tensor:
+        mean, var = x.mean(), ((x - x.mean()) ** 2).mean()
+        return (x - mean) / torch.sqrt(var + layer.eps) * layer.weight + layer.bias
+
+    every = []
+    for b in range(len(queue[0])):
+        tokens = [ree.meta + ree.positions[0], *(q[b] + ree.positions[p] for q, p in zip(queue, places, strict=True))]
+        normed = [norm(t, ree.norm1) for t in tokens]
+        q, k, v = ([layer.weight @ t + layer.bias for t in normed] for layer in (ree.query, ree.key, ree.value))
+        size = len(q[0]) // heads
+        after = []
+        for i, token in enumerate(tokens):
+            mixed = []
+            for h in range(heads):
+                own = slice(h * size, (h + 1) * size)
+                scores = torch.stack([q[i][own] @ k[j][own] / math.sqrt(size) for j in range(len(tokens))])
+                weights = scores.exp() / scores.exp().sum()
+                mixed.append(sum(w * v[j][own] for j, w in enumerate(weights)))
+            token = token + ree.out.weight @ torch.cat(mixed) + ree.out.bias
+            inner = ree.fc1.weight @ norm(token, ree.norm2) + ree.fc1.bias
+            inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+            after.append(token + ree.fc2.weight @ inner + ree.fc2.bias)
+        every.append(torch.stack(after))
+    return torch.stack(every)
+
+
+def test_the_block_is_a_transformer_block_over_the_whole_queue() -> None:
+    """Only two tokens' results are computed, and they are those of the whole block (Eq. 2)."""
+    torch.manual_seed(0)
+    ree = Ree(12, 16, 6, heads=4, bottleneck=8)
+    for p in ree.parameters():
+        p.data = 0.4 * torch.randn(p.shape)
+    queue, places = [torch.randn(3, 12) for _ in range(4)], [1, 2, 4, 5]
+    first, last = ree(queue, places)
+    expected = naive(ree, queue, places, heads=4)
+    torch.testing.assert_close(first, expected[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(last, expected[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_its_size_at_deit_s_is_the_paper_s() -> None:
+    """430,646 for 12 blocks of width 384, whatever the depth; the classifier of 100 classes has 39,268."""
+    architecture = recurrent(deit_s(classes=100), (3, 224, 224))
+    with torch.device("meta"):
+        module: Any = build_module(architecture, architecture.sizes(1.0), (3, 12))
+    assert sum(p.numel() for p in module.ree.parameters()) == 430_646
+    assert sum(p.numel() for p in module.classifier.parameters()) == 39_268
+    assert not [n for n, _ in module.named_parameters() if ".heads." in n]
+    layout = infer_layout(architecture)
+    shapes = {d: layout.shapes({}, (d,)) for d in (3, 12)}
+    own = {n for n in layout.tensors if n.startswith(("ree.", "classifier."))}
+    assert len(own) == 22 and all(own <= set(found) for found in shapes.values())
+
+
+# ---- Eqs. 3 and 4: the model -------------------------------------------------
+
+
+def by_hand(module: Any, x: Tensor, exits: tuple[int, ...], modulate: bool, original: bool, at: tuple[int, ...]) -> Any:
+    """The forward pass of a ViT with Ree, block by block."""
+    inner, logits = module.backbone, []
+    tokens = inner.embeddings(x)
+    queue: list[Tensor] = []
+    places: list[int] = []
+    for i, block in enumerate(inner.blocks):
+        tokens = block(tokens)
+        z = tokens[:, 0]
+        if i + 1 in at:
+            places.append(i + 1)
+            m = naive(module.ree, [*queue, z], places, module.ree.heads)
+            queue.append(m[:, -1] if modulate and not original else z)
+            if modulate:
+                tokens = torch.cat([m[:, -1:], tokens[:, 1:]], dim=1)
+            if i + 1 in exits:
+                fused = m[:, 0] + z
+                head = module.classifier
+                normed = nn.functional.layer_norm(fused, (len(fused[0]),), head.norm.weight, head.norm.bias)
+                logits.append(normed @ head.fc.weight.T + head.fc.bias)
+    return logits
+
+
+@pytest.mark.parametrize("modulate", [True, False])
+@pytest.mark.parametrize("queue", ["modulated", "original"])
+@pytest.mark.parametrize("at", ["blocks", "exits"])
+@pytest.mark.parametrize("exits", [(1, 2, 3, 4), (2, 4), (3,)])
+def test_the_forward_pass_is_the_equations(modulate: bool, queue: Any, at: Any, exits: tuple[int, ...]) -> None:
+    architecture = recurrent(backbone(), SHAPE, modulate=modulate, queue=queue, at=at)
+    module = module_of(architecture, exits)
+    x = torch.randn(3, *SHAPE)
+    places = exits if at == "exits" else tuple(range(1, exits[-1] + 1))
+    expected = by_hand(module, x, exits, modulate, queue == "original", places)
+    for ours, theirs in zip(outputs(module, x), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_without_ree_a_classifier_is_shared_and_nothing_else() -> None:
+    """Appendix G."""
+    module = module_of(recurrent(backbone(), SHAPE, ree=False), (2, 4))
+    x = torch.randn(3, *SHAPE)
+    tokens, expected = module.backbone.embeddings(x), []
+    for i, block in enumerate(module.backbone.blocks):
+        tokens = block(tokens)
+        if i + 1 in (2, 4):
+            expected.append(module.classifier(tokens[:, 0]))
+    assert not [n for n, _ in module.named_parameters() if n.startswith("ree.")]
+    for ours, theirs in zip(outputs(module, x), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_class_token_of_other_backbones() -> None:
+    """BERT's first token, Vision Mamba's in the middle, the state itself of a model without tokens."""
+    for architecture, x in (
+        (texts(), torch.randint(11, (2, 7))), (mamba(), torch.randn(2, *SHAPE)), (tiny(), torch.randn(2, 1, 4, 4)),
+    ):  # fmt: skip
+        module: Any = build_module(architecture, architecture.sizes(1.0), (1, architecture.blocks))
+        carry = module.segment(0, module.start(x))
+        token = module.token(carry)
+        changed = module.with_token(carry, token + 1)
+        torch.testing.assert_close(module.token(changed), token + 1)
+        back = module.with_token(changed, token)
+        pairs = zip(back, carry, strict=True) if isinstance(carry, tuple) else [(back, carry)]
+        assert all(torch.equal(a, b) for a, b in pairs)
+    middle: Any = build_module(mamba(), mamba().sizes(1.0), (3,))
+    tokens = torch.arange(5.0)[None, :, None].expand(1, 5, 8)
+    assert middle.class_place == 2 and torch.equal(middle.token(tokens), torch.full((1, 8), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shape"),
+    [
+        (backbone(), SHAPE), (texts(), (7,)), (mamba(), SHAPE), (tiny(norm=False), (1, 4, 4)),
+        (vit(5, SHAPE, hidden=16, depth=3, attention_heads=2, patch=4, heads="fixed"), SHAPE),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", ["blocks", "exits"])
+def test_its_layout_is_proven(architecture: Architecture, shape: tuple[int, ...], at: Any) -> None:
+    wrapped = recurrent(architecture, shape, at=at)
+    report = check_layout(wrapped, channels_part=True, input_shape=shape)
+    assert max(report.permutation.values()) < 1e-9
+    assert all(error < 1e-9 for error in report.channels.values())
+    assert bool(report.exempt) == bool(getattr(architecture, "size_dependent", ""))
+
+
+def test_it_begins_as_the_backbone_with_its_last_classifier() -> None:
+    plain, wrapped = backbone(), recurrent(backbone(), SHAPE)
+    theirs = {n: t for n, t, _ in named_tensors(module_of(plain, (2, 4)))}
+    adopted = wrapped.adopted(theirs)
+    assert torch.equal(adopted["backbone.blocks.2.norm1.weight"], theirs["blocks.2.norm1.weight"])
+    assert torch.equal(adopted["classifier.fc.weight"], theirs["heads.4.fc.weight"])
+    assert set(adopted) <= set(infer_layout(wrapped).tensors)
+    assert wrapped.adopted(adopted).keys() == adopted.keys()  # one of its own stays as it is
+
+
+# ---- what it refuses -------------------------------------------------
+
+
+def test_a_backbone_whose_state_changes_its_size_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"hands on a tensor of shape \(2, 16, 8, 8\), not tokens"):
+        recurrent(resnet20(channels=1), SHAPE)
+    growing = Growing()
+    with pytest.raises(
+        ModelError, match="one state size in all layers: this one's is 4 at its start and 6 after block 2"
+    ):
+        recurrent(growing, (3,))
+
+
+class GrowingModule(nn.Module):
+    def __init__(self, exits: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.exits, widths = exits, (4, 4, 6)
+        self.stem = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList(nn.Linear(widths[i], widths[i + 1]) for i in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(widths[e], classes) for e in exits})
+
+    def start(self, x: Tensor) -> Tensor:
+        return self.stem(x)
+
+    def segment(self, i: int, carry: Tensor) -> Tensor:
+        for b in range(self.exits[i - 1] if i else 0, self.exits[i]):
+            carry = self.blocks[b](carry)
+        return carry
+
+    def head(self, i: int, carry: Tensor) -> Tensor:
+        return self.heads[str(self.exits[i])](carry)
+
+    def token(self, carry: Tensor) -> Tensor:
+        return carry
+
+    def with_token(self, carry: Tensor, token: Tensor) -> Tensor:
+        return token
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        carry, found = self.start(x), []
+        for i in range(len(self.exits)):
+            carry = self.segment(i, carry)
+            found.append(self.head(i, carry))
+        return found
+
+
+class Growing(Architecture):
+    blocks = 2
+
+    @property
+    def axes(self) -> Any:
+        return tiny().axes
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        return GrowingModule(exits, axes["classes"])
+
+
+def test_a_module_that_cannot_be_run_block_by_block_is_refused() -> None:
+    class Whole(Architecture):
+        blocks = 1
+        axes = tiny().axes
+
+        def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
+
+    with pytest.raises(ModelError, match="needs start, segment, head, token"):
+        recurrent(Whole(), (1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"heads": 3}, {"mlp": 0.0}, {"heads": 0}, {"at": "end"}, {"queue": "new"}, {"zeta": 0.0}, {"share": -1.0},
+     {"temperature": 0.0}, {"ramp": -1}, {"teacher": "deepest"}],
+)  # fmt: skip
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(FleetFitError):
+        tiny_federation({"name": "reefl", **wrong})
+
+
+# ---- Eqs. 5 and 6: the loss -------------------------------------------------
+
+
+@pytest.mark.parametrize("teacher", [0, 2])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_loss_is_equations_5_and_6(teacher: int, temperature: float) -> None:
+    """sum_e CE_e + eta / N sum_{e != e~} sum_j sum_c p~ log(p~ / p) tau^2, p softened by tau."""
+    torch.manual_seed(0)
+    logits = [torch.randn(3, 4, requires_grad=True) for _ in range(3)]
+    y, share = torch.tensor([0, 3, 1]), 0.7
+
+    def softmax(row: Any, tau: float) -> list[float]:
+        e = [math.exp(float(v) / tau) for v in row]
+        return [v / sum(e) for v in e]
+
+    expected = 0.0
+    for e, z in enumerate(logits):
+        for j in range(3):
+            row, best = z[j].tolist(), logits[teacher][j].tolist()
+            expected -= math.log(softmax(row, 1.0)[y[j]]) / 3
+            if e != teacher:
+                p, q = softmax(best, temperature), softmax(row, temperature)
+                kl = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+                expected += share * kl * temperature**2 / 3
+    losses = torch.stack([classification.loss(z, y) for z in logits])
+    total = best_exit_distillation(logits, losses, torch.tensor(teacher), y, classification, share, temperature)
+    assert float(total.detach()) == pytest.approx(expected, abs=1e-5)
+    total.backward()
+    alone = logits[teacher].detach().clone().requires_grad_()
+    classification.loss(alone, y).backward()
+    torch.testing.assert_close(logits[teacher].grad, alone.grad)  # the teacher learns from its labels only
+
+
+# ---- the running estimate -------------------------------------------------
+
+
+def job_and_device(spec: Mapping[str, Any], client: int = 2) -> Any:
+    federation, simulation = tiny_federation(spec)
+    server = start(federation)
+    seen: list[Any] = []
+
+    class Engine:
+        def run(self, jobs: Any) -> Any:
+            for job in jobs:
+                seen.append(job)
+                yield from local_engine(simulation).run(iter([job]))
+
+        def accept(self, update: Any) -> None:
+            pass
+
+    one_round(federation, Engine(), Settings(1, Local(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
+    job = next(j for j in seen if len(j.submodel.exits) == 3)
+    return job, simulation.device(job.client), build(spec)
+
+
+class Given(nn.Module):
+    """Logits whose losses are as wanted: log(1 + 3 exp(-s)) for the right class at s and three others at 0."""
+
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([-math.log((math.exp(v) - 1) / 3) for v in losses]))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [torch.stack([s, s * 0, s * 0, s * 0])[None] for s in self.scale]
+
+
+def test_the_teacher_is_the_exit_with_the_lowest_running_estimate() -> None:
+    """e <- 0.8 e + 0.2 new from the first batch's losses on; worked by hand."""
+    job, device, method = job_and_device({"name": "reefl", "ramp": 0})
+    loss: Any = method.loss(job, device)
+    y = torch.tensor([0])
+    loss(Given([1.0, 0.9, 1.1]), None, y)
+    assert loss.estimate.tolist() == pytest.approx([1.0, 0.9, 1.1], abs=1e-5)
+    loss(Given([0.9, 1.3, 1.0]), None, y)  # 0.98, 0.98 - but 0.9 * 0.8 + 1.3 * 0.2 = 0.98, 1.08
+    assert loss.estimate.tolist() == pytest.approx([0.98, 0.98, 1.08], abs=1e-5)
+    loss(Given([0.2, 0.5, 0.1]), None, y)  # the batch says exit 3, the estimate exit 1: 0.824, 0.884, 0.884
+    assert loss.estimate.tolist() == pytest.approx([0.824, 0.884, 0.884], abs=1e-5)
+    counts = loss.metrics()["teachers"]
+    assert sum(counts.values()) == 3 and counts["3"] == 0 and counts["1"] >= 1 and counts["2"] >= 1
+    batch: Any = build({"name": "reefl", "ramp": 0, "teacher": "batch"}).loss(job, device)
+    for losses in ([1.0, 0.9, 1.1], [0.9, 1.3, 1.0], [0.2, 0.5, 0.1]):
+        batch(Given(losses), None, y)
+    assert batch.metrics()["teachers"] == {"1": 1, "2": 1, "3": 1}
+
+
+def test_the_estimate_is_remembered_from_round_to_round() -> None:
+    job, device, method = job_and_device({"name": "reefl"})
+    loss: Any = method.loss(job, device)
+    loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
+    memory = method.remember(job, device, {}, loss)
+    assert memory["exit_losses"]["exits"] == [1, 2, 3]
+    again: Any = method.loss(job, replace(device, memory=memory))
+    again(Given([2.0, 2.0, 2.0]), None, torch.tensor([0]))
+    assert again.estimate.tolist() == pytest.approx([1.2, 2.0, 2.8], abs=1e-5)
+    piece = replace(job.submodel, exits=(1, 2))  # a shallower job: what is known of exit 3 stays
+    short = replace(job, submodel=piece)
+    shallow: Any = method.loss(short, replace(device, memory=memory))
+    shallow(Given([1.0, 1.0]), None, torch.tensor([0]))
+    kept = method.remember(short, replace(device, memory=memory), {}, shallow)["exit_losses"]
+    assert kept["exits"] == [1, 2, 3] and kept["losses"].tolist() == pytest.approx([1.0, 1.8, 3.0], abs=1e-5)
+
+
+def test_the_distillation_grows_over_rounds() -> None:
+    job, device, method = job_and_device({"name": "reefl", "ramp": 10})
+    values = []
+    for round in (0, 5, 10):
+        loss = method.loss(replace(job, round=round), device)
+        values.append(float(loss(Given([0.5, 1.0, 2.0]), None, torch.tensor([0])).detach()))
+    plain = 3.5
+    full = values[2] - plain
+    assert values[0] - plain == pytest.approx(full * ramped(0, 10), abs=1e-5)
+    assert values[1] - plain == pytest.approx(full * math.exp(-5 * 0.25), abs=1e-5)
+
+
+def test_teachers_are_counted_by_level_in_the_report() -> None:
+    federation, simulation = tiny_federation({"name": "reefl"}, clients=6, cohort=6)
+    *_, last = run(federation, local_engine(simulation), Settings(2, Local(lr=0.1, batch_size=8)), start(federation))
+    counts = last.report["counts"]["teachers"]
+    assert set(counts) == {"1", "2", "3"} and set(counts["3"]) == {"1", "2", "3"} and set(counts["1"]) == {"1"}
+    steps = [math.ceil(len(simulation.parts[c]["train"]) / 8) for c in range(6)]
+    assert sum(counts["1"].values()) == steps[0] + steps[3]
+
+
+# ---- whose part Ree is -------------------------------------------------
+
+
+def test_ree_belongs_to_every_sub_model_and_unused_rows_to_nobody() -> None:
+    """All clients train Ree and the classifier; a row of the position table, those who are deep enough."""
+    federation, simulation = tiny_federation({"name": "reefl"}, clients=6, cohort=6)
+    problem = federation.problem
+    by_depth = [replace(level, submodel=problem.submodel(1.0, level.submodel.exits)) for level in federation.levels]
+    federation = replace(federation, levels=tuple(by_depth))
+    assert PLACES in federation.levels[0].submodel.channels
+    engine, seen = local_engine(simulation), []
+
+    class Watching:
+        def run(self, jobs: Any) -> Any:
+            for reply in engine.run(jobs):
+                seen.append(reply)
+                yield reply
+
+        def accept(self, update: Any) -> None:
+            engine.accept(update)
+
+    server = start(federation)
+    after, _ = one_round(federation, Watching(), Settings(1, Local(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
+    mean = Mean(problem.layout, torch.device("cpu"))
+    for update in seen:
+        mean.add(update.submodel, update.state, update.num_examples)
+    coverage, samples = mean.result().coverage, [u.num_examples for u in seen]
+    depth = {1: 0, 2: 1, 3: 2}
+    assert bool((coverage["ree.query.weight"] == sum(samples)).all())
+    assert bool((coverage["classifier.fc.weight"] == sum(samples)).all())
+    for row in range(4):
+        deep = sum(u.num_examples for u in seen if u.level >= depth.get(row, 0))
+        assert bool((coverage["ree.positions"][row] == deep).all()), row
+    shallow = [u for u in seen if u.level == 0]
+    assert shallow[0].state["ree.positions"].shape[0] == 2
+    only = Mean(problem.layout, torch.device("cpu"))
+    for update in shallow:
+        only.add(update.submodel, update.state, 1.0)
+    assert not bool(only.result().coverage["ree.positions"][2:].any())
+    assert not torch.equal(after.state["ree.positions"], server.state["ree.positions"])
