@@ -170,6 +170,7 @@ def test_a_hook_from_a_file(tmp_path: Path) -> None:
 
 def test_the_list_of_hooks_is_the_design_s() -> None:
     assert HOOKS == (
+        "model",
         "levels",
         "channels",
         "choose",

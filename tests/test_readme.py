@@ -260,11 +260,14 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
     same = set()
     for hook in HOOKS:
         after = trained_with({hook: named[hook]}).server
-        if all(torch.equal(tensor, after.state[name]) for name, tensor in plain.state.items()):
+        if plain.state.keys() == after.state.keys() and all(
+            torch.equal(tensor, after.state[name]) for name, tensor in plain.state.items()
+        ):
             same.add(hook)
     # no loss is beyond 10, and what these remember and note changes no weights; levels are asked for by a run
     assert same == {"merge", "remember", "note", "observe", "levels"}
     assert trained_with({"observe": named["observe"]}).server.memory == {"updates": 12}
+    assert "classifier.fc.weight" in trained_with({"model": named["model"]}).server.state
     method = build({"name": "fedavg", "hooks": named})
     targets = Targets((0.3, 0.6, 1.0), (0.25, 0.25, 0.25))
     assert [level.submodel.exits for level in method.levels(tiny_problem(), targets)] == [(3,)] * 3
@@ -358,6 +361,11 @@ def test_a_key_without_a_default_is_valid(key, value):
         found = found[part]
     stated = tomllib.loads(f"v = {value}")["v"]
     assert found | stated == found if isinstance(stated, dict) else found == stated  # a table's defaults are filled in
+
+
+def test_the_guide_names_every_mode_of_tuning():
+    rows = tables_of_markdown(GUIDE, "`tuning.name`")
+    assert [code(row[0])[0] for row in rows] == sorted(names.available("tuning"), key=lambda n: (n != "full", n))
 
 
 def fields(section: type[Section], where: str = "") -> Iterator[str]:

@@ -79,6 +79,7 @@ KEYS = {
     "data.partition": ["kind", "clients", "seed"],
     "data.server": ["name"],
     "model": ["name"],
+    "tuning": ["name"],
     "fleet": [
         "cost",
         "tolerance",

@@ -19,6 +19,7 @@ from fleetfit.models.deit_s import deit_s
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import vit
+from fleetfit.report import drawing
 from fleetfit.submodel import extract
 from fleetfit.tuning.frozen import frozen
 from fleetfit.tuning.lora import lora
@@ -227,6 +228,11 @@ def settings(name: str, tuning: str) -> dict[str, Any]:
     return {**RUN, "fleet": fleet, "method": {"name": name}, "tuning": {"name": tuning, **rank}}
 
 
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the plain model to start from."""
@@ -257,8 +263,15 @@ def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: P
         assert all(torch.equal(own[n], t) for n, t in here.items())
 
 
-@pytest.mark.parametrize("tuning", ["frozen", "lora", "ssf"])
-@pytest.mark.parametrize("name", ["reefl", "scalefl"])
+@pytest.mark.parametrize(
+    ("name", "tuning"),
+    [
+        ("reefl", "lora"),
+        ("scalefl", "frozen"),
+        pytest.param("scalefl", "lora", marks=pytest.mark.slow),
+        pytest.param("depthfl", "ssf", marks=pytest.mark.slow),
+    ],
+)
 def test_engines_agree_on_tuned_models(name: str, tuning: str, pretrained: Path, tmp_path: Path) -> None:
     described = {**settings(name, tuning), "start": str(pretrained)}
     here = ff.run(described, out=tmp_path / "local")

@@ -155,7 +155,7 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
 # ---- list ----------------------------------------------------------------------------------------------------------
 
 
-_GIVEN = {"classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
+_GIVEN = {"architecture", "classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
 """What the system gives to factories, and no run file."""
 
 

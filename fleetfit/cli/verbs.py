@@ -192,6 +192,7 @@ class Kind(StrEnum):
     models = "models"
     data = "data"
     choices = "choices"
+    tuning = "tuning"
     engines = "engines"
     profiles = "profiles"
 

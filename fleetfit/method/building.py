@@ -49,7 +49,10 @@ def modelled(problem: Problem, spec: Mapping[str, Any]) -> Problem:
         problem: With the model as it is.
         spec: The method's.
     """
-    architecture = build(spec).model(problem.architecture, problem.input_shape)
+    change = build(spec).model
+    if change is FEDAVG.model:
+        return problem
+    architecture = change(problem.architecture, problem.input_shape)
     own = None if problem.spec is None or not is_portable(spec) else {**problem.spec, "method": dict(spec)}
     return replace(problem, architecture=architecture, spec=own)
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from fleetfit import names
+from fleetfit.errors import RunError
 from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import Task, task_named
@@ -60,7 +61,13 @@ class Problem:
         return replace(self, exits=chosen, spec=spec)
 
     def base_of(self, piece: Submodel) -> State:
-        """Return a sub-model's part of what is never trained."""
+        """Return a sub-model's part of what is never trained.
+
+        Raises:
+            RunError: The problem does not have it; `train.initial_base` gives a new run's.
+        """
+        if self.layout.base.keys() - self.base.keys():
+            raise RunError("what is never trained has no values in this problem: set its base to initial_base(...).")
         return extract(self.layout.frozen, self.base, piece) if self.base else {}
 
     def submodel(self, width: float, exits: tuple[int, ...]) -> Submodel:
