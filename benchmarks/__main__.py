@@ -2,7 +2,7 @@
 
 Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes),
 `clients` (cost per round against the number of registered clients), `engines` (processes with two workers against
-local).
+local), `frozen` (a step on a frozen backbone against gradients for everything).
 
 Both sides of a ratio alternate in one process; the figure is the median of the ratios in CPU seconds, with its range.
 """
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import frozen
 from fleetfit.aggregate import Mean, applied
 from fleetfit.data import Data
 from fleetfit.engines.allocator import keep_freed_memory
@@ -244,7 +245,7 @@ def report(what: str, pairs: Iterator[tuple[float, float]], against: str) -> Non
 def main() -> None:
     """Run the parts that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["round", "aggregation", "clients", "engines"])
+    parser.add_argument("parts", nargs="*", default=["round", "aggregation", "clients", "engines", "frozen"])
     parser.add_argument("--repetitions", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -259,6 +260,11 @@ def main() -> None:
         registered(options.repetitions)
     if "engines" in options.parts:
         engines(options.repetitions)
+    if "frozen" in options.parts:
+        for name, ours, naive in frozen.modes():
+            report(f"a training step, DeiT-S of 6 blocks, {name}", alternate(ours, naive, options.repetitions), "naive")
+            alive = [frozen.peak_bytes(step) / 1e6 for step in (ours, naive)]
+            print(f"  peak memory {alive[0] / alive[1]:.3f} x naive ({alive[0]:.1f} MB against {alive[1]:.1f} MB)")
 
 
 if __name__ == "__main__":
