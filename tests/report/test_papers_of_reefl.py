@@ -1,4 +1,4 @@
-"""ReeFL's communication costs: the printed column from our own models, counted as the paper does, and our true bytes."""
+"""ReeFL's communication costs: the printed column from our own models, counted as the paper counts, and our bytes."""
 
 from collections.abc import Mapping
 

@@ -1,9 +1,9 @@
 """The papers' tables of sizes beside what this package computes, as plain data that the command line prints.
 
 ScaleFL (CVPR 2023), Table 1 and Tables 6 to 9 of its appendix, and AdaptiveFL (DAC 2024), Table 1: split ratios,
-parameters and multiply-adds. ReeFL (ICML 2024), Tables 1 and 2: what a client sends. Some printed ratios do not give the
-printed costs; such a row stands there twice, at the ratio that does and as printed. `docs/paper-tables.md` has all of
-them.
+parameters and multiply-adds. ReeFL (ICML 2024), Tables 1 and 2: what a client sends. Some printed ratios do not give
+the printed costs; such a row stands there twice, at the ratio that does and as printed. `docs/paper-tables.md` has all
+of them.
 """
 
 from collections.abc import Callable, Mapping
