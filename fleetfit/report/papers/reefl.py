@@ -1,10 +1,10 @@
 """ReeFL's Tables 1 and 2 (ICML 2024): what a client sends in a round, by method and by what is fine-tuned.
 
 The paper's columns are a sum: four bytes for each trained number, one way, in MiB (2^20 bytes), with a classifier of
-100 classes, as a mean over the clients' depths (and ScaleFL's widths). It counts a classifier after every block of a depth,
-even where there are four exits, but one in all for InclusiveFL and ReeFL, and SSF's factors and terms for the norm
-before each classifier. ExclusiveFL is printed as if clients of all depths took part. The first numbers count so; beside
-them stands what a client of FleetFit sends back: the message with the tensors that it has, classifiers at exits only.
+100 classes, as a mean over the clients' depths (and ScaleFL's widths). It counts a classifier after every block, even
+where there are four exits, but one in all for InclusiveFL and ReeFL, and SSF's factors and terms for the norm before
+each classifier. ExclusiveFL is printed as if clients of all depths took part. The first numbers count so; beside them
+stands what a client of FleetFit sends back: the message with the tensors that it has, classifiers at exits only.
 """
 
 import math
