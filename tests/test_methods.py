@@ -23,7 +23,7 @@ from fleetfit.layout import State
 from fleetfit.method import build, round_submodel
 from fleetfit.methods.heterofl import kept_fractions, width_loss
 from fleetfit.methods.scalefl import exits_loss
-from fleetfit.planner import Targets
+from fleetfit.planner import Split, Targets
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import extract, put_back
@@ -531,6 +531,25 @@ def test_exclusivefl_takes_only_those_who_afford_the_full_model() -> None:
     federation, _ = planned("exclusivefl", clients=9, cohort=4)
     assert federation.able.tolist() == [2, 5, 8]
     assert all(chosen == [2, 5, 8] for chosen in chosen_over(federation, 5))
+
+
+def test_exclusivefl_with_all_exits_trains_them_on_full_models_only() -> None:
+    """Levels are there to be evaluated; nobody below the full model takes one, and the exits' losses are summed."""
+    spec = {"name": "exclusivefl", "exits": "all"}
+    federation, simulation = tiny_federation(spec, clients=9, cohort=4)
+    needs, exits = (0.25, 0.5, 1.0), [(1,), (1, 2), (1, 2, 3)]
+    splits = tuple(Split(e[-1], 1.0, e, s, needs=s) for e, s in zip(exits, needs, strict=True))
+    targets = Targets(needs, (0.0,) * 3, splits=splits, mode="depth")
+    federation = replace(federation, levels=tuple(build(spec).levels(federation.problem, targets)))
+    assert [level.submodel.exits for level in federation.levels] == exits
+    assert federation.able.tolist() == [2, 5, 8]
+    slots = federation.method.assign(federation, start(federation), numpy_rng(0))
+    assert sorted((client, level) for client, level, _ in slots) == [(2, 2), (5, 2), (8, 2)]
+    torch.manual_seed(0)
+    logits, y = [torch.randn(6, 4) for _ in range(3)], torch.tensor([0, 1, 2, 3, 0, 1])
+    job = Job("train", 5, 9, 0, 2, slots[0][2], {}, {}, 0)
+    found = federation.method.loss(job, simulation.device(2))(lambda x: x, logits, y)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, -sum(z.log_softmax(1)[range(6), y].mean() for z in logits))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedsgd"])

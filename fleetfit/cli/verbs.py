@@ -114,7 +114,10 @@ def plan(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,
     paper: Annotated[
         str | None,
-        typer.Option(help="Reproduce a table of sizes of the papers: table-1, table-6 to table-9, adaptivefl-table-1."),
+        typer.Option(
+            help="Reproduce a table of sizes of the papers: table-1, table-6 to table-9, adaptivefl-table-1, "
+            "reefl-table-1, reefl-table-2."
+        ),
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan as TOML, to be used as fleet.levels.")] = None,
     overrides: Overrides = None,

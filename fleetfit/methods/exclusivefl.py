@@ -1,11 +1,32 @@
 """ExclusiveFL: only clients that afford the full model take part (baseline of ReeFL, ICML 2024).
 
-It is FedAvg as it stands: the full model is the only level, and clients under it are reported and left out.
+It is FedAvg as it stands: the full model is the only level, and clients under it are reported and left out. With
+`exits = "all"` the full model has the exits of all levels and trains the sum of their losses, as in ReeFL's tables,
+which average over exits; the smaller levels are there to be evaluated, and nobody trains them by themselves.
 """
 
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from fleetfit.levels import split_levels
 from fleetfit.method import Method
+from fleetfit.methods.depthfl import mutual_loss
+from fleetfit.planner import Targets
+from fleetfit.values import Level, Problem
 
 
-def exclusivefl() -> Method:
-    """Make the method."""
-    return Method()
+def exclusivefl(exits: Literal["last", "all"] = "last") -> Method:
+    """Make the method.
+
+    Args:
+        exits: Train the model's last exit, or the exits of all levels.
+    """
+    if exits == "last":
+        return Method()
+    return Method(levels=only_for_the_largest, loss=partial(mutual_loss, ramp=0, share=0.0, temperature=1.0))
+
+
+def only_for_the_largest(problem: Problem, targets: Targets) -> list[Level]:
+    """Return the levels of a depth cut, all of which need what the full model needs."""
+    return [replace(level, needs=1.0) for level in split_levels(problem, targets, "depth")]

@@ -1,8 +1,9 @@
 """The papers' tables of sizes beside what this package computes, as plain data that the command line prints.
 
 ScaleFL (CVPR 2023), Table 1 and Tables 6 to 9 of its appendix, and AdaptiveFL (DAC 2024), Table 1: split ratios,
-parameters and multiply-adds. Some printed ratios do not give the printed costs; such a row stands there twice, at the
-ratio that does and as printed. `docs/paper-tables.md` has all of them.
+parameters and multiply-adds. ReeFL (ICML 2024), Tables 1 and 2: what a client sends. Some printed ratios do not give
+the printed costs; such a row stands there twice, at the ratio that does and as printed. `docs/paper-tables.md` has all
+of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from fleetfit.report.papers.adaptivefl import adaptivefl_table_1
 from fleetfit.report.papers.bert import table_9
 from fleetfit.report.papers.efficientnet import table_8
 from fleetfit.report.papers.msdnet import table_7
+from fleetfit.report.papers.reefl import reefl_table_1, reefl_table_2
 from fleetfit.report.papers.resnet import table_1, table_6
 from fleetfit.report.papers.table import PaperTable, Printed, Value
 
@@ -22,6 +24,8 @@ TABLES: Mapping[str, Callable[[], PaperTable]] = {
     "table-8": table_8,
     "table-9": table_9,
     "adaptivefl-table-1": adaptivefl_table_1,
+    "reefl-table-1": reefl_table_1,
+    "reefl-table-2": reefl_table_2,
 }
 """Tables by the name that `fleetfit plan --paper` takes."""
 
