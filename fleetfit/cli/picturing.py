@@ -22,8 +22,7 @@ def attention(folder: Path, samples: int, out: Path | None) -> Path:
     found = load(folder)
     path = found.folder / "plots" / "attention.png" if out is None else out
     data = found.assembly.data
-    title = f"{found.experiment.name or found.folder.name}: {data.name}, after round {found.server.round}"
-    figure = attention_of_samples(found.model(), data, samples, title)
+    figure = attention_of_samples(found.model(), data, samples, f"{data.name}, after round {found.server.round}")
     known = figure.canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in known:
         raise ConfigError(f"--out must end in one of .{', .'.join(sorted(known))}, got {path}.")

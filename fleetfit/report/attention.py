@@ -2,9 +2,10 @@
 
 For each image three rows, a column for each block: where the class token that enters the block looks (blue), where the
 modulated one looks (pink), and the one that is classified (green); `fleetfit.inference.attention` says what exactly.
-Colour goes from none to full at the largest of the block's three maps, so that these can be compared with each other
-and not with another block's. Under the columns of exits stands the predicted class; the first exit that is right is
-framed, as that is the block which the paper's Figure 11 shows.
+Colour goes from none at the smallest element of the block's three maps to full at the largest, so that these compare
+with each other and not with another block's. Where the two are nearer than the mean element, so that attention is
+almost even, full is that far from the smallest, and the maps stay pale. Under the columns of exits stands the predicted
+class; the first exit that is right is framed, as that is the block which the paper's Figure 11 shows.
 """
 
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def attention_of_samples(module: nn.Module, data: Data, samples: int = 4, title:
             f"samples must be 1 to {most}, got {samples}: {data.name} has {len(there)} test images, and at most {MOST} "
             "go into one picture."
         )
-    chosen = there[torch.linspace(0, len(there) - 1, samples + 2)[1:-1].round().long()]
+    chosen = there[(2 * torch.arange(samples) + 1) * len(there) // (2 * samples)]
     images, labels = data.batch(chosen)
     found = attention_maps(module, images)
     return attention(unscaled(images, data), labels.tolist(), found, data.class_names, title)
@@ -76,8 +77,9 @@ def attention(
     count, deep = len(images), len(found.blocks)
     names = names or [str(c) for c in range(found.logits.shape[-1])]
     high = 3 * _PANEL * images.shape[-2] / images.shape[-1] + 0.5
-    figure = empty(_PANEL * (deep + 3.2), 0.6 + count * high)
+    figure = empty(_PANEL * (deep + 3.2), 0.8 + count * high)
     figure.suptitle(title or "where the tokens look", fontsize=10, color=DARK)
+    figure.supxlabel("below: what the exit says; framed: the first exit that is right", fontsize=8, color=DARK)
     parts = figure.subfigures(count, 1, squeeze=False)[:, 0]
     for i, part in enumerate(parts):
         _one(part, i, images[i], labels[i], found, names)
@@ -95,20 +97,26 @@ def unscaled(images: Tensor, data: Data) -> Tensor:
     return torch.where(inside, images, stretched).clamp(0, 1)
 
 
-def overlaid(image: Tensor, map: Tensor, color: str) -> Tensor:
+def shades(maps: Tensor) -> Tensor:
+    """Return how strong the colours of a block's maps [3, patches] are, from 0 to 1."""
+    low = maps.min()
+    return (maps - low) / torch.maximum(maps.max() - low, maps.mean())
+
+
+def overlaid(image: Tensor, heat: Tensor, color: str) -> Tensor:
     """Return a picture [height, width, 3] of a map laid over a faded grey image.
 
     Args:
         image: [channels, height, width], from 0 to 1.
-        map: [rows, columns] of patches, from 0, where the image is seen, to 1, full colour.
+        heat: [rows, columns] of patches, from 0, where the image is seen, to 1, full colour.
         color: Of the map.
     """
     from matplotlib.colors import to_rgb
 
     grey = 1 - _SEEN * (1 - image.mean(0)[..., None])
-    rows, columns = (whole // part for whole, part in zip(image.shape[1:], map.shape, strict=True))
-    heat = map.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[..., None]
-    return (1 - _OPAQUE * heat) * grey + _OPAQUE * heat * torch.tensor(to_rgb(color))
+    rows, columns = (whole // part for whole, part in zip(image.shape[1:], heat.shape, strict=True))
+    strength = _OPAQUE * heat.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[..., None]
+    return (1 - strength) * grey + strength * torch.tensor(to_rgb(color))
 
 
 def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, names: Sequence[str]) -> None:
@@ -117,7 +125,7 @@ def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, nam
     grid = part.add_gridspec(len(ROWS), deep + 2, width_ratios=[1.7, 0.9, *[1] * deep])
     axes = part.add_subplot(grid[:, 0])
     _plain(axes)
-    axes.imshow(image.permute(1, 2, 0).expand(-1, -1, 3) if len(image) == 1 else image.permute(1, 2, 0))
+    axes.imshow((image if len(image) == 3 else image.mean(0).expand(3, -1, -1)).permute(1, 2, 0).numpy())
     axes.set_title(names[label], fontsize=9, color=DARK)
     said = dict(zip(found.exits, found.logits[:, i].argmax(-1).tolist(), strict=True))
     first = next((e for e in found.exits if said[e] == label), None)
@@ -128,13 +136,12 @@ def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, nam
         for c, block in enumerate(found.blocks):
             axes = part.add_subplot(grid[r, c + 2])
             _plain(axes, framed=block == first)
-            map = found.maps[r, i, c] / found.maps[:, i, c].max()
-            axes.imshow(overlaid(image, map.unflatten(0, found.grid), color))
+            heat = shades(found.maps[:, i, c])[r].unflatten(0, found.grid)
+            axes.imshow(overlaid(image, heat, color).numpy())
             if r == 0:
                 axes.set_title(f"block {block}", fontsize=8, color=DARK)
             if r == len(ROWS) - 1 and block in said:
-                right = said[block] == label
-                axes.set_xlabel(names[said[block]], fontsize=8, color=RIGHT if right else WRONG)
+                axes.set_xlabel(names[said[block]], fontsize=8, color=RIGHT if said[block] == label else WRONG)
 
 
 def _plain(axes: Any, framed: bool = False) -> None:

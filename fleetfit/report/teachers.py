@@ -39,10 +39,10 @@ def teachers(summary: Summary, metrics: Metrics) -> "Figure | None":
     figure = empty(10.5, 3.4)
     left, middle, right = figure.subplots(1, 3)
     _accuracy(left, summary, metrics)
-    _bars(middle, exits, {levels[-1]: counts[last][levels[-1]]}, levels)
     finish(middle, "exit after block", "steps as teacher", f"level {levels[-1]} in round {last}")
-    _bars(right, exits, total, levels)
+    _bars(middle, exits, {levels[-1]: counts[last][levels[-1]]}, levels)
     finish(right, "exit after block", "steps as teacher", f"all levels in {len(counts)} rounds")
+    _bars(right, exits, total, levels)
     if len(levels) > 1:
         right.legend(title="level", frameon=False, fontsize=8, title_fontsize=8)
     return figure
