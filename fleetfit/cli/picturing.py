@@ -21,11 +21,10 @@ def attention(folder: Path, samples: int, out: Path | None) -> Path:
     """
     found = load(folder)
     path = found.folder / "plots" / "attention.png" if out is None else out
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     data = found.assembly.data
     figure = attention_of_samples(found.model(), data, samples, f"{data.name}, after round {found.server.round}")
-    known = figure.canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in known:
-        raise ConfigError(f"--out must end in one of .{', .'.join(sorted(known))}, got {path}.")
     try:
         if out is None:
             path.parent.mkdir(exist_ok=True)
