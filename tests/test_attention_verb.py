@@ -53,9 +53,10 @@ def trained(folder: Path, *overrides: str) -> Path:
     """Train for a step, without plots; return the run folder."""
     (folder / "tiny.toml").write_text(TINY)
     sets = [part for override in overrides for part in ("--set", override)]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as caught:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "available", lambda: False)
-        main(["run", str(folder / "tiny.toml"), "--out", str(folder / "run"), "-q", *sets])
+        with pytest.raises(SystemExit) as caught:
+            main(["run", str(folder / "tiny.toml"), "--out", str(folder / "run"), "-q", *sets])
     assert not caught.value.code
     return folder / "run"
 
