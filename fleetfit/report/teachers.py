@@ -2,7 +2,7 @@
 
 Left: accuracy of each exit in the last evaluation. Middle: in how many training steps each exit taught the others, at
 the clients of the largest level, in the last round that had some, as the paper shows it. Right: all rounds and levels
-together; a level's own exits are a shade.
+together, a shade for each level.
 """
 
 from collections import Counter
@@ -59,15 +59,20 @@ def _accuracy(axes: "Axes", summary: Summary, metrics: Metrics) -> None:
     after = f"after round {measured[-1][0]}" if measured else "never evaluated"
     finish(axes, "exit after block", "accuracy (%)", f"{summary['method']} on {summary['data']}, {after}")
     axes.set_xticks(places, [str(exit) for exit in summary["levels"][-1]["exits"][: len(values)]])
+    axes.grid(visible=False, axis="x")
     axes.margins(y=0.1)
 
 
 def _bars(axes: "Axes", exits: Sequence[int], taught: Mapping[str, Mapping[str, int]], levels: Sequence[str]) -> None:
     """Draw steps by exit, one level on top of the other; the largest level is the darkest."""
+    from matplotlib.colors import to_rgb
+
     places, below = range(len(exits)), [0] * len(exits)
     for level, counts in taught.items():
         steps = [counts.get(str(exit), 0) for exit in exits]
-        strength = (levels.index(level) + 1) / len(levels)
-        axes.bar(places, steps, bottom=below, color=COLORS[0], alpha=0.2 + 0.8 * strength, width=0.7, label=level)
+        pale = 0.8 * (1 - (levels.index(level) + 1) / len(levels))
+        shade = [pale + (1 - pale) * part for part in to_rgb(COLORS[0])]
+        axes.bar(places, steps, bottom=below, color=shade, width=0.7, label=level)
         below = [a + b for a, b in zip(below, steps, strict=True)]
     axes.set_xticks(places, [str(exit) for exit in exits])
+    axes.grid(visible=False, axis="x")
