@@ -69,6 +69,7 @@ OPTIONS = {
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
+    "attention": ["FOLDER", "--samples", "--out"],
     "list": ["KIND", "NAME"],
     "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Plots of a run folder and of a comparison; they need the extra `plots`.
 
 Accuracy over rounds, and against what they cost (`fleetfit.report.by_cost`); the levels' shapes with their accuracies,
-as in ScaleFL's Figure 2; class counts of the first 20 clients, as in Figure 4 of its appendix.
+as in ScaleFL's Figure 2; class counts of the first 20 clients, as in Figure 4 of its appendix; which exits taught the
+others, where a method counts that (`fleetfit.report.teachers`).
 """
 
 import json
@@ -26,6 +27,7 @@ from fleetfit.report.drawing import (
     in_percent,
     saved,
 )
+from fleetfit.report.teachers import teachers
 from fleetfit.report.text import percent
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ def plots_of_run(folder: Path, summary: Summary, metrics: Metrics) -> list[Path]
         first = json.loads((folder / "fleet.json").read_text(encoding="utf-8"))["first"]
         if first["class_counts"]:
             figures["partition"] = partition_dots(first["class_counts"], summary["data"])
+    taught = teachers(summary, metrics)
+    if taught is not None:
+        figures["teachers"] = taught
     return saved(figures, folder / "plots")
 
 

@@ -1,0 +1,65 @@
+"""How often each exit was the teacher: bars add up what the rounds counted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetfit.report import plots
+from fleetfit.report.teachers import teachers
+
+pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+
+LEVELS = [
+    {"level": "1", "width": 1.0, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6},
+    {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": 0.7},
+]
+SUMMARY = {"method": "reefl", "data": "digits", "norm": "static", "levels": LEVELS}
+
+
+def report(round: int, counts: dict[str, Any], exits: list[float] | None = None) -> dict[str, Any]:
+    columns = {"global": 0.5, "local": 0.5, "levels": {}, "exits": exits}
+    found: dict[str, Any] = {"round": round, "bytes_down": 1, "bytes_up": 1, "simulated_s": None, "multiply_adds": 1}
+    found |= {"counts": {"teachers": counts}} if counts else {}
+    return found | ({"evaluate": {"static": columns}} if exits else {})
+
+
+METRICS = [
+    report(1, {"1": {"2": 5}, "2": {"2": 3, "4": 1}}, [0.2, 0.3]),
+    report(2, {"1": {"2": 6}, "2": {"2": 1, "4": 4}}, [0.6, 0.8]),
+    report(3, {"1": {"2": 7}}),
+]
+
+
+def bars(axes: Any) -> list[list[tuple[float, float]]]:
+    """Foot and height of each bar, level by level."""
+    return [[(bar.get_y(), bar.get_height()) for bar in group] for group in axes.containers]
+
+
+def test_the_largest_level_in_its_last_round_and_all_rounds_together() -> None:
+    """18 steps at level 1 below, then 3 + 1 and 1 + 4 at level 2; the largest level did not train in round 3."""
+    figure = teachers(SUMMARY, METRICS)
+    assert figure is not None
+    left, middle, right = figure.axes
+    assert bars(middle) == [[(0, 1), (0, 4)]]
+    assert middle.get_title(loc="left") == "level 2 in round 2"
+    assert bars(right) == [[(0, 18), (0, 0)], [(18, 4), (0, 5)]]
+    assert [label.get_text() for label in right.get_xticklabels()] == ["2", "4"]
+    assert [height for _, height in bars(left)[0]] == pytest.approx([60, 80])
+    assert [label.get_text() for label in left.get_xticklabels()] == ["2", "4"]
+
+
+def test_levels_and_exits_are_ordered_by_number() -> None:
+    metrics = [report(1, {level: {"12": 1, "9": 2} for level in ("10", "9")}, [0.1, 0.2])]
+    figure = teachers(SUMMARY, metrics)
+    assert figure is not None
+    middle = figure.axes[1]
+    assert middle.get_title(loc="left") == "level 10 in round 1"
+    assert [label.get_text() for label in middle.get_xticklabels()] == ["9", "12"]
+
+
+def test_it_is_drawn_for_runs_that_count_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "saved", lambda figures, folder: sorted(figures))
+    assert "teachers" in plots.plots_of_run(tmp_path, SUMMARY, METRICS)
+    others = [{key: value for key, value in m.items() if key != "counts"} for m in METRICS]
+    assert "teachers" not in plots.plots_of_run(tmp_path, SUMMARY, others)
