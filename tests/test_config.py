@@ -249,6 +249,15 @@ def test_the_resolved_file_shows_every_default_and_reads_back() -> None:
     assert to_toml(again) == text
 
 
+@pytest.mark.parametrize(("option", "values"), [("in_time", {}), ("fedadam", {"lr": 0.5}), ("fedprox", {})])
+def test_an_option_without_settings_is_there_in_the_resolved_file(option: str, values: dict[str, Any]) -> None:
+    """Also one that has nothing to set; and the settings of all others are visible."""
+    given = experiment_of({"method": {"name": "fedavg", "plus": {option: values}}})
+    again = experiment_of(tomllib.loads(to_toml(given)))
+    found = {"in_time": {}, "fedadam": {"lr": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, "fedprox": {"mu": 0.01}}
+    assert again.method.plus == {option: found[option]}
+
+
 def test_the_resolved_file_assembles_to_the_same_run() -> None:
     first = assemble(experiment_of({}, SMALL))
     second = assemble(experiment_of(tomllib.loads(to_toml(first.experiment))))

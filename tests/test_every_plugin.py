@@ -18,10 +18,10 @@ from torch import Tensor
 from fleetfit import names
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
-from fleetfit.errors import FleetFitError
+from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.evaluate import Wanted, level_module
 from fleetfit.layout import State, outputs
-from fleetfit.method import build, is_portable, modelled
+from fleetfit.method import FEDAVG, build, is_portable, modelled
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Resources, Simulation
@@ -162,9 +162,15 @@ def test_a_spec_travels(spec: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [*METHODS, OUTSIDE])
 def test_a_method_goes_with_every_option(name: str) -> None:
+    """Or both set a hook that is set once, which is said."""
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough
-        federation, simulation = planned({**spec_of(name), **alone, "plus": {option: {}}})
+        spec = {**spec_of(name), **alone, "plus": {option: {}}}
+        if option == "lora_product" and build(spec_of(name)).merge is not FEDAVG.merge:
+            with pytest.raises(ConfigError, match='"lora_product" set hook "merge"'):
+                build(spec)
+            continue
+        federation, simulation = planned(spec)
         assert not finished(federation, simulation).report["failures"]
 
 

@@ -58,6 +58,7 @@ REDUCES = [
     Case({"name": "scalefl", "hooks": {"channels": "window"}}),
     Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
     Case({"name": "fedavg", "plus": {"in_time": {}}}),  # no deadline
+    Case({"name": "fedavg", "plus": {"lora_product": {}}}),  # no LoRA
     Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
     Case({"name": "depthfl", "alpha": 0.0, "share": 0.0}),
     Case({"name": "feddropout", "drop": 0.0}),  # all channels
@@ -69,6 +70,7 @@ REDUCES = [
 CANNOT = {
     "scalefl, printed": "half the loss: equals FedAvg at half the learning rate (test_printed_weights_...)",
     "fedadam, fedyogi, feddyn": "no settings give the plain mean: formulas and a plain run (test_server_options)",
+    "lora_product, with LoRA": "the mean product and its factors by plain loops (test_lora_product)",
     "adaptivefl": "clients are drawn per model; greedy, with the whole fleet, it is all_large (test_adaptivefl)",
     "feddropout, drop > 0": "the channels that are kept are checked one by one (test_feddropout)",
     "reefl": "its model is another one: equations, loss and estimate by hand (test_reefl)",

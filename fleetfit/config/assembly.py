@@ -10,7 +10,7 @@ from torch import Tensor
 from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
-from fleetfit.config.needs import check_needs
+from fleetfit.config.needs import check_fits, check_needs
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.config.server_data import server_accelerator, server_data
 from fleetfit.config.targets import only_full, targets_of, with_further
@@ -79,6 +79,7 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
     targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    check_fits(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     simulation = Simulation(problem, data, parts, resources_of(experiment, fleet), unlabelled=own)
     everything = clients_of(experiment, data, parts, fleet)

@@ -3,6 +3,8 @@
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import Method
+from fleetfit.tuning.lora import B
+from fleetfit.values import Problem
 
 
 def check_needs(experiment: Experiment, method: Method) -> None:
@@ -23,4 +25,17 @@ def check_needs(experiment: Experiment, method: Method) -> None:
         raise ConfigError(
             f"[method] {name} trains on the server, on data without labels. Say on which: server = "
             '{ name = "cifar100" } in [data], or any set whose samples have the shape of the clients\'.'
+        )
+
+
+def check_fits(experiment: Experiment, problem: Problem) -> None:
+    """Check that the model has what the options average.
+
+    Raises:
+        ConfigError: LoRA's products are to be averaged, and the model has none.
+    """
+    if "lora_product" in experiment.method.plus and not any(name.endswith(B) for name in problem.layout.tensors):
+        raise ConfigError(
+            f"[method.plus.lora_product] averages LoRA's products, and this model has no tensor {B}. Set "
+            '[tuning] name = "lora", or leave the option out.'
         )

@@ -48,7 +48,14 @@ def to_table(experiment: Experiment) -> Table:
     if experiment.cohort.count is None:
         table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
     del table["compare"]
-    return _without_empty(table)
+    plus = {
+        name: {**_defaults(names.resolve("options", name), skip=()), **values}
+        for name, values in table["method"].pop("plus").items()
+    }
+    table = _without_empty(table)
+    if plus:  # an option is there also where it has nothing to set
+        table["method"]["plus"] = plus
+    return table
 
 
 def _without_empty(table: Table) -> Table:

@@ -9,7 +9,7 @@ Every tensor of a sub-model counts as trained: weight decay also reaches paramet
 
 from fleetfit.train.batches import joined
 from fleetfit.train.clock import fits
-from fleetfit.train.job import run_job, run_on_server
+from fleetfit.train.job import one_thread, run_job, run_on_server
 from fleetfit.train.measure import with_statistics
 from fleetfit.train.start import notes_on_start
 from fleetfit.train.workpiece import Workpiece, initial_base, initial_state, workpiece
@@ -21,6 +21,7 @@ __all__ = [
     "initial_state",
     "joined",
     "notes_on_start",
+    "one_thread",
     "run_job",
     "run_on_server",
     "with_statistics",

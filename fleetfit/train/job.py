@@ -1,6 +1,8 @@
 """Run one job of any kind, and local SGD."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,18 +51,25 @@ def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return _failure(job, f"{type(error).__name__}: {error}"), device.memory
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, so that the server's own work has the same bits everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def run_on_server(job: Job, device: Device) -> Update:
     """Run one job in this process, on the server's own device; one thread, as every job by default.
 
     Raises:
         RunError: It failed.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         reply, _ = run_job(job, device)
-    finally:
-        torch.set_num_threads(before)
     if isinstance(reply, Failure):
         raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}")
     return reply

@@ -1,0 +1,285 @@
+"""LoRA's products, averaged exactly: against loops over numbers and numpy's singular values, alone and in runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.aggregate import Aggregate, applied
+from fleetfit.config import assemble, experiment_of
+from fleetfit.errors import ConfigError
+from fleetfit.layout import State, infer_layout
+from fleetfit.method import build, by_samples, coverage_mean
+from fleetfit.models.vit import vit
+from fleetfit.options._factors import nearest
+from fleetfit.submodel import Channels, Submodel, extract, prefix, put_back, random, rolling
+from fleetfit.tuning.lora import A, B, lora
+from fleetfit.values import Federation, Server, Update
+
+RANK = 3
+ARCHITECTURE = lora(vit(4, (1, 8, 8), depth=3, hidden=12, attention_heads=3, patch=4, heads="fixed"), rank=RANK)
+LAYOUT = infer_layout(ARCHITECTURE, (1, 2, 3))
+LAYERS = [name.removesuffix(B) for name in LAYOUT.tensors if name.endswith(B)]
+FEDERATION = cast(Federation, SimpleNamespace(problem=SimpleNamespace(layout=LAYOUT)))
+FACTORS = ["nearest", "balanced"]
+PIECES: dict[str, list[tuple[float, tuple[int, ...], Any]]] = {
+    "full": [(1.0, (1, 2, 3), prefix)] * 3,
+    "depth": [(1.0, (1,), prefix), (1.0, (1, 2), prefix), (1.0, (1,), prefix)],
+    "width": [(0.4, (1, 2, 3), prefix), (0.7, (1, 2, 3), prefix), (0.4, (3,), prefix)],
+    "rolling": [(0.4, (1, 2, 3), rolling), (0.7, (1, 2), rolling), (1.0, (1,), rolling)],
+    "random": [(0.4, (1, 2, 3), random), (0.7, (1, 2), random), (0.4, (1, 2), random)],
+}
+
+
+def drawn(seed: int, scale: float = 1.0) -> State:
+    rng = torch.Generator().manual_seed(seed)
+    return {n: scale * torch.randn(s, generator=rng) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
+
+
+def piece(width: float, exits: tuple[int, ...], channels: Any, client: int) -> Submodel:
+    rng = np.random.default_rng(client)
+    kept: dict[str, Channels] = {
+        name: channels(ARCHITECTURE.axes[name], size, 1, client, rng) if ARCHITECTURE.axes[name].scaled else range(size)
+        for name, size in ARCHITECTURE.sizes(width).items()
+    }
+    return Submodel(kept, exits)
+
+
+def update(client: int, submodel: Submodel, full: State, samples: int) -> Update:
+    return Update(0, client, client, 0, submodel, submodel, extract(LAYOUT, full, submodel), samples, {})
+
+
+def updates(kind: str) -> list[Update]:
+    return [
+        update(k, piece(*cut, k), {n: t + drawn(k + 10, 0.3)[n] for n, t in drawn(0).items()}, 5 + 7 * k)
+        for k, cut in enumerate(PIECES[kind])
+    ]
+
+
+def merged(found: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
+    merge = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}}).merge
+    return merge(FEDERATION, Server(old), iter(found), by_samples)
+
+
+def by_loops(found: Sequence[Update], old: State, layer: str) -> tuple[np.ndarray, np.ndarray]:
+    """The mean product [out, in] and who trained it: element by element, over full matrices with holes of NaN."""
+    holes = {n: torch.full_like(t, float("nan")) for n, t in old.items()}
+    products = []
+    for one in found:
+        placed = put_back(LAYOUT, holes, one.submodel, one.state)
+        b, a = (placed[layer + end].double().numpy() for end in (B, A))
+        products.append((b @ a, one.num_examples))  # NaN wherever a row of B or a column of A is missing
+    mean = old[layer + B].double().numpy() @ old[layer + A].double().numpy()
+    covered = np.zeros(mean.shape, dtype=bool)
+    for i in range(mean.shape[0]):
+        for j in range(mean.shape[1]):
+            seen = [(p[i, j], w) for p, w in products if not np.isnan(p[i, j])]
+            if seen:
+                mean[i, j] = sum(w * x for x, w in seen) / sum(w for _, w in seen)
+                covered[i, j] = True
+    return mean, covered
+
+
+def best(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """The nearest matrix of a rank (Eckart and Young)."""
+    u, s, v = np.linalg.svd(matrix)
+    return sum((s[i] * np.outer(u[:, i], v[i]) for i in range(min(rank, len(s)))), np.zeros_like(matrix))
+
+
+def product(state: State, layer: str) -> np.ndarray:
+    return state[layer + B].double().numpy() @ state[layer + A].double().numpy()
+
+
+# ---- the mean product and its factors -------------------------------------------------
+
+
+@pytest.mark.parametrize("factors", FACTORS)
+@pytest.mark.parametrize("kind", PIECES)
+def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, factors: str) -> None:
+    """Everything else is the plain mean; what nobody trained stays, a layer that nobody had bit for bit."""
+    old, found = drawn(0), updates(kind)
+    new = applied(old, merged(found, old, factors))
+    plain = applied(old, coverage_mean(FEDERATION, Server(old), iter(found), by_samples))
+    trained = 0
+    for layer in LAYERS:
+        mean, covered = by_loops(found, old, layer)
+        if not covered.any():
+            assert all(torch.equal(new[layer + end], old[layer + end]) for end in (A, B))
+            continue
+        trained += 1
+        np.testing.assert_allclose(product(new, layer), best(mean, RANK), atol=2e-5)
+    assert trained == (6 if kind != "depth" else 4)
+    thin = {layer + end for layer in LAYERS for end in (A, B)}
+    assert all(torch.equal(new[n], plain[n]) for n in old if n not in thin)
+    assert len(thin) < len(old)
+
+
+@pytest.mark.parametrize("kind", PIECES)
+def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: str) -> None:
+    """And the round says how far both are, over all layers that were trained."""
+    old, found = drawn(0), updates(kind)
+    aggregate = merged(found, old)
+    plain = applied(old, coverage_mean(FEDERATION, Server(old), iter(found), by_samples))
+    lost, apart, size = 0.0, 0.0, 0.0
+    for layer in LAYERS:
+        mean, covered = by_loops(found, old, layer)
+        if covered.any():
+            off = np.square(product(applied(old, aggregate), layer) - mean).sum()
+            off_apart = np.square(product(plain, layer) - mean).sum()
+            assert off < off_apart
+            lost, apart, size = lost + off, apart + off_apart, size + np.square(mean).sum()
+    expected = {"lost": (lost / size) ** 0.5, "lost_apart": (apart / size) ** 0.5}
+    assert aggregate.metrics == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("factors", FACTORS)
+def test_equal_updates_keep_their_product(factors: str) -> None:
+    """With the nearest factors A and B themselves; balanced ones have equal squares: B^T B = A A^T, diagonal."""
+    old, same = drawn(0), drawn(1)
+    full = piece(1.0, (1, 2, 3), prefix, 0)
+    new = applied(old, merged([update(k, full, same, 3 + k) for k in range(3)], old, factors))
+    for layer in LAYERS:
+        np.testing.assert_allclose(product(new, layer), product(same, layer), atol=2e-5)
+        if factors == "nearest":
+            assert all(torch.allclose(new[layer + end], same[layer + end], atol=1e-4) for end in (A, B))
+            continue
+        singular = torch.linalg.svdvals(torch.from_numpy(product(same, layer)))[:RANK].float().diag()
+        assert torch.allclose(new[layer + B].T @ new[layer + B], singular, atol=1e-4)
+        assert torch.allclose(new[layer + A] @ new[layer + A].T, singular, atol=1e-4)
+        largest = new[layer + A].abs().argmax(dim=1)
+        assert bool((new[layer + A][range(RANK), largest] > 0).all())
+
+
+def test_a_keeps_its_singular_values_and_lies_nearest_to_what_it_was() -> None:
+    """No other A of these singular values and this row space is nearer: none that is turned, a little or at random."""
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        exact = torch.randn(7, 6, generator=rng, dtype=torch.float64)
+        was = torch.tensor([[5.0], [1.0], [0.2]]) * torch.randn(3, 6, generator=rng, dtype=torch.float64)
+        a = nearest(exact, was)[1]
+        torch.testing.assert_close(torch.linalg.svdvals(a), torch.linalg.svdvals(was))
+        w, d, _ = torch.linalg.svd(was, full_matrices=False)
+        space = torch.linalg.svd(a, full_matrices=False)[2]
+        turn = (w / d).T @ a @ space.T  # a = w d turn space
+        for size in [1e-3] * 50 + [1.0] * 50:
+            slightly = size * torch.randn(3, 3, generator=rng, dtype=torch.float64)
+            other = (w * d) @ turn @ torch.linalg.matrix_exp(slightly - slightly.T) @ space
+            assert (a - was).norm() < (other - was).norm()
+
+
+def test_a_layer_without_product_can_still_learn() -> None:
+    """Where B is zero for everybody, as at first, A is its mean and not zero too."""
+    old, found = drawn(0), []
+    for one in updates("full"):
+        state = {n: torch.zeros_like(t) if n.endswith(B) else t for n, t in one.state.items()}
+        found.append(update(one.index, one.submodel, state, one.num_examples))
+    new, plain = merged(found, old).mean, coverage_mean(FEDERATION, Server(old), iter(found), by_samples).mean
+    for layer in LAYERS:
+        assert torch.allclose(new[layer + A], plain[layer + A], atol=1e-5)
+        assert not new[layer + B].any()
+
+
+def test_what_no_narrow_client_had_keeps_its_product() -> None:
+    """All A_k stay as sent, so the mean product has the rank: rows of B and columns of A that moved still agree."""
+    old, found = drawn(0), []
+    for k, one in enumerate(updates("width")):
+        full = {n: t + drawn(k + 30, 0.3)[n] if n.endswith(B) else t for n, t in old.items()}
+        found.append(update(k, one.submodel, full, one.num_examples))
+    new = applied(old, merged(found, old))
+    for layer in LAYERS:
+        mean, covered = by_loops(found, old, layer)
+        assert covered.any() and not covered.all()
+        beside = ~covered.any(axis=1)  # rows that nobody had
+        assert beside.any()
+        np.testing.assert_allclose(product(new, layer)[beside], product(old, layer)[beside], atol=0.5)
+        np.testing.assert_allclose(product(new, layer), best(mean, RANK), atol=2e-5)
+
+
+@pytest.mark.parametrize(("out", "into", "rank"), [(6, 3, 5), (3, 6, 5), (2, 2, 4), (1, 4, 2)])
+@pytest.mark.parametrize("known", [0, 1, 5])
+def test_any_shapes_and_ranks(out: int, into: int, rank: int, known: int) -> None:
+    """More rank than the layer has; and an A that is zero, or has less than its rank."""
+    rng = torch.Generator().manual_seed(2)
+    exact = torch.randn(out, into, generator=rng, dtype=torch.float64)
+    a = torch.randn(rank, known, generator=rng, dtype=torch.float64) @ torch.randn(known, into, dtype=torch.float64,
+                                                                                   generator=rng)  # fmt: skip
+    b, a = nearest(exact, a)
+    assert tuple(b.shape) == (out, rank) and tuple(a.shape) == (rank, into)
+    np.testing.assert_allclose((b @ a).numpy(), best(exact.numpy(), rank), atol=1e-9)
+
+
+# ---- with what else there is -------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
+def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
+    """What nobody trained moves with the factors; FedDyn's h, which is what clients did, does not."""
+    old, found = drawn(0), updates("width")
+    spec: dict[str, Any] = {"name": "fedavg", "plus": {"lora_product": {}, option: {}}}
+    federation = cast(Federation, SimpleNamespace(problem=FEDERATION.problem, clients=range(9)))
+    aggregate = merged(found, old)
+    after = build(spec).step(federation, Server(old), aggregate, ())
+    assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
+    plain = coverage_mean(FEDERATION, Server(old), iter(found), by_samples)
+    for name in (layer + end for layer in LAYERS for end in (A, B)):
+        alone = plain.coverage[name] == 0
+        assert alone.any() and bool((after.state[name] != old[name]).all())
+        assert torch.equal(aggregate.coverage[name][~alone], plain.coverage[name][~alone])
+        if option == "feddyn":
+            assert after.memory["h"][name][alone].abs().max() < 1e-20 < after.memory["h"][name][~alone].abs().max()
+            assert torch.equal(after.state[name][alone], aggregate.mean[name][alone])
+
+
+def test_a_round_without_updates_is_the_plain_mean() -> None:
+    old = drawn(0)
+    aggregate = merged([], old)
+    assert all(torch.equal(t, old[n]) for n, t in applied(old, aggregate).items()) and not aggregate.metrics
+
+
+@pytest.mark.parametrize("tuning", ["full", "serial_adapter"])
+def test_a_run_without_lora_is_refused(tuning: str) -> None:
+    described = {**RUN, "method": {"name": "depthfl", "alpha": 0.0, "plus": {"lora_product": {}}}}
+    with pytest.raises(ConfigError, match=r'no tensor lora_B.*\[tuning\] name = "lora"'):
+        assemble(experiment_of({**described, "tuning": {"name": tuning}}))
+
+
+RUN: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 6}},
+    "model": {"name": "vit", "hidden": 16, "depth": 2, "attention_heads": 2, "patch": 4},
+    "tuning": {"name": "lora", "rank": 2},
+    "fleet": {"groups": [{"budget": 0.5}, {"budget": 1.0}], "tolerance": 0.5},
+    "local": {"epochs": 1, "lr": 0.1, "clip_value": 1.0},
+    "cohort": {"count": 4},
+    "evaluate": {"norms": ["static"], "every": 0},
+}
+
+
+def ran(name: str, out: Path, engine: str = "local", plus: bool = True) -> ff.Run:
+    alone = {"depthfl": {"alpha": 0.0}}.get(name, {})
+    method = {"name": name, **alone, "plus": {"lora_product": {}} if plus else {}}
+    workers = {"workers": 2} if engine == "processes" else {}
+    return ff.run({**RUN, "method": method, "engine": {"name": engine, **workers}}, out=out)
+
+
+@pytest.mark.parametrize("name", ["depthfl", "scalefl"])
+def test_runs_by_depth_and_by_width(name: str, tmp_path: Path) -> None:
+    """It is not the plain mean, and each round says how far that would have been from the mean product."""
+    found, plain = ran(name, tmp_path / "product"), ran(name, tmp_path / "plain", plus=False)
+    assert not [f for m in found.metrics for f in m["failures"]]
+    assert not all(torch.equal(t, plain.server.state[n]) for n, t in found.server.state.items())
+    assert all(0 <= m["server"]["lost"] < m["server"]["lost_apart"] for m in found.metrics)
+    assert "server" not in plain.metrics[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["depthfl", "scalefl", "reefl"])
+def test_runs_have_the_same_bits_on_every_engine(name: str, tmp_path: Path) -> None:
+    here, there = ran(name, tmp_path / "local"), ran(name, tmp_path / "processes", "processes")
+    assert all(torch.equal(t, there.server.state[n]) for n, t in here.server.state.items())
+    assert [m["server"] for m in here.metrics] == [m["server"] for m in there.metrics]
