@@ -258,7 +258,7 @@ def test_kill_9_at_any_moment_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     def wait_for(folder: Path, rounds: int, process: subprocess.Popen[bytes]) -> float:
         written = folder / "metrics.jsonl"
         while process.poll() is None:
-            if folder.exists() and (not rounds or written.exists() and written.read_text().count("\n") >= rounds):
+            if folder.exists() and (not rounds or (written.exists() and written.read_text().count("\n") >= rounds)):
                 break
             time.sleep(0.002)
         return time.monotonic()
