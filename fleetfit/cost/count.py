@@ -30,7 +30,7 @@ class Cost:
     """What a sub-model costs.
 
     Attributes:
-        parameters: Trained numbers, classifiers included.
+        parameters: Numbers in its parameters, frozen ones and classifiers included.
         multiply_adds: Multiply-adds of one forward pass of one sample; half of what torch counts as FLOPs.
     """
 

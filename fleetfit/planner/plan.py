@@ -24,7 +24,7 @@ class PlannedLevel:
         depth: Blocks kept.
         width: Fraction of the channels kept (s_w).
         exits: Its exits, the shallower levels' included.
-        parameters: Trained numbers; its own and the shallower classifiers count, in the full model the last one only.
+        parameters: Numbers, frozen ones too; its own and the shallower exits count, in the full model the last only.
         multiply_adds: Multiply-adds of one forward pass of one sample, counted likewise.
         target: r_l, the cost it should have as a fraction of cost(M).
         tolerance: epsilon_l.
