@@ -408,3 +408,71 @@ def test_the_schedule_reaches_the_settings() -> None:
         experiment_of({}, ["data.partition.clients=8", "rounds=3", "local.schedule={kind='step', at=[2]}"])
     )
     assert [found.settings.schedule(t) for t in range(3)] == [1, 1, 0.1]
+
+
+# ---- tuning, and levels that are given -------------------------------------------------
+
+VIT = {"name": "vit", "hidden": 16, "depth": 4, "attention_heads": 2, "patch": 4}
+
+
+def test_another_mode_of_tuning_takes_the_old_one_s_keys_along() -> None:
+    base = {"model": VIT, "tuning": {"name": "lora", "rank": 8}}
+    assert experiment_of(base, ["tuning.name=frozen"]).tuning.settings == {}
+    assert experiment_of(base, ["tuning.alpha=3.0"]).tuning.settings == {"rank": 8, "alpha": 3.0}
+    assert experiment_of(base, tuning="ssf").tuning.name == "ssf"
+
+
+def test_the_defaults_of_a_mode_are_written_down() -> None:
+    """A resumed run keeps them, whatever a later version's are."""
+    written = tomllib.loads(to_toml(experiment_of({"tuning": {"name": "lora", "rank": 8}})))
+    assert written["tuning"] == {"name": "lora", "rank": 8, "alpha": 64.0, "targets": ["*.query", "*.value"]}
+
+
+def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fleetfit.tuning.serial_adapter import serial_adapter\n\n\n"
+        "def mine(architecture, features: int = 2):\n"
+        "    return serial_adapter(architecture, rank=features)\n"
+    )
+    (tmp_path / "run.toml").write_text(
+        "rounds = 1\n[tuning]\nname = 'mine.py:mine'\n[method]\nname = 'depthfl'\n"
+        "[model]\nname = 'vit'\nhidden = 16\ndepth = 4\nattention_heads = 2\npatch = 4\n[fleet]\ntolerance = 0.5\n"
+        "levels = [{ depth = 2, budget = 0.5 }, { budget = 1.0 }]\ngroups = [{ budget = 0.5 }, { budget = 1.0 }]\n"
+    )
+    assembly = assemble(read_experiment(tmp_path / "run.toml"))
+    shapes = assembly.federation.problem.layout.shapes({}, (4,))
+    assert shapes["blocks.0.mlp.tuning.down.weight"] == (2, 16)
+
+
+def given(levels: list[dict[str, Any]], method: str = "depthfl") -> Any:
+    groups = [{"budget": level["budget"]} for level in levels]
+    fleet = {"levels": levels, "groups": groups, "tolerance": 0.0}
+    return assemble(experiment_of({"model": VIT, "method": {"name": method}, "fleet": fleet}, SMALL)).federation
+
+
+def test_levels_that_are_given_are_taken_as_they_are() -> None:
+    """Depth, exits and width as said; a client gets the level whose budget it has, whatever the level costs."""
+    found = given([{"depth": 1, "budget": 0.1}, {"depth": 3, "budget": 0.2}, {"budget": 1.0}])
+    assert [level.submodel.exits for level in found.levels] == [(1,), (1, 3), (1, 3, 4)]
+    assert [level.needs for level in found.levels] == [0.1, 0.2, 1.0]
+    assert sorted(set(found.level_of.tolist())) == [0, 1, 2]
+    both = given([{"depth": 2, "width": 0.5, "budget": 0.5}, {"budget": 1.0}], "scalefl")
+    assert both.levels[0].submodel.exits == (2,) and both.levels[0].submodel.sizes["hidden"] == 8
+    narrow = given([{"width": 0.5, "budget": 0.5}, {"budget": 1.0}], "heterofl")
+    assert [level.submodel.exits for level in narrow.levels] == [(4,), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ([{"depth": 3, "budget": 0.5}, {"depth": 2, "budget": 0.6}, {"budget": 1.0}], "depth grows"),
+        ([{"depth": 1, "width": 0.9, "budget": 0.5}, {"depth": 2, "width": 0.5, "budget": 0.6}, {"budget": 1.0}],
+         "width does not shrink"),
+        ([{"depth": 1, "budget": 0.5}, {"depth": 3, "budget": 1.0}], "with all 4 blocks; got 3"),
+        ([{"depth": 1, "budget": 0.5}, {"budget": 0.9}], "a budget of 1"),
+        ([{"depth": 1, "budget": 0.5}, {"depth": 2, "budget": 0.4}, {"budget": 1.0}], "strictly ascending"),
+    ],
+)  # fmt: skip
+def test_levels_that_do_not_grow_are_refused(levels: list[dict[str, Any]], message: str) -> None:
+    text = said(lambda: given(levels))
+    assert text.startswith("[fleet] levels: ") and message in text

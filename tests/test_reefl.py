@@ -25,8 +25,10 @@ from fleetfit.models.resnet20 import resnet20
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import vit
 from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.rounds.reported import counted
+from fleetfit.submodel import Submodel
 from fleetfit.tasks import classification
-from fleetfit.values import Local
+from fleetfit.values import Local, Update
 
 SHAPE = (1, 8, 8)
 
@@ -409,6 +411,16 @@ def test_teachers_are_counted_by_level_in_the_report() -> None:
     assert set(counts) == {"1", "2", "3"} and set(counts["3"]) == {"1", "2", "3"} and set(counts["1"]) == {"1"}
     steps = [math.ceil(len(simulation.parts[c]["train"]) / 8) for c in range(6)]
     assert sum(counts["1"].values()) == steps[0] + steps[3]
+
+
+def test_only_tables_of_numbers_are_added_up() -> None:
+    """What else a method puts into an update's metrics is none of the report's business."""
+    piece = Submodel({}, (1,))
+    updates = [
+        Update(0, i, i, 0, piece, piece, {}, 1, metrics)
+        for i, metrics in enumerate(({"seen": {"a": 1, "b": 2}}, {"seen": {"a": 3}, "said": {"a": "text"}}))
+    ]
+    assert counted(updates) == {"counts": {"seen": {"1": {"a": 4, "b": 2}}}}
 
 
 # ---- whose part Ree is -------------------------------------------------

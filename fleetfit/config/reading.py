@@ -1,8 +1,8 @@
 """Run files, overrides and keyword arguments become an `Experiment`.
 
 Sections are merged key by key, so an override changes one key and leaves the rest. One rule goes beyond that: where an
-override names another method, model, data set, engine, partition or schedule, the keys that belonged to the old one go
-with it.
+override names another method, model, mode of tuning, data set, engine, partition or schedule, the keys that belonged to
+the old one go with it.
 """
 
 import sys
@@ -19,10 +19,11 @@ from fleetfit.config.schema import Experiment
 from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError
 
-_CHOOSER = {"data": "name", "model": "name", "method": "name", "engine": "name", "data.partition": "kind",
-            "data.server": "name", "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
+_CHOOSER = {"data": "name", "model": "name", "tuning": "name", "method": "name", "engine": "name",
+            "data.partition": "kind", "data.server": "name", "local.schedule": "kind",
+            "cohort.choose": "name"}  # fmt: skip
 _STAYS = {"data": {"partition", "server"}, "engine": {"device"}}  # keys of the section itself, whatever it names
-_PLUGINS = ("data.name", "data.server.name", "model.name", "method.name", "engine.name", "cohort.choose")
+_PLUGINS = ("data.name", "data.server.name", "model.name", "tuning.name", "method.name", "engine.name", "cohort.choose")
 
 # ---- from files --------------------------------------------------------------------------------------------------
 

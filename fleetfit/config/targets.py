@@ -8,8 +8,8 @@ import numpy as np
 from fleetfit.config.fleet import Fleet, counted_piece, saved_plan
 from fleetfit.config.schema import FleetSection, LevelSection
 from fleetfit.cost import cost_of
-from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.planner import Mode, Split, Targets, levels_of_budgets
+from fleetfit.errors import ConfigError, FleetFitError, PlanError
+from fleetfit.planner import Targets, given_levels, levels_of_budgets
 from fleetfit.submodel import Submodel
 from fleetfit.values import Level, Problem
 
@@ -44,25 +44,15 @@ def targets_of(section: FleetSection, fleet: Fleet, blocks: int) -> Targets:
 
 
 def _given(levels: Sequence[LevelSection], fleet: Fleet, blocks: int) -> Targets:
-    """Return the targets whose splits are the levels that are given."""
+    """Return the targets of the levels that are given."""
     depths = [blocks if level.depth is None else level.depth for level in levels]
-    widths, budgets = [level.width for level in levels], [level.budget for level in levels]
-    mode: Mode = "depth" if set(widths) == {1.0} else "width" if set(depths) == {blocks} else "both"
-    ordered = depths == sorted(set(depths)) or mode == "width"
-    if not ordered or widths != sorted(widths) or (depths[-1], widths[-1], budgets[-1]) != (blocks, 1.0, 1.0):
-        raise ConfigError(
-            f"[fleet] levels: depth grows and width does not shrink from level to level, and the last one is the full "
-            f"model with a budget of 1 and all {blocks} blocks; got depths {depths}, widths {widths} and budgets "
-            f"{budgets}."
-        )
-    exits = [(blocks,) if mode == "width" else tuple(depths[: i + 1]) for i in range(len(levels))]
-    splits = tuple(
-        Split(depth, width, kept, budget, needs=budget)
-        for depth, width, kept, budget in zip(depths, widths, exits, budgets, strict=True)
-    )
-    none = dict.fromkeys(fleet.further, (np.inf,) * len(levels))
-    return Targets(tuple(budgets), (float(fleet.tolerances.min()),) * len(levels), fleet.cost, splits=splits, mode=mode,
-                   ceilings=none, conditions=fleet.conditions)  # fmt: skip
+    try:
+        if depths[-1] != blocks:
+            raise PlanError(f"the last one is the full model, with all {blocks} blocks; got {depths[-1]}.")
+        return given_levels(depths, [level.width for level in levels], [level.budget for level in levels], fleet.cost,
+                            float(fleet.tolerances.min()), fleet.further, fleet.conditions)  # fmt: skip
+    except PlanError as error:
+        raise ConfigError(f"[fleet] levels: {error}") from None
 
 
 def only_full(fleet: Fleet) -> Targets:

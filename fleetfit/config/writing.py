@@ -12,9 +12,11 @@ from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data.partition import KINDS
 
 Table = dict[str, Any]
+_KINDS = {"data": "data", "model": "models", "tuning": "tuning", "method": "methods", "engine": "engines"}
 _GIVEN = {
     "data": (),
     "model": ("classes", "channels", "input_shape", "vocabulary", "padding"),
+    "tuning": ("architecture",),
     "method": (),
     "engine": ("simulation",),
 }
@@ -27,7 +29,7 @@ def to_table(experiment: Experiment) -> Table:
     An object that stands in for a name is written as "<type>", which no name can be.
     """
     table: Table = _plain(dumped(experiment))
-    for section, kind in (("data", "data"), ("model", "models"), ("method", "methods"), ("engine", "engines")):
+    for section, kind in _KINDS.items():
         name = getattr(experiment, section).name
         if isinstance(name, str):
             defaults = _defaults(names.resolve(kind, name), skip=(*_GIVEN[section], *table[section]))
@@ -96,10 +98,7 @@ def objects_in(table: Mapping[str, Any]) -> list[str]:
     """Return the places of a resolved configuration where an object stood in for a name."""
     found = []
     for section, key in (
-        ("data", "name"),
-        ("model", "name"),
-        ("method", "name"),
-        ("engine", "name"),
+        *((section, "name") for section in _KINDS),
         ("cohort", "choose"),
     ):
         value = table.get(section, {}).get(key)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError, in_range
-from fleetfit.layout import Architecture, State, outputs
+from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import best_exit_distillation, check_temperature
 from fleetfit.method import Loss, Method
@@ -69,17 +69,12 @@ def reefl(
     sizes: dict[str, Any] = {"heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
     return Method(
-        model=partial(with_ree, **settings, **sizes),
+        model=partial(recurrent, **settings, **sizes),
         levels=partial(split_levels, mode="depth"),
         loss=loss,
         remember=remember,
         reply=without_unused_rows,
     )
-
-
-def with_ree(architecture: Architecture, input_shape: tuple[int, ...], **settings: Any) -> Architecture:
-    """Put the recurrent exit onto the model."""
-    return recurrent(architecture, input_shape, **settings)
 
 
 class BestExitLoss:

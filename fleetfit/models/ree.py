@@ -35,6 +35,7 @@ from fleetfit.layout import (
     Wrapped,
     alias,
     build_module,
+    default_sizes,
     some_input,
 )
 
@@ -70,13 +71,13 @@ class Ree(nn.Module):
             places: The block after which each was taken, which says its row of the position table.
         """
         meta = self.meta.expand(len(queue[0]), -1)
-        tokens = torch.stack([meta, *queue], dim=1) + self.positions[[0, *places]]
+        rows = torch.stack([self.positions[place] for place in (0, *places)])  # a GPU would wait for a list's copy
+        tokens = torch.stack([meta, *queue], dim=1) + rows
         normed = self.norm1(tokens)
-        query = self._by_head(self.query(normed[:, [0, -1]]))
-        mixed = F.scaled_dot_product_attention(
-            query, self._by_head(self.key(normed)), self._by_head(self.value(normed))
-        )
-        two = tokens[:, [0, -1]] + self.out(mixed.transpose(1, 2).flatten(2))
+        ends = len(queue)  # every `ends`-th token: the first and the last
+        query, key, value = map(self._by_head, (self.query(normed[:, ::ends]), self.key(normed), self.value(normed)))
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        two = tokens[:, ::ends] + self.out(mixed.transpose(1, 2).flatten(2))
         two = two + self.fc2(F.gelu(self.fc1(self.norm2(two))))
         return two[:, 0], two[:, 1]
 
@@ -183,8 +184,7 @@ class Recurrent(Wrapped):
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis at a width."""
         own = {name: axis for name, axis in self.axes.items() if name not in self.inner.axes}
-        scaled = {n: max(1, int(width * a.size + 1e-9)) if a.scaled else a.size for n, a in own.items()}
-        return {**self.inner.sizes(width), **scaled}
+        return {**self.inner.sizes(width), **default_sizes(own, width)}
 
     @cached_property
     def _width(self) -> tuple[int, str | None]:

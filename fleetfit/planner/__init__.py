@@ -35,7 +35,7 @@ from fleetfit.planner.budgets import (
 from fleetfit.planner.making import further_costs, make_plan
 from fleetfit.planner.plan import Plan, PlannedLevel
 from fleetfit.planner.search import grids_of, one_level, search
-from fleetfit.planner.targets import Mode, Split, Targets
+from fleetfit.planner.targets import Mode, Split, Targets, given_levels
 
 __all__ = [
     "Amount",
@@ -50,6 +50,7 @@ __all__ = [
     "assign",
     "budgets_by_cost",
     "further_costs",
+    "given_levels",
     "grids_of",
     "levels_of_budgets",
     "make_plan",

@@ -120,8 +120,9 @@ def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple
     """Return the splits of a saved plan, with their cost in this model."""
     strange = sorted({e for s in targets.splits for e in s.exits} - set(grid.positions))
     if strange or targets.splits[-1].depth != grid.blocks:
-        raise PlanError(f"the plan was made for another model: it has exits {list(targets.splits[-1].exits)}; this "
-                        f"model has {grid.blocks} blocks and allows exits after {list(grid.positions)}.")  # fmt: skip
+        raise PlanError(f"the plan, or what is given as levels, was made for another model: it has exits "
+                        f"{list(targets.splits[-1].exits)}; this model has {grid.blocks} blocks and allows exits after "
+                        f"{list(grid.positions)}.")  # fmt: skip
     return tuple(_counted(split, grid, further) for split in targets.splits)
 
 

@@ -1,7 +1,7 @@
 """What the levels should cost, and what they are: the values between the planner's two tasks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -72,3 +72,43 @@ class Targets:
         for cost, most in self.ceilings.items():
             if len(most) != len(ratios) or not all(ceiling > 0 for ceiling in most):
                 raise PlanError(f"each of the {len(ratios)} levels needs a ceiling above 0 of {cost}, got {most}.")
+
+
+def given_levels(
+    depths: Sequence[int],
+    widths: Sequence[float],
+    budgets: Sequence[float],
+    cost: str = "parameters",
+    tolerance: float = 0.0,
+    further: Iterable[str] = (),
+    conditions: Conditions | None = None,
+) -> Targets:
+    """Return targets whose levels are settled: what each one is, and what a client must afford for it.
+
+    Args:
+        depths: Blocks of each level, smallest first; the last is the full depth.
+        widths: Fraction of the channels of each.
+        budgets: What each needs, as a fraction of the full model's cost; the last is 1.
+        cost: What the budgets are meant in.
+        tolerance: epsilon of every level.
+        further: Further costs that budgets name, which do not matter here.
+        conditions: Under which costs are counted.
+
+    Raises:
+        PlanError: They do not grow from level to level up to the full model.
+    """
+    blocks = depths[-1]
+    mode: Mode = "depth" if set(widths) == {1.0} else "width" if set(depths) == {blocks} else "both"
+    grows = mode == "width" or list(depths) == sorted(set(depths))
+    if not grows or list(widths) != sorted(widths) or (widths[-1], budgets[-1]) != (1.0, 1.0):
+        raise PlanError(
+            "depth grows and width does not shrink from level to level, and the last one is the full model with a "
+            f"budget of 1; got depths {list(depths)}, widths {list(widths)} and budgets {list(budgets)}."
+        )
+    splits = tuple(
+        Split(depth, width, (blocks,) if mode == "width" else tuple(depths[: i + 1]), budget, needs=budget)
+        for i, (depth, width, budget) in enumerate(zip(depths, widths, budgets, strict=True))
+    )
+    none = dict.fromkeys(further, (math.inf,) * len(splits))
+    return Targets(tuple(budgets), (tolerance,) * len(splits), cost, splits=splits, mode=mode, ceilings=none,
+                   conditions=conditions or Conditions())  # fmt: skip

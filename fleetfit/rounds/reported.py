@@ -69,7 +69,7 @@ def counted(updates: Sequence[Update]) -> dict[str, Any]:
     found: dict[str, dict[str, Counter[str]]] = {}
     for update in updates:
         for name, value in update.metrics.items():
-            if isinstance(value, Mapping):
+            if isinstance(value, Mapping) and all(isinstance(n, int | float) for n in value.values()):
                 found.setdefault(name, {}).setdefault(str(update.level + 1), Counter()).update(value)
     return {"counts": {n: {lv: dict(c) for lv, c in levels.items()} for n, levels in found.items()}} if found else {}
 

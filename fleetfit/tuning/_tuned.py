@@ -106,7 +106,7 @@ class Tuned(Wrapped):
                     Declaration(d.kind, d.factor, d.parts, to) for d in declarations for to in [dims.get(d.dim)]
                     if d.kind != "alias" and (d.dim is None or to is not None)
                 )  # fmt: skip
-        return {name: found[name] for name in found} | mine
+        return found | mine
 
     def follows(self, name: str) -> dict[str, dict[int | None, int | None]]:
         """Return which tensors that are put in are declared like a tensor of the other one, and in which dimensions."""

@@ -84,9 +84,8 @@ def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
     """
     settings = {key: value for key, value in spec.items() if key != "name"}
     name = spec.get("name", "full")
-    made: Architecture = names.call(
-        names.resolve("tuning", name), str(name), "[tuning]", settings, architecture=architecture
-    )
+    function = name if callable(name) else names.resolve("tuning", name)
+    made: Architecture = names.call(function, str(name), "[tuning]", settings, architecture=architecture)
     return made
 
 

@@ -19,7 +19,7 @@ from fleetfit.cost.count import layout_of
 from fleetfit.layout import Architecture
 from fleetfit.method import build
 from fleetfit.models.deit_s import deit_s
-from fleetfit.planner import Mode, Split, Targets, assign
+from fleetfit.planner import assign, given_levels
 from fleetfit.report.papers.table import PaperTable, Value
 from fleetfit.tasks import task_named
 from fleetfit.values import Job, Level, Problem, tuned
@@ -148,8 +148,9 @@ def costs(architecture: Architecture, method: Counted, levels: Levels) -> tuple[
     splits = levels.splits(method.scaled)
     counted = [as_counted(architecture, depth, width, method.each) for depth, width in splits]
     problem = Problem(architecture, _IMAGE, task_named("classification"), (_BLOCKS,))
-    found = made.levels(problem, _targets(splits, "both" if method.scaled else "depth"))
-    takes = assign([(i + 1) / len(splits) for i in range(len(splits))], 0.0, [level.needs for level in found])
+    shares = [(i + 1) / len(splits) for i in range(len(splits))]
+    found = made.levels(problem, given_levels([d for d, _ in splits], [w for _, w in splits], shares))
+    takes = assign(shares, 0.0, [level.needs for level in found])
     sent = [message_size(returned(architecture, found[level], method.spec)) for level in takes if level >= 0]
     return sum(counted) / len(counted), sum(sent) / len(sent)
 
@@ -181,14 +182,3 @@ def returned(architecture: Architecture, level: Level, spec: Mapping[str, Any]) 
     device: Any = None  # no reply looks at it
     _, back = build(spec).reply(job, device, state)
     return {name: tuple(tensor.shape) for name, tensor in back.items()}
-
-
-def _targets(splits: Sequence[tuple[int, float]], mode: Mode) -> Targets:
-    """Return the targets of levels that are given: what they cost is no matter."""
-    depths = [depth for depth, _ in splits]
-    shares = [(i + 1) / len(splits) for i in range(len(splits))]
-    found = tuple(
-        Split(depth, width, tuple(depths[: i + 1]), share, needs=share)
-        for i, ((depth, width), share) in enumerate(zip(splits, shares, strict=True))
-    )
-    return Targets(tuple(shares), (0.0,) * len(found), splits=found, mode=mode)
