@@ -21,7 +21,7 @@ from fleetfit.aggregate import Aggregate, applied
 from fleetfit.config import assemble, experiment_of, read_experiment, to_toml
 from fleetfit.data import Data, unlabelled
 from fleetfit.engines.local import local as local_engine
-from fleetfit.engines.processes import _write_setup
+from fleetfit.engines.work import setup_nest, simulation_of
 from fleetfit.errors import ConfigError, DataError, RunError
 from fleetfit.layout import State, build_module, outputs
 from fleetfit.method import Method, build, coverage_mean
@@ -31,6 +31,7 @@ from fleetfit.submodel import Submodel, extract, whole
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state, run_on_server
 from fleetfit.values import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
+from fleetfit.wire import pack, unpack
 
 SETTINGS = Settings(2, Local(lr=0.1, batch_size=8))
 
@@ -395,15 +396,12 @@ def test_labels_are_never_used(task: str) -> None:
     assert same(*states)
 
 
-def test_worker_processes_do_not_get_them(tmp_path: Path) -> None:
+def test_workers_do_not_get_them() -> None:
     _, simulation = by_width({"name": "feddf"})
     assert simulation.unlabelled is not None
-    (tmp_path / "with").mkdir()
-    (tmp_path / "without").mkdir()
-    for name, given in (("with", simulation), ("without", replace(simulation, unlabelled=None))):
-        _write_setup(tmp_path / name, given, 1)
-    sizes = [{p.name: p.stat().st_size for p in (tmp_path / name).iterdir()} for name in ("with", "without")]
-    assert sizes[0] == sizes[1]
+    sent = [pack(setup_nest(given, 1)) for given in (simulation, replace(simulation, unlabelled=None))]
+    assert sent[0] == sent[1]
+    assert simulation_of(unpack(sent[0]), simulation.data, "cpu").device(None).unlabelled is None
 
 
 # ---- [data] server -------------------------------------------------

@@ -1,0 +1,157 @@
+"""What engines with several workers share: who gets which job, the order of replies, and what happens when one dies.
+
+A worker is any process that a job can be given to and a reply taken from. Jobs go out in the order in which they come,
+longest first; replies are yielded in that order, so that a few early finishers wait. A worker that dies loses no round:
+its job runs again on another one.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from fleetfit.engines.memories import Memories
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.method import is_portable
+from fleetfit.values import Failure, Job, Update
+from fleetfit.wire import reply_of
+
+_TRIES = 3  # workers that a job may cost before it counts as failed
+_AHEAD = 2  # jobs waiting or in flight, per worker: the bound on early finishers
+
+
+class Worker(Protocol):
+    """A worker, and the job that it has, with its place in the order."""
+
+    job: tuple[int, Job] | None
+
+    @property
+    def free(self) -> bool:
+        """Whether it can be given a job now."""
+
+    def give(self, place: int, job: Job, memory: Any) -> None:
+        """Hand it a job; a dead worker shows when its reply is taken."""
+
+    def take(self) -> Mapping[str, Any] | None:
+        """Return its reply as a nest (see `fleetfit.engines.work`), or None when the worker is gone."""
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+
+
+class Pool(ABC):
+    """An engine that keeps workers busy."""
+
+    def __init__(self, name: str, size: int) -> None:
+        """Take the engine's name, and how many workers it will have."""
+        self._name, self._size = name, size
+        self._memories = Memories()
+        self._workers: list[Any] = []
+
+    @abstractmethod
+    def _start(self, place: int) -> Worker:
+        """Start the worker of a place."""
+
+    @abstractmethod
+    def _ready(self) -> Sequence[Worker]:
+        """Wait until some worker has a reply, is gone, or has become free; return those of the first two kinds."""
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        """Keep every worker busy; yield the replies in the jobs' order."""
+        self._drain()
+        again: deque[tuple[int, Job]] = deque()
+        tries: dict[int, int] = {}
+        done: dict[int, Update | Failure] = {}
+        numbered = enumerate(jobs)
+        given = yielded = 0
+        more = True
+        while True:
+            for worker in self._workers:
+                if not worker.free:
+                    continue
+                if again:
+                    self._give(worker, *again.popleft())
+                elif more and given - yielded < _AHEAD * self._size:
+                    place, job = next(numbered, (-1, None))
+                    more = job is not None
+                    if job is not None:
+                        given += 1
+                        self._give(worker, place, job)
+            if yielded in done:
+                yield done.pop(yielded)
+                yielded += 1
+            elif yielded == given and not more:
+                return
+            else:
+                self._collect(done, again, tries)
+
+    def _give(self, worker: Worker, place: int, job: Job) -> None:
+        if not is_portable(job.method):
+            raise ConfigError(
+                f"engine {self._name} rebuilds the method in each worker, so its functions need import paths "
+                '("package.module:function" or "file.py:function"); functions made in Python run '
+                'with engine.name = "local".'
+            )
+        version, memory = self._memories.of(job.client)
+        worker.give(place, replace(job, memory_version=version), memory)
+
+    def _collect(self, done: dict[int, Update | Failure], again: deque[tuple[int, Job]], tries: dict[int, int]) -> None:
+        """Wait for some worker; note its reply, or replace it and note its job for another one."""
+        for worker in self._ready():
+            given, worker.job = worker.job, None
+            reply = worker.take()
+            if reply is None:
+                self._replace(worker)
+                if given is not None:
+                    self._lost(*given, done, again, tries)
+            elif "error" in reply:
+                raise RunError(f"a worker could not go on: {reply['error']}")
+            elif given is not None:
+                place, job = given
+                if job.kind == "train":
+                    self._memories.offer(job.round, job.index, reply["memory"])
+                done[place] = reply_of(reply["reply"])
+
+    def _lost(
+        self, place: int, job: Job, done: dict[int, Update | Failure], again: deque[tuple[int, Job]],
+        tries: dict[int, int],
+    ) -> None:  # fmt: skip
+        tries[place] = tries.get(place, 0) + 1
+        if tries[place] < _TRIES:
+            again.append((place, job))
+        else:
+            reason = f"{_TRIES} workers died while running it"
+            done[place] = Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+
+    def _replace(self, worker: Worker) -> None:
+        place = self._workers.index(worker)
+        worker.end()
+        self._workers[place] = self._start(place)
+
+    def _drain(self) -> None:
+        """Take the replies of jobs that an interrupted run left behind, so that this one starts clean."""
+        for worker in self._workers:
+            if worker.job is not None:
+                worker.job = None
+                if worker.take() is None:
+                    self._replace(worker)
+        self._memories.forget_pending()
+
+    def accept(self, update: Update) -> None:
+        """Keep what the client remembers of this update."""
+        self._memories.accept(update)
+
+    def save(self) -> dict[str, Any]:
+        """Return the clients' memories."""
+        return self._memories.save()
+
+    def load(self, memories: Mapping[str, Any]) -> None:
+        """Take back what `save` returned."""
+        self._memories.load(memories)
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []

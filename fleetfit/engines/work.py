@@ -1,0 +1,68 @@
+"""The worker's side of an engine: rebuild the simulation from what the engine sends, and answer jobs.
+
+Nothing is pickled and the caller's main module is not imported again: problem and method are rebuilt from their specs.
+"""
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fleetfit.data import Data
+from fleetfit.engines.allocator import keep_freed_memory
+from fleetfit.engines.local import accelerator_named, on_accelerator
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.method import build, rebuilt
+from fleetfit.train import run_job
+from fleetfit.values import Resources, Simulation
+from fleetfit.wire import job_of, pack, reply_nest
+
+
+def check_rebuildable(simulation: Simulation, engine: str) -> None:
+    """Raise a ConfigError where workers could not rebuild the model."""
+    if simulation.problem.spec is None:
+        raise ConfigError(
+            f"engine {engine} rebuilds the model in each worker, so it needs a model with an import path "
+            '("package.module:function" or "file.py:function"); objects made in Python run with engine.name = "local".'
+        )
+
+
+def setup_nest(simulation: Simulation, threads: int) -> dict[str, Any]:
+    """Return what a worker needs besides the data set, as a nest for `fleetfit.wire.pack`."""
+    return {
+        "problem": simulation.problem.spec, "base": simulation.problem.base, "threads": threads,
+        "parts": [dict(part) for part in simulation.parts], "resources": simulation.resources.nest,
+    }  # fmt: skip
+
+
+def simulation_of(nest: Mapping[str, Any], data: Data, device: str) -> Simulation:
+    """Return the simulation of a worker, and prepare its process for jobs."""
+    problem = replace(rebuilt(nest["problem"]), base=nest["base"])
+    simulation = Simulation(problem, data, nest["parts"], Resources.restored(nest["resources"]))
+    torch.set_num_threads(nest["threads"])
+    keep_freed_memory()
+    return on_accelerator(simulation, accelerator_named(device))
+
+
+def answer(nest: Mapping[str, Any], simulation: Simulation) -> bytes:
+    """Run the job of a message {"job", "memory"}; return the message {"reply", "memory"}, or {"error"}.
+
+    An error is what nobody can go on with. What a method raises that is no `FleetFitError` is a bug, its own or ours:
+    the engine shows it, instead of a worker that dies again and again.
+    """
+    job = job_of(nest["job"])
+    try:
+        build(job.method)
+        reply, memory = run_job(job, simulation.device(job.client, nest["memory"], job.round))
+        return pack({"reply": reply_nest(reply), "memory": memory})
+    except FleetFitError as error:
+        return pack({"error": str(error)})
+    except Exception:
+        return pack({"error": f"a job failed unexpectedly.\n{traceback.format_exc()}"})
+
+
+def said(error: Exception) -> str:
+    """Return what a person needs of an error in a worker."""
+    return str(error) if isinstance(error, FleetFitError) else "".join(traceback.format_exception(error))
