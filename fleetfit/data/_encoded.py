@@ -32,8 +32,8 @@ class Places(Protocol):
     def place(self, index: int) -> str:
         """Return where it lies, for messages."""
 
-    def store(self, folder: Path) -> dict[str, Any]:
-        """Write the index into a folder; return the rest as plain values."""
+    def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Return plain values, and the index as an array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +62,9 @@ class Files:
         """Return the path of its file."""
         return str(self._path(index))
 
-    def store(self, folder: Path) -> dict[str, Any]:
-        """Write the names into a folder; return the rest as plain values."""
-        np.save(folder / "names.npy", self.names)
-        return {"kind": "files", "root": str(self.root)}
+    def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Return plain values, and the names."""
+        return {"kind": "files", "root": str(self.root)}, self.names
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +94,10 @@ class Rows:
         name, first = next(source for source in reversed(self.sources) if source[1] <= index)
         return f"row {index - first} of {name}"
 
-    def store(self, folder: Path) -> dict[str, Any]:
-        """Write the offsets into a folder; return the rest as plain values."""
-        np.save(folder / "offsets.npy", self.offsets)
-        return {"kind": "rows", "path": str(self.path), "sources": [list(source) for source in self.sources]}
+    def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Return plain values, and the offsets."""
+        sources = [list(source) for source in self.sources]
+        return {"kind": "rows", "path": str(self.path), "sources": sources}, self.offsets
 
 
 def _read(path: Path, start: int, length: int) -> bytes:
@@ -187,19 +186,20 @@ class Encoded:
         """Return the same images for batches on the host."""
         return self.to("cpu")
 
-    def store(self, folder: Path) -> dict[str, Any]:
-        """Write where the images lie into a folder; return the rest as plain values."""
-        return {**self._places.store(folder), "shape": list(self.shape[1:]), "centre": self._centre}
+    def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Return where the images lie: plain values, and the index as an array."""
+        nest, index = self._places.taken_apart()
+        return {**nest, "shape": list(self.shape[1:]), "centre": self._centre}, index
 
     @staticmethod
-    def stored(nest: Mapping[str, Any], folder: Path) -> "Encoded":
-        """Return what `store` wrote, its index memory-mapped."""
+    def put_together(nest: Mapping[str, Any], index: np.ndarray) -> "Encoded":
+        """Return what `taken_apart` took apart."""
         places: Places
         if nest["kind"] == "files":
-            places = Files(Path(nest["root"]), np.load(folder / "names.npy", mmap_mode="r"))
+            places = Files(Path(nest["root"]), index)
         else:
             sources = tuple((str(name), int(first)) for name, first in nest["sources"])
-            places = Rows(Path(nest["path"]), np.load(folder / "offsets.npy", mmap_mode="r"), sources)
+            places = Rows(Path(nest["path"]), index, sources)
         return Encoded(places, nest["shape"], nest["centre"])
 
     def _decoded(self, indices: Tensor, part: Callable[[int, tuple[int, int]], tuple[Box | None, bool]]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A data set written for worker processes, which map its samples into memory instead of copying them."""
+"""A data set on its way to worker processes, which share its samples instead of copying them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,22 +14,31 @@ from fleetfit.data.dataset import Data
 _APART = ("x", "y", "splits")
 
 
-def store(data: Data, folder: Path) -> dict[str, Any]:
-    """Write samples and labels as files in a folder; return the rest as a nest of plain values and tensors.
+def taken_apart(data: Data) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return a data set as a nest of plain values and small tensors, and its large arrays: samples and labels.
 
-    Of encoded images only the places are written.
+    Of encoded images there are only the places.
     """
-    encoded = data.x.store(folder) if isinstance(data.x, Encoded) else None
-    if not isinstance(data.x, Encoded):
-        np.save(folder / "x.npy", data.x.cpu().numpy())
-    np.save(folder / "y.npy", data.y.cpu().numpy())
     rest = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init and f.name not in _APART}
-    return {"fields": rest, "splits": dict(data.splits), "encoded": encoded}
+    encoded, x = data.x.taken_apart() if isinstance(data.x, Encoded) else (None, data.x.cpu().numpy())
+    return {"fields": rest, "splits": dict(data.splits), "encoded": encoded}, {"x": x, "y": data.y.cpu().numpy()}
+
+
+def put_together(nest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Data:
+    """Return what `taken_apart` took apart; it shares the arrays' memory."""
+    encoded = nest["encoded"]
+    x = Encoded.put_together(encoded, arrays["x"]) if encoded else torch.from_numpy(arrays["x"])
+    return Data(x=x, y=torch.from_numpy(arrays["y"]), splits=nest["splits"], **nest["fields"])
+
+
+def store(data: Data, folder: Path) -> dict[str, Any]:
+    """Write the arrays of a data set as files in a folder; return the rest."""
+    nest, arrays = taken_apart(data)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return nest
 
 
 def restored(nest: Mapping[str, Any], folder: Path) -> Data:
-    """Return what `store` wrote, its samples memory-mapped."""
-    encoded = nest["encoded"]
-    x = Encoded.stored(encoded, folder) if encoded else torch.from_numpy(np.load(folder / "x.npy", mmap_mode="c"))
-    y = torch.from_numpy(np.load(folder / "y.npy"))
-    return Data(x=x, y=y, splits=nest["splits"], **nest["fields"])
+    """Return what `store` wrote, its arrays memory-mapped."""
+    return put_together(nest, {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("x", "y")})
