@@ -83,3 +83,17 @@ def always_killing() -> Method:
         return job
 
     return Method(adapt=adapt)
+
+
+def scribbling() -> Method:
+    """FedAvg whose clients spoil the tensors that they were sent, once they have begun to train."""
+
+    def loss(job: Job, device: Device) -> Loss:
+        def value(module: nn.Module, x: Any, y: Tensor) -> Tensor:
+            for tensor in job.state.values():
+                tensor.add_(1000)
+            return device.problem.task.loss(outputs(module, x)[-1], y)
+
+        return value
+
+    return Method(loss=loss)

@@ -48,6 +48,7 @@ class Pool(ABC):
         self._name, self._size = name, size
         self._memories = Memories()
         self._workers: list[Any] = []
+        self._stillborn = 0
 
     @abstractmethod
     def _start(self, place: int) -> Worker:
@@ -105,6 +106,8 @@ class Pool(ABC):
                 self._replace(worker)
                 if given is not None:
                     self._lost(*given, done, again, tries)
+                else:
+                    self._not_started()
             elif "error" in reply:
                 raise RunError(f"a worker could not go on: {reply['error']}")
             elif given is not None:
@@ -123,6 +126,11 @@ class Pool(ABC):
         else:
             reason = f"{_TRIES} workers died while running it"
             done[place] = Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+
+    def _not_started(self) -> None:
+        self._stillborn += 1
+        if self._stillborn > _TRIES * self._size:
+            raise RunError(f"{self._stillborn} workers of engine {self._name} died before they could take a job.")
 
     def _replace(self, worker: Worker) -> None:
         place = self._workers.index(worker)

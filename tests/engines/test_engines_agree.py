@@ -8,24 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import spec_of, tiny_federation
+from same_bits import SETTINGS, finished, fleets, same
+from tiny import spec_of
 
 from fleetfit import names
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import Wanted
 from fleetfit.method import FEDAVG, build
-from fleetfit.rounds import Engine, Round, Settings, run, start
-from fleetfit.values import Evaluation, Federation, Local, Simulation
-from fleetfit.wire import pack
+from fleetfit.rounds import Engine, Settings, run, start
 
-SETTINGS = Settings(
-    3,
-    Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=8, clip_value=0.5, max_steps=9, patience=1),
-    evaluate_every=2,
-    wanted=Wanted(Evaluation(batch_size=16), statistics_samples=60),
-)
 SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.available("methods")),
     *({"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")),
@@ -44,27 +36,6 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "reefl", "ree": False, "teacher": "batch", "ramp": 0},
     {"name": f"{Path(__file__).parents[2] / 'examples' / 'a_method.py'}:fjord", "lean": 0.5},
 ]
-
-
-def finished(federation: Federation, engine: Engine, settings: Settings = SETTINGS) -> Round:
-    engine.load({})  # as a new run: nobody remembers anything
-    *_, last = run(federation, engine, settings, start(federation))
-    return last
-
-
-def same(a: Round, b: Round) -> None:
-    assert a.server.state.keys() == b.server.state.keys()
-    for name in a.server.state:
-        assert torch.equal(a.server.state[name], b.server.state[name]), name
-    assert pack(a.server.memory) == pack(b.server.memory)
-    without = {"seconds"}
-    assert {k: v for k, v in a.report.items() if k not in without} == {
-        k: v for k, v in b.report.items() if k not in without
-    }
-
-
-def fleets(spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
-    return tiny_federation(spec, clients=7, cohort=5, dropout=0.2)
 
 
 @pytest.fixture(scope="module")

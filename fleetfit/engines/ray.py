@@ -1,0 +1,278 @@
+"""Actors of a Ray cluster, on this machine or on many; same bits as `local`. It needs the extra `ray`.
+
+An actor is made once and keeps its modules. The data set lies in Ray's object store, one copy for each machine, and the
+tensors of a level are put there once, however many clients train them; jobs and updates are `fleetfit.wire` messages.
+An actor or a machine that dies loses no round. Images that are read from files when they are needed are read by each
+machine, from the same place.
+
+Differs from Ray's habits: workers run at this process's niceness, with as many threads for torch and BLAS as `threads`
+says. What comes out of the store is copied before it is trained on, since the store is memory that all actors share,
+and torch would write to it.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleetfit.data.stored import put_together, taken_apart
+from fleetfit.engines.allocator import keep_freed_memory
+from fleetfit.engines.pool import Pool
+from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
+from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.layout import State
+from fleetfit.values import Job, Simulation
+from fleetfit.wire import job_nest, pack, unpack
+
+_PATIENCE_S = 120.0  # for the first of the actors, while none is there
+_SHARED = 8  # states that are kept in the store: those of jobs that wait or are in flight
+
+
+def ray(
+    simulation: Simulation,
+    workers: int | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    address: str | None = None,
+) -> "Actors":
+    """Make the engine.
+
+    Args:
+        simulation: The fleet.
+        workers: Actors; by default as many as the cluster has room for.
+        device: "cpu", or "cuda" for the GPU that Ray gives to each actor.
+        threads: Threads per job; other than 1 changes the last bits of results.
+        cpus: Cores that Ray sets aside for an actor, also a fraction; by default `threads`.
+        gpus: GPUs that Ray sets aside for an actor, also a fraction (0.25: four actors share one); by default 1 with
+            device "cuda" and 0 without.
+        address: Of a cluster that runs ("auto": the one on this machine); by default that of RAY_ADDRESS, or else one
+            is started here and ended with the engine.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+        ConfigError: A setting is out of range, no cluster answers, or the cluster has no room for an actor.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"engine.workers must be at least 1, got {workers}.")
+    if threads < 1:
+        raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f'engine.device must be "cpu" or "cuda" with engine ray, which hands out GPUs; got "{device}".'
+        )
+    cores, cards = float(threads) if cpus is None else cpus, (device == "cuda") * 1.0 if gpus is None else gpus
+    if cores <= 0 or cards < 0 or (device == "cuda") != (cards > 0):
+        raise ConfigError(
+            f'engine.cpus must be above 0, and engine.gpus above 0 with engine.device = "cuda" and 0 without; got '
+            f'{cores:g} and {cards:g} with "{device}".'
+        )
+    check_rebuildable(simulation, "ray")
+    return Actors(_ray(), simulation, workers, device, threads, {"CPU": cores, "GPU": cards}, address)
+
+
+def _ray() -> ModuleType:
+    """Import Ray: it reads these settings when it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    try:
+        import ray as found
+    except ImportError:
+        raise MissingExtra("ray", "Engine ray") from None
+    return found
+
+
+class Actors(Pool):
+    """The engine that runs jobs in the actors of a Ray cluster."""
+
+    def __init__(
+        self, library: ModuleType, simulation: Simulation, workers: int | None, device: str, threads: int,
+        each: Mapping[str, float], address: str | None,
+    ) -> None:  # fmt: skip
+        """Connect to a cluster or start one, put the data set into its store, and start the actors."""
+        super().__init__("ray", workers or 0)
+        self._ray, self._each, self._started = library, each, False
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._shared: dict[int, tuple[State, Any]] = {}
+        keep_freed_memory()
+        self._connect(address)
+        try:
+            room = self._room()
+            if not room or (workers or 0) > room:
+                raise ConfigError(
+                    f"the Ray cluster has room for {room} actors with {each['CPU']:g} CPUs and {each['GPU']:g} GPUs "
+                    f"each, and {workers or 1} are wanted. Lower engine.workers, engine.cpus or engine.gpus."
+                )
+            self._size = workers or room
+            nest, arrays = taken_apart(simulation.data)
+            setup = pack({"data": nest, "device": device, **setup_nest(simulation, threads)})
+            self._setup = [self._put(setup), *(library.put(arrays[name]) for name in ("x", "y"))]
+            self._actor = self._remote(threads)
+            self._workers = [self._start(place) for place in range(self._size)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, address: str | None) -> None:
+        library = self._ray
+        if library.is_initialized():  # by the caller, who ends it
+            return
+        quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray's own, about its future defaults
+            if address := address or os.environ.get("RAY_ADDRESS"):
+                try:
+                    _check_somebody_listens(address)
+                    library.init(address=address, log_to_driver=False, logging_level="ERROR")
+                except (OSError, RuntimeError, ValueError) as error:
+                    raise ConfigError(
+                        f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head`, or leave "
+                        "out engine.address and RAY_ADDRESS to have one started on this machine."
+                    ) from None
+            else:
+                short = "/tmp" if Path("/tmp").is_dir() else None  # the names of sockets must not be long
+                self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir=short, ignore_cleanup_errors=True)
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                library.init(num_cpus=cores, _temp_dir=self._folder.name, **quiet)
+        self._started = True
+
+    def _room(self) -> int:
+        """Return how many actors the machines of the cluster have room for."""
+        found = 0
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                found += min(int(has.get(kind, 0) / share + 1e-6) for kind, share in self._each.items() if share)
+        return found
+
+    def _remote(self, threads: int) -> Any:
+        """Return the actor's class as Ray takes it."""
+        path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
+        variables = {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
+                     "PYTHONPATH": path}  # fmt: skip
+        return self._ray.remote(Actor).options(
+            num_cpus=self._each["CPU"], num_gpus=self._each["GPU"], runtime_env={"env_vars": variables}, max_restarts=0
+        )
+
+    def _put(self, message: bytes) -> Any:
+        return self._ray.put(np.frombuffer(message, dtype=np.uint8))
+
+    def share(self, state: State) -> Any:
+        """Return a reference to a state in the object store, the same one while the same state is asked for."""
+        if not state:
+            return None
+        found = self._shared.pop(id(state), None) or (state, self._put(pack(state)))
+        self._shared[id(state)] = found  # the latest stand last; the state is held so that its id stays its own
+        while len(self._shared) > _SHARED:
+            del self._shared[next(iter(self._shared))]
+        return found[1]
+
+    def _start(self, place: int) -> "_Worker":
+        return _Worker(self, self._actor.remote(), self._setup)
+
+    def _ready(self) -> list["_Worker"]:
+        awaited = {w.reply: w for w in self._workers if w.reply is not None}
+        anybody = any(w.started for w in self._workers)
+        ready, _ = self._ray.wait(list(awaited), timeout=None if anybody else _PATIENCE_S)
+        if not ready:
+            raise RunError(
+                f"none of {self._size} Ray actors could be started within {_PATIENCE_S:g} s. The cluster has room for "
+                f"{self._room()} now; `ray status` shows who uses it."
+            )
+        return [awaited[reply] for reply in ready]
+
+    def close(self) -> None:
+        """End the actors, and the cluster if it was started here."""
+        super().close()
+        self._shared = {}
+        if self._started:
+            self._ray.shutdown()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _check_somebody_listens(address: str) -> None:
+    """Raise an OSError at once where Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+class _Worker:
+    """One actor and the job that it has; its first reply is that it has started."""
+
+    def __init__(self, engine: Actors, actor: Any, setup: list[Any]) -> None:
+        self.engine, self.actor, self.started = engine, actor, False
+        self.job: tuple[int, Job] | None = None
+        self.reply = actor.start.remote(*setup)
+
+    @property
+    def free(self) -> bool:
+        return self.started and self.job is None
+
+    def give(self, place: int, job: Job, memory: Any) -> None:
+        self.job = (place, job)
+        states = self.engine.share(job.state), self.engine.share(job.statistics)
+        message = pack({"job": job_nest(replace(job, state={}, statistics={})), "memory": memory})
+        self.reply = self.actor.answer.remote(np.frombuffer(message, dtype=np.uint8), *states)
+
+    def take(self) -> Mapping[str, Any] | None:
+        library = self.engine._ray
+        reply, self.reply = self.reply, None
+        try:
+            message = library.get(reply)
+        except (library.exceptions.RayActorError, library.exceptions.ObjectLostError):
+            return None
+        found: dict[str, Any] = unpack(bytearray(message))
+        self.started = True
+        return found
+
+    def end(self) -> None:
+        with contextlib.suppress(Exception):  # Ray is gone already
+            self.engine._ray.kill(self.actor)
+
+
+# ---- in an actor -------------------------------------------------------------------------------------------------
+
+
+class Actor:
+    """What Ray runs in a process of its own."""
+
+    simulation: Simulation
+
+    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Take the data set and rebuild the problem; return an empty message, or what is wrong."""
+        torch.set_num_interop_threads(1)
+        nest = unpack(bytearray(setup))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the store's memory is read-only, and samples are read
+                data = put_together(nest["data"], {"x": x, "y": y})
+            self.simulation = simulation_of(nest, data, nest["device"])
+        except Exception as error:
+            return _array(pack({"error": said(error)}))
+        return _array(pack({}))
+
+    def answer(self, message: np.ndarray, state: np.ndarray | None, statistics: np.ndarray | None) -> np.ndarray:
+        """Run a job; see `fleetfit.engines.work.answer`."""
+        nest = unpack(bytearray(message))
+        for name, shared in (("state", state), ("statistics", statistics)):
+            if shared is not None:
+                nest["job"][name] = unpack(bytearray(shared))
+        return _array(answer(nest, self.simulation))
+
+
+def _array(message: bytes) -> np.ndarray:
+    return np.frombuffer(message, dtype=np.uint8)

@@ -1,0 +1,292 @@
+"""Engine ray on real actors: the bits of `local`, also when an actor or a machine dies; what it shares and refuses."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from same_bits import SETTINGS, finished, fleets, same
+from tiny import spec_of
+
+from fleetfit import names
+from fleetfit.engines.local import local
+from fleetfit.engines.processes import processes
+from fleetfit.engines.ray import Actors, _ray, ray
+from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.method import FEDAVG, build
+from fleetfit.rounds import one_round, run, start
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Ray's own, about its future defaults
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # it leaves its processes to themselves
+]
+pytest.importorskip("ray", reason="the extra ray is not installed")
+
+SPECS: list[Mapping[str, Any]] = [
+    *(spec_of(name) for name in names.available("methods")),
+    {"name": "plugin_method:counting", "pull": 0.1},
+    {"name": "scalefl", "plus": {"feddyn": {}}},
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster with room for four actors: engines find it and leave it alone."""
+    library = _ray()
+    library.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield library
+    library.shutdown()
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def two_actors(cluster: Any) -> Iterator[Actors]:
+    """An engine for all methods that leave the model alone."""
+    engine = ray(fleets({"name": "fedavg"})[1], workers=2)
+    yield engine
+    engine.close()
+    assert cluster.is_initialized()
+
+
+def asked(engine: Actors, worker: int, question: Any) -> Any:
+    """Ask an actor's process something."""
+    import ray as library
+
+    return library.get(engine._workers[worker].actor.__ray_call__.remote(question))
+
+
+# ---- the same bits -------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_the_same_bits_as_local(spec: Mapping[str, Any], two_actors: Actors) -> None:
+    federation, simulation = fleets(spec)
+    expected = finished(federation, local(simulation))
+    assert not expected.report["failures"]
+    if build(spec).model is FEDAVG.model:
+        same(expected, finished(federation, two_actors))
+        return
+    engine = ray(simulation, workers=1)
+    try:
+        same(expected, finished(federation, engine))
+    finally:
+        engine.close()
+
+
+def test_a_client_that_spoils_what_it_was_sent_harms_nobody_else(two_actors: Actors) -> None:
+    federation, simulation = fleets({"name": "plugin_method:scribbling"})
+    apart = processes(simulation, workers=1)
+    try:
+        same(finished(federation, apart), finished(federation, two_actors))
+    finally:
+        apart.close()
+
+
+def test_the_tensors_of_a_level_are_put_into_the_store_once(
+    two_actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation, _ = fleets({"name": "depthfl"})
+    federation = replace(federation, cohort=7)
+    puts: list[int] = []
+    put = two_actors._put
+    monkeypatch.setattr(two_actors, "_put", lambda message: puts.append(len(message)) or put(message))
+    two_actors.load({})
+    _, report = one_round(federation, two_actors, SETTINGS, start(federation))
+    assert report["train"]["clients"] == 7
+    assert len(puts) == len(set(puts)) == len({federation.level_of[c] for c in range(7)}) == 3
+
+
+def test_one_thread_means_one(two_actors: Actors) -> None:
+    def seen(actor: Any) -> Any:
+        import os
+
+        import torch
+
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        return torch.get_num_threads(), torch.get_num_interop_threads(), *(os.environ[name] for name in names)
+
+    assert asked(two_actors, 0, seen) == (1, 1, "1", "1", "1")
+    assert asked(two_actors, 1, lambda actor: os.nice(0)) == os.nice(0)
+
+
+# ---- deaths -------------------------------------------------
+
+
+def test_an_actor_that_dies_in_a_job_loses_no_round(tmp_path: Path, two_actors: Actors) -> None:
+    federation, simulation = fleets({"name": "plugin_method:killing", "folder": str(tmp_path)})
+    (tmp_path / "died").touch()
+    expected = finished(federation, local(simulation))
+    (tmp_path / "died").unlink()
+    found = finished(federation, two_actors)
+    assert (tmp_path / "died").exists()
+    same(expected, found)
+
+
+def test_an_actor_that_is_killed_between_two_rounds_loses_none(two_actors: Actors) -> None:
+    federation, simulation = fleets({"name": "scalefl"})
+    expected = finished(federation, local(simulation))
+    two_actors.load({})
+    rounds = run(federation, two_actors, SETTINGS, start(federation))
+    next(rounds)
+    pid = asked(two_actors, 0, lambda actor: os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    *_, last = rounds
+    same(expected, last)
+
+
+def test_a_job_that_kills_every_actor_is_a_failure_with_a_reason(two_actors: Actors) -> None:
+    federation, _ = fleets({"name": "plugin_method:always_killing"})
+    two_actors.load({})
+    one = replace(SETTINGS, rounds=2, evaluate_every=0)
+    reports = [r.report for r in run(federation, two_actors, one, start(federation))]
+    reasons = [f["reason"] for report in reports for f in report["failures"] if f["client"] == 5]
+    assert reasons and all("workers died" in reason for reason in reasons)
+
+
+def test_a_model_that_cannot_be_rebuilt_ends_the_run_with_the_reason(two_actors: Actors) -> None:
+    federation, simulation = fleets({"name": "fedavg"})
+    spec = {**dict(simulation.problem.spec or {}), "model": {"name": "no_such_module:tiny"}}
+    engine = ray(replace(simulation, problem=replace(simulation.problem, spec=spec)), workers=1)
+    try:
+        with pytest.raises(RunError, match="no_such_module"):
+            finished(federation, engine)
+    finally:
+        engine.close()
+
+
+# ---- what is refused -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"workers": 0}, "engine.workers must be at least 1"),
+        ({"threads": 0}, "engine.threads must be at least 1"),
+        ({"device": "cuda:1"}, 'engine.device must be "cpu" or "cuda"'),
+        ({"cpus": 0.0}, "engine.cpus must be above 0"),
+        ({"gpus": 1.0}, "engine.gpus above 0 with engine.device"),
+        ({"device": "cuda", "gpus": 0.0}, "engine.gpus above 0 with engine.device"),
+        ({"workers": 500}, "has room for .* actors with 1 CPUs and 0 GPUs each, and 500 are wanted"),
+        ({"cpus": 4000.0}, "has room for 0 actors"),
+    ],
+)
+def test_wrong_settings_are_refused(keys: dict[str, Any], message: str, two_actors: Actors) -> None:
+    _, simulation = fleets({"name": "fedavg"})
+    with pytest.raises(ConfigError, match=message):
+        ray(simulation, **keys)
+
+
+def test_objects_without_an_import_path_are_refused() -> None:
+    _, simulation = fleets({"name": "fedavg"})
+    with pytest.raises(ConfigError, match='engine ray rebuilds .* engine.name = "local"'):
+        ray(replace(simulation, problem=replace(simulation.problem, spec=None)))
+
+
+def test_without_the_extra_the_error_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r'pip install "fleetfit\[ray\]"'):
+        ray(fleets({"name": "fedavg"})[1])
+
+
+# ---- clusters: each in a process of its own, so that this one's is left alone ----------
+
+SCRIPT = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+torch.set_num_threads(1)
+from same_bits import SETTINGS, finished, fleets, same, run, start
+from fleetfit.engines.local import local
+from fleetfit.engines.ray import ray
+from fleetfit.errors import ConfigError
+import ray as library
+federation, simulation = fleets({{"name": "scalefl"}})
+"""
+PATHS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+
+def script(text: str) -> str:
+    """Run a script; return what it printed."""
+    found = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(paths=PATHS) + text], capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    return found.stdout
+
+
+def test_a_machine_that_dies_loses_no_round() -> None:
+    """A cluster of a head and two machines with one core each; one of them goes in the second round."""
+    out = script("""
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+cluster.wait_for_nodes()
+engine = ray(simulation, address=cluster.address)
+assert engine._size == 2, engine._size
+rounds = run(federation, engine, SETTINGS, start(federation))
+next(rounds)
+cluster.remove_node(nodes[1], allow_graceful=False)
+*_, last = rounds
+print("actors there:", sum(worker.started for worker in engine._workers))
+engine.close()
+cluster.shutdown()
+same(finished(federation, local(simulation)), last)
+print("the same bits")
+""")
+    assert "actors there: 1" in out and "the same bits" in out
+
+
+def test_a_cluster_of_its_own_ends_with_the_engine() -> None:
+    out = script("""
+import psutil
+engine = ray(simulation, workers=1)
+finished(federation, engine)
+folder = engine._folder.name
+print("while:", len(psutil.Process().children(recursive=True)) > 3)
+engine.close()
+gone, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=15)
+import os
+print("after:", len(alive), os.path.exists(folder), library.is_initialized())
+""")
+    assert "while: True" in out and "after: 0 False False" in out
+
+
+def test_no_cluster_at_an_address() -> None:
+    out = script("""
+try:
+    ray(simulation, address="127.0.0.1:9")
+except ConfigError as error:
+    print(error)
+""")
+    assert "no Ray cluster answers at 127.0.0.1:9" in out and "ray start --head" in out
+
+
+def test_ctrl_c_ends_a_run_and_its_cluster(tmp_path: Path) -> None:
+    """From a terminal the signal goes to all processes of the group."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", "from fleetfit.cli import main; main()", "run", "--set", "rounds=500", "--set",
+               "data.partition.clients=8", "--set", "engine.name=ray", "--set", "engine.workers=1", "--set",
+               "evaluate.every=0", "--out", str(folder)]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list((folder / "checkpoints").glob("*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    own = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1].endswith(f"go on with: fleetfit resume {folder}")
+    assert not psutil.wait_procs(own, timeout=30)[1]
