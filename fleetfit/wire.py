@@ -1,4 +1,4 @@
-"""Jobs and updates as bytes, without pickle, and the one check of an update before it touches the server's state.
+"""Jobs and updates as bytes, without pickle.
 
 A message is `FFIT`, a version byte, three zero bytes, the length of the header (8 bytes, little endian), a JSON
 header, and the tensors' bytes. In the header a tensor stands as {"$t": [dtype, shape]}; the tensors follow in the
@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfit.errors import ModelError, RunError
-from fleetfit.layout import Layout
+from fleetfit.errors import RunError
 from fleetfit.method import is_portable
-from fleetfit.submodel import Submodel, check_shapes, finite
+from fleetfit.submodel import Submodel
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
 
 VERSION = 1
@@ -207,38 +206,15 @@ def reply_size(reply: Update | Failure) -> int:
 
 
 def reply_of(nest: Mapping[str, Any]) -> Update | Failure:
-    """Return the update or failure of a nest."""
-    fields = {**nest, "dispatched": _submodel(nest["dispatched"])}
-    if fields.pop("kind") == "failure":
-        return Failure(**fields)
-    return Update(**{**fields, "submodel": _submodel(nest["submodel"])})
+    """Return the update or failure of a nest; what its fields hold is for `fleetfit.guard` to look at.
 
-
-# ---- the check ---------------------------------------------------------------------------------------------------
-
-
-def problem_with(update: Update, job: Job, layout: Layout) -> str | None:
-    """Return what is wrong with a training update, as a sentence, or None.
-
-    Shapes are compared by equality, never by broadcasting; every number must be finite; the update must answer this
-    job and contain a piece of this layout.
+    Raises:
+        RunError: It is neither.
     """
-    answered = (update.round, update.index, update.client, update.dispatched)
-    if answered != (job.round, job.index, job.client, job.submodel):
-        return f"it answers round {update.round}, job {update.index}, not round {job.round}, job {job.index}."
-    if not isinstance(update.num_examples, int) or update.num_examples < 1:
-        return f"it counts {update.num_examples} training samples."
     try:
-        sizes = {a: len(c) for a, c in update.submodel.channels.items()}
-        if any(a not in layout.axes or max(c) >= layout.axes[a].size or min(c) < 0 or len(set(c)) != len(c)
-               for a, c in update.submodel.channels.items()):  # fmt: skip
-            return "its sub-model keeps channels that the model does not have."
-        if not update.submodel.exits or not set(update.submodel.exits) <= set(layout.exits):
-            return "its sub-model has exits that the model does not have."
-        check_shapes(update.state, layout.shapes(sizes, update.submodel.exits))
-    except (ModelError, ValueError) as error:
-        return str(error)
-    for name, tensor in update.state.items():
-        if tensor.dtype != torch.float32:
-            return f'"{name}" is {tensor.dtype}, expected torch.float32.'
-    return None if finite(update.state) else "it has numbers that are not finite: its training diverged."
+        fields = {**nest, "dispatched": _submodel(nest["dispatched"])}
+        if fields.pop("kind") == "failure":
+            return Failure(**fields)
+        return Update(**{**fields, "submodel": _submodel(nest["submodel"])})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise RunError(f"a reply is no update and no failure: {type(error).__name__}: {error}") from None

@@ -78,7 +78,7 @@ def test_an_update_of_a_shallower_exit_says_so_and_is_in_time() -> None:
     update, _ = run_job(job, device_of(simulation, 2, 5e5))
     assert isinstance(update, Update)
     assert update.submodel.exits == (1, 2) and update.dispatched.exits == (1, 2, 3)
-    assert wire.problem_with(update, job, federation.problem.layout) is None
+    assert problem_with(update, job, federation) is None
     assert update.simulated_s is not None and update.simulated_s <= limit
     assert "stopped" not in update.metrics
     alone = replace(job, submodel=update.submodel, local=whole.local, state={n: job.state[n] for n in update.state})

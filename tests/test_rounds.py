@@ -328,8 +328,8 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_client_that_counts_no_samples_is_refused() -> None:
-    for n in (0, -3, 2.5):
-        assert "training samples" in refused(lambda i, r, n=n: replace(r, num_examples=n))  # type: ignore[misc]
+    for n, what in ((0, "counts 0 training samples"), (-3, "num_examples is -3"), (2.5, "num_examples is 2.5")):
+        assert what in refused(lambda i, r, n=n: replace(r, num_examples=n))  # type: ignore[misc]
 
 
 def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:

@@ -30,6 +30,7 @@ from fleetfit.evaluate.levels import (
     statistics,
     top_level,
 )
+from fleetfit.guard import examined, paired
 from fleetfit.layout import State
 from fleetfit.seeds import numpy_rng
 from fleetfit.values import Failure, Federation, Job, Server
@@ -58,7 +59,8 @@ def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wante
     norms = wanted.norms if normed else wanted.norms[:1]
     tags = list(_tags(federation, wanted, norms))
     replies: dict[Tag, tuple[int, Mapping[str, Any]]] = {}
-    for tag, reply in zip(tags, engine.run(_jobs(federation, server, wanted, tags, found)), strict=True):
+    for tag, (job, reply) in zip(tags, paired(engine.run, _jobs(federation, server, wanted, tags, found)), strict=True):
+        reply = examined(reply, job, federation)
         if isinstance(reply, Failure):
             failures.append(failed("evaluation", reply))
         elif reply.metrics["n"]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.guard import examined, paired
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.train import with_statistics
@@ -82,7 +83,8 @@ def statistics(
 
     sums: dict[int, dict[str, Tensor]] = {}
     failures: list[dict[str, Any]] = []
-    for reply in engine.run(jobs()):
+    for job, reply in paired(engine.run, jobs()):
+        reply = examined(reply, job, federation)
         if isinstance(reply, Failure):
             failures.append(failed("batch-norm statistics", reply))
             continue

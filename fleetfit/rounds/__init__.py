@@ -7,7 +7,6 @@ are not among them: they are reported, and the run goes on.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from fleetfit import wire
 from fleetfit.errors import RunError
 from fleetfit.evaluate import Statistics, Wanted, evaluate
+from fleetfit.guard import examined, paired
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG
 from fleetfit.rounds.reported import Elements, report_of
@@ -144,18 +144,10 @@ def one_round(
     if not slots:  # nothing to merge, and no step may move what nobody trained
         after = replace(server, round=server.round + 1)
         return after, report_of(federation, after, local, reports)
-    waiting: deque[Job] = deque()
-
-    def jobs() -> Iterator[Job]:
-        for job in _jobs(federation, server, slots, local, settings.rounds):
-            waiting.append(job)
-            yield job
+    jobs = _jobs(federation, server, slots, local, settings.rounds)
 
     def usable() -> Iterator[Update]:
-        for reply in engine.run(jobs()):
-            if not waiting:
-                raise RunError("the engine gave more replies than it was given jobs: one each, in the jobs' order.")
-            job = waiting.popleft()
+        for job, reply in paired(engine.run, jobs):
             reply = checked(reply, job, federation)
             if isinstance(reply, Update):
                 noted = {**reply.metrics, **method.note(federation, server, reply)}
@@ -164,8 +156,6 @@ def one_round(
                 yield reply
             else:
                 reports.append(reply)
-        if waiting:
-            raise RunError(f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.")
 
     updates = usable()
     aggregate = method.merge(federation, server, updates, method.weight)
@@ -201,15 +191,7 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
 
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
-    """Return the reply with its bytes counted; an update that must not touch the state becomes a failure."""
+    """Return the reply as the guard lets it through, with its bytes counted."""
     down = wire.job_size(job)
     up = 0 if isinstance(reply, Failure) and reply.absent else wire.reply_size(reply)
-    if isinstance(reply, Update):
-        wrong = wire.problem_with(reply, job, federation.problem.layout)
-        if wrong is not None:
-            reason = f"its update was refused: {wrong}"
-            reply = Failure(
-                job.round, job.index, job.client, job.level, job.submodel, reason,
-                multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s,
-            )  # fmt: skip
-    return replace(reply, bytes_down=down, bytes_up=up)
+    return replace(examined(reply, job, federation), bytes_down=down, bytes_up=up)

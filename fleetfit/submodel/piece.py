@@ -41,8 +41,14 @@ class Submodel:
         if not set(self.exits) <= set(other.exits):
             return False
         return all(
-            axis in self.channels and set(self.channels[axis]) <= set(kept) for axis, kept in other.channels.items()
+            axis in self.channels and _within(self.channels[axis], kept) for axis, kept in other.channels.items()
         )
+
+
+def _within(some: Channels, kept: Channels) -> bool:
+    if isinstance(some, range) and isinstance(kept, range):
+        return not some or (kept.start <= some.start and some.stop <= kept.stop)
+    return set(some) <= set(kept)
 
 
 def tidy(channels: Iterable[int]) -> Channels:
