@@ -16,6 +16,7 @@ from fleetfit import names, wire
 from fleetfit.config import assemble, experiment_of
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
+from fleetfit.guard import problem_with
 from fleetfit.options import in_time
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import Submodel
