@@ -1,13 +1,12 @@
 """This process: jobs run one after the other; on a CUDA device with `device = "cuda"`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from fleetfit.engines.allocator import keep_freed_memory
-from fleetfit.engines.memories import Memories
+from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError
 from fleetfit.train import run_job
 from fleetfit.values import Failure, Job, Simulation, Update
@@ -51,16 +50,16 @@ def on_accelerator(simulation: Simulation, accelerator: torch.device) -> Simulat
     return replace(simulation, data=simulation.data.to(accelerator), accelerator=accelerator)
 
 
-class Local:
+class Local(KeepsMemories):
     """The engine that runs jobs in this process."""
 
     def __init__(self, simulation: Simulation, accelerator: torch.device, threads: int) -> None:
         """Take the threads and move the data."""
         if threads < 1:
             raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+        super().__init__()
         keep_freed_memory()
         self._simulation = on_accelerator(simulation, accelerator)
-        self._memories = Memories()
         self._threads = threads
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
@@ -78,18 +77,6 @@ class Local:
         finally:
             torch.set_num_threads(before)
             self._memories.forget_pending()
-
-    def accept(self, update: Update) -> None:
-        """Keep what the client remembers of this update."""
-        self._memories.accept(update)
-
-    def save(self) -> dict[str, Any]:
-        """Return the clients' memories."""
-        return self._memories.save()
-
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Take back what `save` returned."""
-        self._memories.load(memories)
 
     def close(self) -> None:
         """Nothing was started."""

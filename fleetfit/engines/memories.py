@@ -40,3 +40,23 @@ class Memories:
         """Take back what `save` returned."""
         self._kept = {int(c): (int(kept["version"]), kept["memory"]) for c, kept in memories.items()}
         self._pending.clear()
+
+
+class KeepsMemories:
+    """What an engine does with memories that lie in this process: those of simulated clients."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._memories = Memories()
+
+    def accept(self, update: Update) -> None:
+        """Keep what the client remembers of this update."""
+        self._memories.accept(update)
+
+    def save(self) -> dict[str, Any]:
+        """Return the clients' memories."""
+        return self._memories.save()
+
+    def load(self, memories: Mapping[str, Any]) -> None:
+        """Take back what `save` returned."""
+        self._memories.load(memories)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from fleetfit.engines.memories import Memories
+from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
@@ -40,13 +40,13 @@ class Worker(Protocol):
         """End it, whatever it does."""
 
 
-class Pool(ABC):
+class Pool(KeepsMemories, ABC):
     """An engine that keeps workers busy."""
 
     def __init__(self, name: str, size: int) -> None:
         """Take the engine's name, and how many workers it will have."""
+        super().__init__()
         self._name, self._size = name, size
-        self._memories = Memories()
         self._workers: list[Any] = []
         self._stillborn = 0
 
@@ -145,18 +145,6 @@ class Pool(ABC):
                 if worker.take() is None:
                     self._replace(worker)
         self._memories.forget_pending()
-
-    def accept(self, update: Update) -> None:
-        """Keep what the client remembers of this update."""
-        self._memories.accept(update)
-
-    def save(self) -> dict[str, Any]:
-        """Return the clients' memories."""
-        return self._memories.save()
-
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Take back what `save` returned."""
-        self._memories.load(memories)
 
     def close(self) -> None:
         """End the workers."""
