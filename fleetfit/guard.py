@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfit.compression import DTYPES, decompress, rows_of
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.layout import Layout, batch_norms, build_module
 from fleetfit.submodel import Submodel, check_shapes, finite
@@ -58,6 +59,9 @@ def examined(reply: Update | Failure, job: Job, federation: Federation) -> Updat
         flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
     else:
         wrong = problem_with(reply, job, federation)
+        if wrong is None and reply.compressed:
+            reply = decompress(reply, job, federation.problem.layout)
+            wrong = problem_with(reply, job, federation)
         if wrong is None:
             return reply
         reason = f"its {'update' if job.kind == 'train' else 'answer'} was refused: {wrong}"
@@ -111,11 +115,17 @@ def _fields(update: Update) -> str | None:
         return "it does not say what it contains."
     if not isinstance(update.metrics, Mapping) or not all(isinstance(key, str) for key in update.metrics):
         return "its metrics are no table."
-    if not isinstance(update.state, Mapping):
-        return "its state is no table of tensors."
-    for name, tensor in update.state.items():
+    if not isinstance(update.compressed, str) or update.compressed not in ("", *DTYPES):
+        return f"its state is compressed by {_shown(update.compressed)}, which is unknown here."
+    return _tensors("state", update.state) or _tensors("scales", update.scales)
+
+
+def _tensors(what: str, found: Any) -> str | None:
+    if not isinstance(found, Mapping):
+        return f"its {what} is no table of tensors."
+    for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            return f"{_shown(name)} of its state is {_shown(tensor)}, expected a tensor."
+            return f"{_shown(name)} of its {what} is {_shown(tensor)}, expected a tensor."
     return None
 
 
@@ -155,10 +165,22 @@ def _trained(update: Update, job: Job, federation: Federation) -> str | None:
         return "it does not say its training loss, or a loss that is not finite."
     layout, piece = federation.problem.layout, update.submodel
     check_shapes(update.state, layout.shapes({a: len(c) for a, c in piece.channels.items()}, piece.exits))
+    expected = DTYPES.get(update.compressed, torch.float32)
     for name, tensor in update.state.items():
-        if tensor.dtype != torch.float32:
-            return f'"{name}" is {tensor.dtype}, expected torch.float32.'
+        if tensor.dtype != expected:
+            return f'"{name}" is {tensor.dtype}, expected {expected}.'
+    if update.compressed:
+        return _scaled(update)
     return None if finite(update.state) else "it has numbers that are not finite: its training diverged."
+
+
+def _scaled(update: Update) -> str | None:
+    """Look at the scales of a compressed state, whose own values are looked at once they are numbers again."""
+    rows = {name: (rows_of(tuple(tensor.shape)),) for name, tensor in update.state.items()}
+    check_shapes(update.scales, rows if update.compressed == "int8" else {})
+    good = all(s.dtype == torch.float32 and bool((s >= 0).all()) and bool(s.isfinite().all())
+               for s in update.scales.values())  # fmt: skip
+    return None if good else "its scales are not finite numbers from 0 on."
 
 
 def _evaluated(update: Update, job: Job, federation: Federation) -> str | None:

@@ -191,6 +191,8 @@ def reply_nest(reply: Update | Failure) -> dict[str, Any]:
     fields["dispatched"] = _submodel_nest(reply.dispatched)
     if isinstance(reply, Update):
         fields["submodel"] = _submodel_nest(reply.submodel)
+        if not reply.compressed:  # then nothing is said of it
+            del fields["compressed"], fields["scales"]
     return {"kind": type(reply).__name__.lower(), **fields}
 
 

@@ -109,6 +109,7 @@ KEYS = {
         "clip_value",
         "max_steps",
         "patience",
+        "compress",
         "schedule",
     ],
     "cohort": ["choose", "fraction", "count", "deadline_s", "late"],

@@ -204,6 +204,7 @@ def settings_of(experiment: Experiment) -> Settings:
     training = Local(
         local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm, local.clip_value,
         local.max_steps, local.patience, experiment.cohort.deadline_s, experiment.cohort.late,
+        compress=local.compress,
     )  # fmt: skip
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)

@@ -186,6 +186,7 @@ class LocalSection(Section):
     clip_value: Positive | None = None
     max_steps: Count | None = None
     patience: Count | None = None
+    compress: Literal["float16", "int8"] | None = None
     schedule: Schedule = Field(default_factory=Constant)
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from fleetfit import wire
+from fleetfit.compression import compress
 from fleetfit.cost import submodel_cost
 from fleetfit.submodel import Submodel
 from fleetfit.train.batches import joined
@@ -79,6 +80,8 @@ def passes_in_time(job: Job, device: Device) -> float:
     assert speed is not None
     assert local.deadline_s is not None
     sent = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {})
+    if local.compress is not None:
+        sent, _ = compress(sent, job, device.problem.layout, local.compress, None)
     without = speed.seconds(clock.received, 0, wire.reply_size(sent) + _METRICS)
     left = local.deadline_s - without
     return math.floor(left * speed.multiply_adds_per_s / max(1, forward_work(device.problem, job.submodel)))

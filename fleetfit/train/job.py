@@ -2,13 +2,14 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fleetfit.compression import compress
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.method import Method, build
 from fleetfit.seeds import own_randomness, seed_of, torch_rng
@@ -31,9 +32,25 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     if job.kind == "train" and device.absent:
         gone = replace(_failure(job, device.absent), absent=True)
         return timed(gone, job, started(job, device)), device.memory
-    device = started(job, device)
+    remembered, kind = device.memory, job.local.compress
+    own, lost = _parted(remembered)
+    device = started(job, replace(device, memory=own))
     reply, memory = _done(job, device)
+    if isinstance(reply, Failure):
+        memory = remembered
+    elif job.kind == "train" and kind is not None:
+        reply, lost = compress(reply, job, device.problem.layout, kind, lost)
+        memory = {_OWN: memory, _LOST: lost}
     return timed(reply, job, device), memory
+
+
+_OWN, _LOST = "of the method", "lost by compression"
+
+
+def _parted(memory: Any) -> tuple[Any, Any]:
+    """Return what the method remembers, and what compression has lost."""
+    both = isinstance(memory, Mapping) and memory.keys() == {_OWN, _LOST}
+    return (memory[_OWN], memory[_LOST]) if both else (memory, None)
 
 
 def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:

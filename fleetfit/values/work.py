@@ -29,6 +29,7 @@ class Local:
             is then counted in steps. None: after every epoch.
         optimiser: "sgd", or "adam", which has no use for `momentum`.
         cosine: Let the learning rate fall to 0 along half a cosine, over `max_steps` steps.
+        compress: Send what training changed in "float16" or "int8" (`fleetfit.compression`); None: the state itself.
     """
 
     lr: float = 0.1
@@ -45,6 +46,7 @@ class Local:
     check_every: int | None = None
     optimiser: Literal["sgd", "adam"] = "sgd"
     cosine: bool = False
+    compress: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Job:
 class Update:
     """What came back: it says what it contains; the server never assumes that a client trained what it was sent.
 
-    `multiply_adds` is what training took; `simulated_s` the seconds of the job where the device has a speed.
+    `multiply_adds` is what training took; `simulated_s` the seconds of the job where the device has a speed. Where
+    `compressed` says how, the state holds what `fleetfit.compression` makes of it, until the guard has looked at it.
     """
 
     round: int
@@ -109,6 +112,8 @@ class Update:
     bytes_up: int = 0
     multiply_adds: int = 0
     simulated_s: float | None = None
+    compressed: str = ""
+    scales: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
