@@ -204,8 +204,7 @@ def test_the_method_s_memory_is_its_own_and_survives_a_change_of_the_setting() -
 def test_bytes_up_are_those_of_the_smaller_message(kind: str, share: float, tmp_path: Path) -> None:
     common: dict[str, Any] = {"rounds": 2, "data": {"name": "digits", "partition": {"clients": 8}}}
     runs = [
-        fleetfit.run(**common, local={"epochs": 1, "compress": k}, out=str(tmp_path / str(k)))
-        for k in (None, kind)
+        fleetfit.run(**common, local={"epochs": 1, "compress": k}, out=str(tmp_path / str(k))) for k in (None, kind)
     ]
     up, down = ([sum(row[f"bytes_{way}"] for row in r.metrics) for r in runs] for way in ("up", "down"))
     assert share < up[1] / up[0] < share + 0.06
