@@ -1,17 +1,19 @@
 """What FleetFit adds to the work itself, as ratios: `make bench`, or `python -m benchmarks [part ...]`.
 
 Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes),
-`clients` (cost per round against the number of registered clients), `engines` (processes with two workers against
-local), `frozen` (a step on a frozen backbone against gradients for everything).
+`clients` (cost per round against the number of registered clients), `engines` (processes and ray with two workers
+against local and a bare loop), `frozen` (a step on a frozen backbone against gradients for everything).
 
 Both sides of a ratio alternate in one process; the figure is the median of the ratios in CPU seconds, with its range.
 """
 
 import argparse
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from fleetfit.data import Data
 from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
+from fleetfit.engines.ray import ray
 from fleetfit.layout import build_module
 from fleetfit.levels import split_levels
 from fleetfit.losses import self_distillation
@@ -168,7 +171,8 @@ def registered(repetitions: int) -> None:
     for clients in (100, 10_000, 1_000_000):
         federation, simulation = fleet("cnn", (1, 28, 28), clients, samples=64, cohort=10)
         engine, server = local(simulation), start(federation)
-        same_slots = replace(federation.method, assign=fixed_slots(federation))
+        ten = [(client, int(federation.level_of[client])) for client in range(10)]
+        same_slots = replace(federation.method, assign=given_slots(federation, ten))
         runs[clients] = (replace(federation, method=federation.method), same_slots, engine, server)
     seconds: dict[int, list[float]] = {clients: [] for clients in runs}
     for _ in range(repetitions):
@@ -188,33 +192,38 @@ def registered(repetitions: int) -> None:
         )
 
 
-def fixed_slots(federation: Federation) -> Callable[..., Any]:
-    """Assign the same ten clients, so that only what depends on the registered ones differs."""
-    slots = [(c, int(federation.level_of[c]), federation.levels[federation.level_of[c]].submodel) for c in range(10)]
-    return lambda *_: slots
+def given_slots(federation: Federation, slots: list[tuple[int, int]]) -> Callable[..., Any]:
+    """Assign the same clients and levels in every round, so that nothing else differs."""
+    found = [(client, level, federation.levels[level].submodel) for client, level in slots]
+    return lambda *_: found
 
 
 # ---- engines -----------------------------------------------------------------------------------------------------
 
 
 def engines(repetitions: int) -> None:
-    """Alternate rounds on `local` and on `processes` with two workers, in wall seconds."""
+    """Alternate rounds on `local`, on `processes` and `ray` with two workers each, and a bare loop, in wall seconds."""
     federation, simulation = fleet("cnn", (1, 28, 28), 40, samples=128, cohort=16)
-    began = time.perf_counter()
-    both = local(simulation), processes(simulation, workers=2)
-    server, settings = start(federation), Settings(1, LOCAL)
+    server, settings, bare = start(federation), Settings(1, LOCAL), Bare(federation, simulation)
+    slots = [(c, int(federation.level_of[c])) for c in range(16)]
+    makers = {"processes": processes, "ray": ray} if importlib.util.find_spec("ray") else {"processes": processes}
+    started: dict[str, Any] = {"local": local(simulation)}
     try:
-        one_round(federation, both[1], settings, server)
-        print(f"processes: two workers start and finish a first round in {time.perf_counter() - began:.1f} s")
-        pairs = alternate(
-            lambda: one_round(federation, both[0], settings, server),
-            lambda: one_round(federation, both[1], settings, server),
-            repetitions,
-            clock=time.perf_counter,
-        )
-        report("wall time of a round, local against processes with two workers, cnn", pairs, "processes")
+        for name, make in makers.items():
+            began = time.perf_counter()
+            started[name] = make(simulation, workers=2)
+            one_round(federation, started[name], settings, server)
+            print(f"{name}: two workers start and finish a first round in {time.perf_counter() - began:.1f} s")
+        fixed = replace(federation, method=replace(federation.method, assign=given_slots(federation, slots)))
+        rounds = {name: partial(one_round, fixed, engine, settings, server) for name, engine in started.items()}
+        rounds["a bare loop"] = partial(bare.round, slots)
+        for name in makers:
+            for other in ("local", "a bare loop", *(m for m in makers if m < name)):
+                pairs = alternate(rounds[other], rounds[name], repetitions, clock=time.perf_counter)
+                report(f"wall time of a round, {other} against {name} with two workers, cnn", pairs, name)
     finally:
-        both[1].close()
+        for engine in started.values():
+            engine.close()
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------
