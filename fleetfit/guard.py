@@ -104,9 +104,11 @@ def _shown(value: Any) -> str:
 
 def _fields(update: Update) -> str | None:
     """Look at the types, so that everything after it may compare and count."""
-    for name in ("round", "index", "level", "num_examples", "multiply_adds"):
+    for name in ("round", "index", "num_examples", "multiply_adds"):
         if not _count(getattr(update, name)):
             return f"its {name} is {_shown(getattr(update, name))}, expected a whole number."
+    if type(update.level) is not int:
+        return f"its level is {_shown(update.level)}, expected a whole number."
     if not isinstance(update.client, int | None) or isinstance(update.client, bool):
         return f"its client is {_shown(update.client)}."
     if not _seconds(update.simulated_s):
@@ -134,7 +136,7 @@ def _answers(update: Update, job: Job, federation: Federation) -> str | None:
         return f"it answers round {update.round}, job {update.index}, not round {job.round}, job {job.index}."
     if update.client != job.client or update.dispatched != job.submodel:
         return "it answers for another client, or another sub-model than it was sent."
-    if update.level >= len(federation.levels):
+    if update.level != job.level and not 0 <= update.level < len(federation.levels):
         return f"its level is {update.level}, of {len(federation.levels)}."
     return _strange(update.submodel, federation.problem.layout)
 
