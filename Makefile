@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format bench clean clean-env
+.PHONY: help env demo fleet-demo test test-fleet lint format bench clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -54,7 +54,13 @@ demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and c
 	$(BIN)/fleetfit compare experiments/demo.toml
 
 test: lint ## linters, types, import directions, and all tests (gpu ones skip where there is no GPU)
-	$(BIN)/pytest -m "not network" $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not network and not fleet" $(PYTEST_ARGS)
+
+test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
+	$(BIN)/pytest -m fleet tests/fleet $(PYTEST_ARGS)
+
+fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model
+	$(BIN)/python examples/fleet/demo.py
 
 lint: env ## linters, format, types and import directions only
 	$(BIN)/ruff check .

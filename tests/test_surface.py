@@ -72,6 +72,12 @@ OPTIONS = {
     "attention": ["FOLDER", "--samples", "--out"],
     "list": ["KIND", "NAME"],
     "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],
+    "flower": [],
+    "flower init": ["FOLDER", "--run"],
+    "flower certificates": ["FOLDER", "--host", "--days"],
+    "flower key": ["FILE"],
+    "flower node": ["FILE", "--superlink", "--ca", "--key", "--insecure", "--listen", "--cold", "--check"],
+    "flower resume": ["FOLDER", "SUPERLINK"],
 }  # fmt: skip
 
 KEYS = {
@@ -149,7 +155,8 @@ def test_members_of_a_run() -> None:
 def test_verbs_and_their_options() -> None:
     command: Any = cli.typer.main.get_command(cli.app)
     found = {}
-    for name, verb in command.commands.items():
+    inner = command.commands["flower"].commands
+    for name, verb in {**command.commands, **{f"flower {name}": verb for name, verb in inner.items()}}.items():
         found[name] = [
             "/".join(sorted(p.opts, key=len, reverse=True)) if p.param_type_name == "option" else p.name.upper()
             for p in verb.params
@@ -161,7 +168,7 @@ def test_verbs_and_their_options() -> None:
 
 def test_every_verb_and_option_has_a_help_text() -> None:
     command: Any = cli.typer.main.get_command(cli.app)
-    for verb in command.commands.values():
+    for verb in (*command.commands.values(), *command.commands["flower"].commands.values()):
         assert verb.help
         for parameter in verb.params:
             if parameter.param_type_name == "option":

@@ -11,11 +11,13 @@ from torch import nn
 
 from fleetfit import evaluate, rounds
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
+from fleetfit.config.enrolled import assemble_fleet
 from fleetfit.config.writing import dumped, objects_in, to_table
+from fleetfit.engines.flower.protocol import hello_of
 from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
-from fleetfit.values import Server
+from fleetfit.values import Server, Told
 
 
 class Run:
@@ -132,11 +134,11 @@ class Run:
         server: Server = self.checkpoint["server"]
         return server
 
-    def model(self, level: int | None = None) -> nn.Module:
+    def model(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
 
         Args:
-            level: 1..L; the largest by default.
+            level: 1..L, or its name ("S1" of AdaptiveFL's pool); the largest by default.
 
         Raises:
             ConfigError: There is no such level.
@@ -144,6 +146,8 @@ class Run:
         assembly = self.assembly
         known = [entry.name for entry in assembly.federation.levels]
         wanted = known[-1] if level is None else str(level)
+        if isinstance(level, int) and wanted not in known and 1 <= level <= len(known):
+            wanted = known[level - 1]
         if wanted not in known:
             raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
         found = self.checkpoint["statistics"]
@@ -183,7 +187,10 @@ class Run:
     @cached_property
     def assembly(self) -> Assembly:
         """What the run is made of: data, problem, federation, devices, settings."""
-        return assemble(self.experiment, self.files.load_base() or None)
+        base = self.files.load_base() or None
+        if (self.folder / NODES).is_file():
+            return assemble_fleet(self.experiment, planned_for(self.files), base)
+        return assemble(self.experiment, base)
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
@@ -193,6 +200,22 @@ class Run:
             return {"server": rounds.start(self.assembly.federation), "clients": {}, "statistics": None}
         server = found["server"]
         return {**found, "server": Server(server["state"], server["round"], server["memory"])}
+
+
+NODES = "nodes.json"
+"""Who takes part, in the folder of a real fleet's run."""
+
+
+def planned_for(files: RunFolder) -> list[Told]:
+    """Return what the nodes told for whom the levels of a fleet's run were planned.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    try:
+        return [hello_of(nest) for nest in json.loads(files.text(NODES))["planned"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{files.path / NODES} is damaged: {error}.") from None
 
 
 def settled(experiment: Experiment) -> Experiment:

@@ -74,6 +74,26 @@ def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
         RunFolder.open(experiment.start)
     assembly = assemble(experiment)
     experiment = assembly.experiment
+    engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
+    try:
+        return Run(new_folder(assembly, _first_clients(assembly), out), experiment, assembly, engine)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def new_folder(
+    assembly: Assembly, who: Mapping[str, Any], out: str | Path | None, further: Mapping[str, str] | None = None
+) -> RunFolder:
+    """Make the run folder of an assembly.
+
+    Args:
+        assembly: What is run.
+        who: What `fleet.json` says of the clients.
+        out: The folder; below `runs` by default.
+        further: Further files and their texts.
+    """
+    experiment = assembly.experiment
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{_label(experiment.method.name)}"
     path = new_path(RUNS, name, config) if out is None else Path(out)
@@ -81,16 +101,11 @@ def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
         "config.toml": config,
         "environment.json": json.dumps(environment(), indent=2) + "\n",
         "plan.toml": assembly.plan.to_toml(),
-        "fleet.json": json.dumps(_first_clients(assembly)) + "\n",
+        "fleet.json": json.dumps(who) + "\n",
     }
-    engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
-    try:
-        folder = RunFolder.create(path, files)
-        folder.save_base(assembly.federation.problem.base)
-        return Run(folder, experiment, assembly, engine)
-    except BaseException:
-        engine.close()
-        raise
+    folder = RunFolder.create(path, files | dict(further or {}))
+    folder.save_base(assembly.federation.problem.base)
+    return folder
 
 
 def _label(name: Any) -> str:
@@ -115,8 +130,8 @@ def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: A
     return found
 
 
-def proceed(target: Run, on_round: OnRound | None = None) -> None:
-    """Run the rounds that are left, write the summary and the plots."""
+def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = rounds.unchanged) -> None:
+    """Run the rounds that are left, write the summary and the plots; see `rounds.run` for `renew`."""
     files = target.files
     with contextlib.closing(target.take_engine()) as engine, files.held():
         taken = target.checkpoint
@@ -124,17 +139,17 @@ def proceed(target: Run, on_round: OnRound | None = None) -> None:
         if files.begun():
             files.tidy(taken["server"].round)
             files.note_resumption(taken["server"].round)
-        for done in _rounds(target, engine, taken["server"]):
+        for done in _rounds(target, engine, taken["server"], renew):
             if on_round is not None:
                 on_round(done)
         _finish(target)
     target.__dict__.pop("checkpoint", None)
 
 
-def _rounds(target: Run, engine: rounds.Engine, server: Server) -> Iterator[dict[str, Any]]:
+def _rounds(target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew) -> Iterator[dict[str, Any]]:
     """Run round by round; a round's line is written before its checkpoint."""
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
-    for done in rounds.run(assembly.federation, engine, assembly.settings, server):
+    for done in rounds.run(assembly.federation, engine, assembly.settings, server, renew):
         report = jsonable(done.report)
         files.append(report)
         if done.server.round % often.every == 0 or done.server.round == assembly.settings.rounds:
@@ -173,8 +188,10 @@ def _description(target: Run) -> dict[str, Any]:
 
 def _first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
     """Return class counts, group and level of the first clients, and how many are in each group."""
-    parts, fleet = [dict(part) for part in assembly.simulation.parts[:count]], assembly.fleet
-    classification = assembly.data.task == "classification"
+    simulation, fleet = assembly.simulation, assembly.fleet
+    assert simulation is not None
+    parts = [dict(part) for part in simulation.parts[:count]]
+    classification = simulation.data.task == "classification"
     return {
         "clients": len(fleet.group),
         "groups": {name: int((fleet.group == i).sum()) for i, name in enumerate(fleet.names)},
@@ -182,6 +199,6 @@ def _first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
             "group": [fleet.names[g] for g in fleet.group[:count]],
             "level": [int(level) + 1 for level in assembly.federation.level_of[:count]],
             "samples": [len(part["train"]) for part in parts],
-            "class_counts": class_counts(assembly.data, parts).tolist() if classification else None,
+            "class_counts": class_counts(simulation.data, parts).tolist() if classification else None,
         },
     }

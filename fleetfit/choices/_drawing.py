@@ -62,6 +62,8 @@ def remembering(server: Server, **values: Any) -> Server:
 
 
 def table(server: Server, name: str, clients: int, initial: float = 0, dtype: torch.dtype = torch.int32) -> np.ndarray:
-    """Return a copy of a remembered table with a number for each client [clients]."""
-    kept = remembered(server).get(name)
-    return (torch.full((clients,), initial, dtype=dtype) if kept is None else kept.clone()).numpy()
+    """Return a copy of a remembered table with a number for each client [clients]; who is new has the initial one."""
+    found, kept = torch.full((clients,), initial, dtype=dtype), remembered(server).get(name)
+    if kept is not None:
+        found[: len(kept)] = kept
+    return found.numpy()

@@ -1,4 +1,4 @@
-"""The command line: `run`, `plan`, `compare`, `resume`, `eval`, `attention`, `list`, `check-model`.
+"""The command line: `run`, `plan`, `compare`, `resume`, `eval`, `attention`, `list`, `check-model`, `flower`.
 
 What goes wrong is one sentence on stderr and exit code 2; an error that is no `FleetFitError` keeps its traceback.
 """

@@ -5,6 +5,7 @@ from pathlib import Path
 from fleetfit.api import load
 from fleetfit.errors import ConfigError
 from fleetfit.report.attention import attention_of_samples
+from fleetfit.values import Facts
 
 
 def attention(folder: Path, samples: int, out: Path | None) -> Path:
@@ -24,6 +25,8 @@ def attention(folder: Path, samples: int, out: Path | None) -> Path:
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     data = found.assembly.data
+    if isinstance(data, Facts):
+        raise ConfigError("the test images of a fleet's run are on its nodes; there are none here to draw.")
     figure = attention_of_samples(found.model(), data, samples, f"{data.name}, after round {found.server.round}")
     try:
         if out is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleetfit.cli.fleet import app as flower
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Federated learning across unequal devices: every device trains the piece of the model that fits it.",
 )
+
+app.add_typer(flower, name="flower")
 
 RunFile = Annotated[Path | None, typer.Argument(help="Run file (TOML). Without one, ScaleFL on handwritten digits.")]
 Folder = Annotated[Path, typer.Argument(help="Run folder.")]

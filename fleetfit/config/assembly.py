@@ -1,7 +1,7 @@
 """An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,11 +19,11 @@ from fleetfit.errors import ConfigError, PlanError
 from fleetfit.evaluate import Wanted
 from fleetfit.layout import State
 from fleetfit.method import build, is_portable, modelled
-from fleetfit.planner import Plan
+from fleetfit.planner import Plan, Targets
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
 from fleetfit.train import initial_base, notes_on_start
-from fleetfit.values import Clients, Evaluation, Federation, Local, Problem, Simulation, tuned
+from fleetfit.values import Clients, Evaluation, Facts, Federation, Level, Local, Problem, Simulation, tuned
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,27 +32,36 @@ class Assembly:
 
     Attributes:
         experiment: The description that it was made from, and what was measured for it.
-        data: The whole data set.
+        data: The whole data set, or of a real fleet what its nodes say of theirs.
         fleet: Who the clients are.
         federation: The server's view.
-        simulation: The devices.
+        simulation: The simulated devices; None of a real fleet, whose devices are elsewhere.
         settings: What a round does.
         plan: The method's levels, counted, and who got which.
         notes: Sentences that the user must see, such as who does not take part.
     """
 
     experiment: Experiment
-    data: Data
+    data: Data | Facts
     fleet: Fleet
     federation: Federation
-    simulation: Simulation
+    simulation: Simulation | None
     settings: Settings
     plan: Plan
     notes: tuple[str, ...] = field(default=())
 
     def engine(self) -> Engine:
-        """Start the engine that the experiment names."""
+        """Start the engine that the experiment names.
+
+        Raises:
+            ConfigError: It cannot be had, or the run is one of a real fleet.
+        """
         section = self.experiment.engine
+        if self.simulation is None:
+            raise ConfigError(
+                "this run's data are on the nodes of a fleet, so it goes on with `fleetfit flower resume`, and needs "
+                "them to train or to evaluate."
+            )
         engine: Engine = called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
         return engine
 
@@ -74,20 +83,18 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
     data = load_data(experiment.data)
     own = server_data(experiment, data, load_data) if method.own_data else None
     parts = divided(experiment, data)
-    problem = modelled(problem_of(experiment, data), method_spec)
-    fleet = fleet_of(experiment.fleet, problem, len(parts), experiment.seed, _batch_size(experiment, parts))
-    targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
-    levels = with_further(method.levels(problem, targets), problem, fleet)
-    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
-    check_fits(experiment, problem)
-    problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
+    size = _batch_size(experiment, parts)
+    found = planned(
+        experiment, data, method_spec, lambda p: fleet_of(experiment.fleet, p, len(parts), experiment.seed, size), base
+    )
+    problem, fleet, levels = found.problem, found.fleet, found.levels
     simulation = Simulation(problem, data, parts, resources_of(experiment, fleet), unlabelled=own)
     everything = clients_of(experiment, data, parts, fleet)
     federation = Federation(
         problem=problem,
         clients=everything if method.told else Clients(everything.num_examples, labels=everything.labels),
         levels=levels,
-        cohort=_cohort(experiment, len(parts)),
+        cohort=cohort_of(experiment, len(parts)),
         method=method,
         method_spec=method_spec,
         seed=experiment.seed,
@@ -100,14 +107,53 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
         raise PlanError(
             f"nobody can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
         )
-    if problem.task.measure != "accuracy":
-        notes.append(f"Accuracy here is {problem.task.measure}.")
+    notes += notes_on_task(problem)
     if experiment.cohort.deadline_s is not None and not simulation.resources.speeds:
         notes.append("The deadline is one of real time, since no group has a profile: results differ from run to run.")
     notes += [*absences_of(known, simulation.resources), *notes_on_start(problem)]
-    plan = plan_of(known, fleet, targets)
+    plan = plan_of(known, fleet, found.targets)
     experiment = with_measured(experiment, fleet.conditions.measured)
     return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """What is trained, by whom, at which levels."""
+
+    problem: Problem
+    fleet: Fleet
+    targets: Targets
+    levels: tuple[Level, ...]
+
+
+def planned(
+    experiment: Experiment, data: Data | Facts, method_spec: Mapping[str, Any], who: Callable[[Problem], Fleet],
+    base: State | None,
+) -> Planned:  # fmt: skip
+    """Return the problem with the exits of its levels, who the clients are, and the levels.
+
+    Args:
+        experiment: The description.
+        data: What is trained on.
+        method_spec: The method's.
+        who: Makes the fleet for a problem.
+        base: What of the model is never trained, or None to make it.
+    """
+    method = build(method_spec)
+    problem = modelled(problem_of(experiment, data), method_spec)
+    fleet = who(problem)
+    targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
+    levels = with_further(method.levels(problem, targets), problem, fleet)
+    problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
+    check_fits(experiment, problem)
+    problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
+    return Planned(problem, fleet, targets, levels)
+
+
+def notes_on_task(problem: Problem) -> list[str]:
+    """Say what accuracy means where it is something else."""
+    measure = problem.task.measure
+    return [] if measure == "accuracy" else [f"Accuracy here is {measure}."]
 
 
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -151,7 +197,7 @@ def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]
     return partition(data, division.kind, clients, seed, **division.settings)
 
 
-def problem_of(experiment: Experiment, data: Data) -> Problem:
+def problem_of(experiment: Experiment, data: Data | Facts) -> Problem:
     """Return the problem with the full model's last exit only; the method's levels say which exits there are."""
     section = experiment.model
     shape = data.sample_shape
@@ -178,7 +224,12 @@ def problem_of(experiment: Experiment, data: Data) -> Problem:
     )
 
 
-def _cohort(experiment: Experiment, clients: int) -> int:
+def cohort_of(experiment: Experiment, clients: int) -> int:
+    """Return how many clients take part in a round.
+
+    Raises:
+        ConfigError: More than there are.
+    """
     section = experiment.cohort
     if section.count is None:
         fraction = FRACTION if section.fraction is None else section.fraction

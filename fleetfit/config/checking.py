@@ -1,14 +1,17 @@
 """Tables are checked against the schema; every mistake is a sentence that names its place and the nearest valid key."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
 from fleetfit.config import schedules
 from fleetfit.config.schema import Experiment, Group, ProfileSection
+from fleetfit.config.section import Section
 from fleetfit.config.speeds import check_profiles
 from fleetfit.errors import ConfigError, did_you_mean
+
+S = TypeVar("S", bound=Section)
 
 
 def checked(table: Mapping[str, Any]) -> Experiment:
@@ -17,13 +20,7 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     Raises:
         ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
     """
-    try:
-        experiment = Experiment.model_validate(dict(table))
-    except pydantic.ValidationError as error:
-        found = error.errors()
-        first = [e for e in found if e["loc"][:2] == found[0]["loc"][:2]]
-        deepest = max(first, key=lambda e: len(e["loc"]))  # of a table that may also be a number, its wrong key
-        raise ConfigError(_sentence(deepest)) from None
+    experiment = validated(Experiment, table)
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
@@ -31,12 +28,27 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def _sentence(error: Any) -> str:
+def validated(schema: type[S], table: Mapping[str, Any]) -> S:
+    """Make a section of a schema from a table.
+
+    Raises:
+        ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
+    """
+    try:
+        return schema.model_validate(dict(table))
+    except pydantic.ValidationError as error:
+        found = error.errors()
+        first = [e for e in found if e["loc"][:2] == found[0]["loc"][:2]]
+        deepest = max(first, key=lambda e: len(e["loc"]))  # of a table that may also be a number, its wrong key
+        raise ConfigError(_sentence(deepest, schema)) from None
+
+
+def _sentence(error: Any, schema: type[Section]) -> str:
     """Say what is wrong and where: `[local] batch_sise: unknown key. Did you mean "batch_size"?`."""
     path = [str(part) for part in error["loc"]]
     place = _place(path)
     if error["type"] == "extra_forbidden":
-        return f"{place}: unknown key.{_nearest(path)}"
+        return f"{place}: unknown key.{_nearest(path, schema)}"
     if error["type"] == "union_tag_not_found":
         return f'{place}: needs a kind, such as kind = "step"; got {error["input"]!r}.'
     if error["type"] == "union_tag_invalid":
@@ -68,14 +80,14 @@ def _noise(part: str) -> bool:
     return part in _INSIDE_UNIONS or "[" in part
 
 
-def _nearest(path: Sequence[str]) -> str:
+def _nearest(path: Sequence[str], schema: type[Section]) -> str:
     """Hint at a key of the same section, else at the section where the key exists."""
-    section: Any = Experiment
+    section: Any = schema
     for part in path[:-1]:
         section = _inner(section, part)
     word, here = path[-1], list(getattr(section, "model_fields", {}))
     hint = did_you_mean(word, here)
-    elsewhere = [s for s, f in Experiment.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
+    elsewhere = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if elsewhere and (not hint or len(path) == 1):
         return f" Did you mean [{elsewhere[0]}] {word}?"
     return hint or (f" Known here: {', '.join(here)}." if here else "")

@@ -10,11 +10,12 @@ import torch
 from fleetfit import names
 from fleetfit.config.schema import Experiment, ServerDataSection
 from fleetfit.data import Data, unlabelled
-from fleetfit.engines.local import accelerator_named
 from fleetfit.errors import ConfigError
+from fleetfit.train import accelerator_named
+from fleetfit.values import Facts
 
 
-def server_data(experiment: Experiment, data: Data, load: Callable[..., Data]) -> Data:
+def server_data(experiment: Experiment, data: Data | Facts, load: Callable[..., Data]) -> Data:
     """Return the server's own data, without labels.
 
     Texts are cut into the tokens of the clients' texts, unless `tokenizer` says otherwise.
@@ -34,7 +35,7 @@ def server_data(experiment: Experiment, data: Data, load: Callable[..., Data]) -
     return unlabelled(found, experiment.seed)
 
 
-def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data) -> dict[str, Any]:
+def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data | Facts) -> dict[str, Any]:
     if "tokenizer" in section.settings or isinstance(section.name, Data):
         return {}
     factory = section.name if callable(section.name) else names.resolve("data", section.name)
@@ -42,7 +43,7 @@ def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data)
     return {"tokenizer": theirs} if theirs and "tokenizer" in inspect.signature(factory).parameters else {}
 
 
-def _check_alike(data: Data, server: Data) -> None:
+def _check_alike(data: Data | Facts, server: Data) -> None:
     """Refuse data that a model for the clients' data cannot take.
 
     Raises:

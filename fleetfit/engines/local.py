@@ -8,7 +8,7 @@ import torch
 from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError
-from fleetfit.train import run_job
+from fleetfit.train import accelerator_named, run_job
 from fleetfit.values import Failure, Job, Simulation, Update
 
 
@@ -21,26 +21,6 @@ def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "Loc
         threads: Threads per job; other than 1 changes the last bits of results.
     """
     return Local(simulation, accelerator_named(device), threads)
-
-
-def accelerator_named(device: str) -> torch.device:
-    """Return the torch device of a name.
-
-    Raises:
-        ConfigError: There is no such device on this machine.
-    """
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".') from None
-    if found.type not in ("cpu", "cuda"):
-        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".')
-    if found.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (found.index or 0) >= count:
-            raise ConfigError(f'engine.device is "{device}", but this machine has {count} CUDA devices.')
-        found = torch.device("cuda", found.index or 0)
-    return found
 
 
 def on_accelerator(simulation: Simulation, accelerator: torch.device) -> Simulation:

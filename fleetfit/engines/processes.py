@@ -21,10 +21,10 @@ import torch
 
 from fleetfit.data.stored import restored, store
 from fleetfit.engines.allocator import keep_freed_memory
-from fleetfit.engines.local import accelerator_named
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError
+from fleetfit.train import accelerator_named
 from fleetfit.values import Job, Simulation
 from fleetfit.wire import job_nest, pack, unpack
 

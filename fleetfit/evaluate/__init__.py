@@ -84,7 +84,8 @@ def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str]) -> Itera
     for norm in norms:
         for level in range(top, -1, -1):
             for client in ids:
-                if level == top or (told and federation.level_of[client] == level):
+                mine = told and federation.level_of[client] == level
+                if mine or (level == top and (wanted.beyond or not told)):
                     yield norm, split, level, client
             if wanted.whole and federation.device is not None and (federation.levels[level].averaged or level == top):
                 yield norm, split, level, None

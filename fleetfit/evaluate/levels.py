@@ -41,6 +41,7 @@ class Wanted:
         whole: Also each level on the server's own test set, and each client at its best exit.
         clients: At most so many clients, or None for all.
         always: Whether evaluations on the way are `whole` too, not only the last.
+        beyond: Whether clients run models that they do not afford, which only simulated devices can.
     """
 
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -49,6 +50,7 @@ class Wanted:
     whole: bool = True
     clients: int | None = None
     always: bool = False
+    beyond: bool = True
 
 
 def has_batch_norm(federation: Federation) -> bool:
@@ -77,6 +79,8 @@ def statistics(
         for level in range(top_level(federation) + 1):
             state = level_state(federation, server, level)
             for i, client in enumerate(ids):
+                if not wanted.beyond and federation.level_of[client] < level:
+                    continue
                 yield job_of(
                     "statistics", federation, server, level * len(ids) + i, int(client), level, state, settings
                 )

@@ -38,9 +38,13 @@ class Tables:
 
     @staticmethod
     def remembered(memory: Mapping[str, Any] | None, p: int, clients: int) -> "Tables":
-        """Return the tables that a server's memory holds, or new ones."""
-        kept = (memory or {}).get(_NAME)
-        return Tables(kept["curiosity"].numpy(), kept["resources"].numpy()) if kept else Tables.new(p, clients)
+        """Return the tables that a server's memory holds, with ones for clients that are new, or new ones."""
+        kept, new = (memory or {}).get(_NAME), Tables.new(p, clients)
+        if not kept:
+            return new
+        old = kept["curiosity"].shape[1]
+        joined = [np.concatenate([kept[name].numpy(), getattr(new, name)[:, old:]], axis=1) for name in vars(new)]
+        return Tables(*joined)
 
     def beside(self, memory: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a server's memory with these tables in it."""

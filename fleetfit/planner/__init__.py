@@ -26,6 +26,7 @@ Differs from the paper:
 from fleetfit.planner.budgets import (
     Amount,
     Budget,
+    absolute,
     affords,
     as_fractions,
     assign,
@@ -45,6 +46,7 @@ __all__ = [
     "PlannedLevel",
     "Split",
     "Targets",
+    "absolute",
     "affords",
     "as_fractions",
     "assign",

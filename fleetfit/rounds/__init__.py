@@ -91,10 +91,22 @@ def start(federation: Federation) -> Server:
     return Server(initial_state(federation.problem, federation.seed))
 
 
-def run(federation: Federation, engine: Engine, settings: Settings, server: Server) -> Iterator[Round]:
-    """Run the rounds that are left, and yield after each."""
+Renew = Callable[[Federation], Federation]
+"""Returns the federation as it is now: on a real fleet, clients come, change and go."""
+
+
+def unchanged(federation: Federation) -> Federation:
+    """Return the federation: nobody comes or goes."""
+    return federation
+
+
+def run(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = unchanged
+) -> Iterator[Round]:
+    """Run the rounds that are left, and yield after each; `renew` is asked before each."""
     empty = 0
     while server.round < settings.rounds:
+        federation = renew(federation)
         began = time.perf_counter()
         server, report = one_round(federation, engine, settings, server)
         if not _nobody_there(report):

@@ -7,6 +7,7 @@ each.
 Every tensor of a sub-model counts as trained: weight decay also reaches parameters that the loss never used.
 """
 
+from fleetfit.train.accelerators import accelerator_named
 from fleetfit.train.batches import joined
 from fleetfit.train.clock import fits
 from fleetfit.train.job import one_thread, run_job, run_on_server
@@ -16,6 +17,7 @@ from fleetfit.train.workpiece import Workpiece, initial_base, initial_state, wor
 
 __all__ = [
     "Workpiece",
+    "accelerator_named",
     "fits",
     "initial_base",
     "initial_state",

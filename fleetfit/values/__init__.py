@@ -9,6 +9,7 @@ from fleetfit.values.clock import Clock, Speed
 from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
 from fleetfit.values.problem import Level, Problem, tuned
 from fleetfit.values.resources import Drift, Resources
+from fleetfit.values.told import Facts, Told
 from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Device",
     "Drift",
     "Evaluation",
+    "Facts",
     "Failure",
     "Federation",
     "Job",
@@ -29,6 +31,7 @@ __all__ = [
     "Server",
     "Simulation",
     "Speed",
+    "Told",
     "Update",
     "tuned",
 ]

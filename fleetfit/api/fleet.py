@@ -1,0 +1,265 @@
+"""A run on a real fleet: what the Flower ServerApp does, from the enrolment of the nodes to the summary.
+
+The run folder is that of any run, with `nodes.json` beside: which node is which client. A checkpoint is written after
+each round, so that a run whose server was killed goes on where it was.
+"""
+
+import functools
+import json
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fleetfit.api.enrolment import LOOK_S, SAY_S, enrolled, fits, for_fleet, new_roll, nodes_text, rules_of
+from fleetfit.api.results import NODES, Run, load, planned_for, settled
+from fleetfit.api.runs import described, new_folder, proceed
+from fleetfit.config import Assembly
+from fleetfit.config.assembly import cohort_of
+from fleetfit.config.enrolled import assemble_fleet, clients_of_nodes, facts_of_all, fleet_of_nodes
+from fleetfit.engines.flower import Rules
+from fleetfit.engines.flower.remembered import digest_of
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.records import RunFolder
+from fleetfit.report.text import percent
+from fleetfit.values import Federation, Told
+from fleetfit.wire import pack
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from fleetfit.engines.flower.engine import Fleet
+    from fleetfit.engines.flower.post import Post
+    from fleetfit.engines.flower.roll import Roll
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `flwr run --run-config` asks for.
+
+    Attributes:
+        run_file: The run file, or "" for the defaults.
+        out: The run folder; below `runs` by default.
+        resume: A run folder to go on with, or "".
+        overrides: `a.b=c`, as on the command line.
+    """
+
+    run_file: str = ""
+    out: str = ""
+    resume: str = ""
+    overrides: Sequence[str] = ()
+
+    @staticmethod
+    def of(config: Mapping[str, Any], app: Path) -> "Wanted":
+        """Read a Flower run config; the run file is looked for in the app's folder.
+
+        Raises:
+            ConfigError: An unknown key, or a value that is no text.
+        """
+        known = ("run-file", "out", "resume", "set")
+        for key, value in config.items():
+            if key not in known or not isinstance(value, str):
+                raise ConfigError(f"run config: {key} = {value!r}; it takes the texts {', '.join(known)}.")
+        file = str(config.get("run-file", ""))
+        place = str(app / file) if file and (app / file).is_file() else file
+        return Wanted(
+            place, str(config.get("out", "")), str(config.get("resume", "")), str(config.get("set", "")).split()
+        )
+
+
+def serve(grid: "Grid", wanted: Wanted, say: Callable[[str], None] = print) -> Run:
+    """Train on the nodes of a Flower grid.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FleetFitError: Something does not fit, or too few nodes came.
+    """
+    from fleetfit.engines.flower.post import Post
+
+    post = Post(grid)
+    try:
+        served = _Served.resumed(post, wanted, say) if wanted.resume else _Served.begun(post, wanted, say)
+        if served.run.finished:
+            say(f"{served.run.folder} is finished already.")
+            return served.run
+        say(f"Run folder: {served.run.folder.resolve()}")
+        for note in served.assembly.notes:
+            say(f"Note: {note}")
+        _say_levels(served.assembly, served.roll, say)
+        proceed(served.run, served.on_round, served.renew)
+        _say_result(served.run, say)
+        return served.run
+    finally:
+        post.close()
+
+
+@dataclass
+class _Served:
+    """One run of a fleet while it lasts."""
+
+    run: Run
+    assembly: Assembly
+    roll: "Roll"
+    engine: "Fleet"
+    rules: Rules
+    key: str
+    planned: list[Told]
+    say: Callable[[str], None]
+    _waiting: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def begun(post: "Post", wanted: Wanted, say: Callable[[str], None]) -> "_Served":
+        """Begin a run: wait for nodes, plan, make the folder."""
+        experiment = for_fleet(settled(described(wanted.run_file or None, wanted.overrides)))
+        out = Path(wanted.out) if wanted.out else None
+        if out is not None and out.exists() and any(out.iterdir()):
+            raise RunError(
+                f"{out} is not empty. Choose another folder, or go on with it: fleetfit flower resume {out}."
+            )
+        rules = rules_of(experiment)
+        roll = new_roll(post, experiment, say)
+        enrolled(roll, rules, say)
+        roll.fits = fits(experiment, facts_of_all([member.told for member in roll.members]))
+        told = [member.told for member in roll.members]
+        assembly = assemble_fleet(experiment, told)
+        key = secrets.token_hex(8)
+        folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, roll)})
+        run = Run(folder, assembly.experiment, assembly)
+        return _Served._made(run, assembly, roll, rules, key, told, say)
+
+    @staticmethod
+    def resumed(post: "Post", wanted: Wanted, say: Callable[[str], None]) -> "_Served":
+        """Go on with a run: the nodes that it knows keep their numbers, the levels stay."""
+        run = load(wanted.resume)
+        if not (run.folder / NODES).is_file():
+            raise RunError(f"{run.folder} is no run of a fleet; go on with it: fleetfit resume {run.folder}.")
+        rules, planned = rules_of(run.experiment), planned_for(run.files)
+        roll = new_roll(post, run.experiment, say)
+        saved = json.loads(run.files.text(NODES))
+        roll.restore(saved["members"])
+        roll.fits = fits(run.experiment, facts_of_all(planned))
+        return _Served._made(run, run.assembly, roll, rules, str(saved["run"]), planned, say)
+
+    @staticmethod
+    def _made(
+        run: Run, assembly: Assembly, roll: "Roll", rules: Rules, key: str, planned: list[Told],
+        say: Callable[[str], None],
+    ) -> "_Served":  # fmt: skip
+        from fleetfit.engines.flower.engine import Fleet
+        from fleetfit.engines.flower.roll import Setup
+
+        problem, federation = assembly.federation.problem, assembly.federation
+        if problem.spec is None:
+            raise ConfigError(
+                "nodes rebuild the model from its name, so it needs an import path: "
+                '"package.module:function" or "file.py:function".'
+            )
+        base = pack(dict(problem.base)) if problem.base else b""
+        header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
+                  "base": digest_of(base) if base else "", "cost": run.experiment.fleet.cost}  # fmt: skip
+        roll.setup = Setup(header, base)
+        engine = Fleet(roll.post, roll, rules, federation.cohort)
+        run = Run(run.files, run.experiment, assembly, engine)
+        return _Served(run, assembly, roll, engine, rules, key, planned, say)
+
+    # -- while it runs
+
+    def renew(self, federation: Federation) -> Federation:
+        """Return the federation as it is now; wait until somebody who can train is there."""
+        said = began = time.monotonic()
+        while True:
+            self.roll.advance()
+            self.roll.settle()
+            if self.roll.changed:
+                self.run.files.write(NODES, nodes_text(self.key, self.planned, self.roll))
+                self.roll.changed = False
+            federation = self._with_members(federation)
+            able = np.zeros(len(federation.clients), dtype=bool)
+            able[federation.able] = True
+            free = np.array(self.engine.free(), dtype=bool)
+            settling = self.roll.unsettled and time.monotonic() - began < self.rules.wait_s
+            if (free & able).any() and not settling:
+                return replace(federation, connected=functools.partial(_in_any_round, free))
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                self.say("Waiting: no node that can train is connected and free.")
+            time.sleep(LOOK_S)
+
+    def _with_members(self, federation: Federation) -> Federation:
+        experiment, told = self.run.experiment, [member.told for member in self.roll.members]
+        fleet = fleet_of_nodes(experiment, federation.problem, told)
+        self.engine.cohort = cohort_of(experiment, len(told))
+        more = math.ceil(self.engine.cohort * (1 + self.rules.over_selection) - 1e-9)
+        return replace(federation, clients=clients_of_nodes(experiment, fleet, told), cohort=more)
+
+    def on_round(self, report: Mapping[str, Any]) -> None:
+        """Print what a round brought, and who brought nothing."""
+        train, names = report["train"], [member.told.name for member in self.roll.members]
+        loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
+        levels = ", ".join(f"{n} at level {level}" for level, n in sorted(train["by_level"].items()))
+        evaluated = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
+        local = f"  local {percent(evaluated['local'])}%" if evaluated and evaluated["local"] is not None else ""
+        self.say(
+            f"Round {report['round']}/{self.run.experiment.rounds}: loss {loss}, {train['clients']} updates"
+            f"{f' ({levels})' if levels else ''}{local}, {report['seconds']:.1f} s"
+        )
+        for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
+            self.say(f"  Node {names[failure['client']]}: {failure['reason']}")
+
+
+def _in_any_round(who: np.ndarray, round: int) -> np.ndarray:
+    return who
+
+
+# ---- what is written and said ------------------------------------------------------------------------------------
+
+
+def _who(assembly: Assembly) -> dict[str, Any]:
+    federation, names = assembly.federation, assembly.fleet.names
+    first = {
+        "group": list(names),
+        "level": [int(level) + 1 for level in federation.level_of],
+        "samples": federation.clients.num_examples.tolist(),
+        "class_counts": None if federation.clients.labels is None else federation.clients.labels.tolist(),
+    }
+    return {"clients": len(names), "groups": dict(Counter(names)), "first": first}
+
+
+def _say_levels(assembly: Assembly, roll: "Roll", say: Callable[[str], None]) -> None:
+    for level in assembly.plan.levels:
+        say(
+            f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
+            f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
+        )
+    if assembly.federation.method.told:
+        levels = assembly.federation.level_of
+        for member, level in zip(roll.members, levels, strict=False):
+            say(f"Node {member.told.name} trains {f'level {level + 1}' if level >= 0 else 'nothing: too small'}.")
+
+
+def _say_result(run: Run, say: Callable[[str], None]) -> None:
+    columns = run.columns[run.experiment.evaluate.norms[0]]
+    for name, level in columns["levels"].items():
+        if level["clients"]:
+            say(f"Level {name}: {percent(level['local'])}% on the data of {level['clients']} nodes.")
+    say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
+
+
+def check_run(folder: str | Path) -> RunFolder:
+    """Return the folder of a fleet's run that can go on.
+
+    Raises:
+        FleetFitError: It is none.
+    """
+    files = RunFolder.open(folder)
+    if not (files.path / NODES).is_file():
+        raise RunError(f"{files.path} is no run of a fleet; go on with it: fleetfit resume {files.path}.")
+    return files

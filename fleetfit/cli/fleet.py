@@ -1,0 +1,104 @@
+"""`fleetfit flower`: an app for `flwr run`, a device's node, keys and certificates, and going on with a run."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetfit.errors import ConfigError, MissingExtra
+
+app = typer.Typer(
+    no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train on a real fleet over the network, with Flower; docs/fleet.md leads through it.",
+)  # fmt: skip
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
+    run_file: Annotated[Path | None, typer.Option("--run", help="Run file that becomes its run.toml.")] = None,
+) -> None:
+    """Write the thin folder that `flwr run` takes: pyproject.toml, run.toml, and an example of a node's file."""
+    from fleetfit.cli import display
+    from fleetfit.engines.flower.app_folder import write_app
+
+    write_app(folder, run_file)
+    display.say(f"Written: {folder}. Edit {folder / 'run.toml'}, then start it: flwr run {folder} SUPERLINK --stream")
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Folder for ca.crt, ca.key, server.pem and server.key.")],
+    host: Annotated[list[str], typer.Option(help="Name or address by which nodes reach the server. Repeatable.")],
+    days: Annotated[int, typer.Option(min=1, help="Until the server's certificate expires.")] = 365,
+) -> None:
+    """Make an authority and the SuperLink's certificate. Nodes get ca.crt; ca.key stays with you."""
+    from fleetfit.cli import display
+    from fleetfit.engines.flower.certificates import make_certificates
+
+    make_certificates(folder, host, days)
+    display.say(f"Written: {folder}. Give each node ca.crt, and keep ca.key where nobody else can read it.")
+
+
+@app.command()
+def key(
+    file: Annotated[Path, typer.Argument(help="The private key; its public half is written beside, with .pub.")],
+) -> None:
+    """Make a node's key pair. Register the .pub: flwr supernode register FILE.pub SUPERLINK."""
+    from fleetfit.cli import display
+    from fleetfit.engines.flower.certificates import make_node_key
+
+    make_node_key(file)
+    display.say(f"Written: {file} stays on the node; register {file}.pub with the SuperLink.")
+
+
+@app.command()
+def node(
+    file: Annotated[Path, typer.Argument(help="The node's configuration (TOML).")],
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")] = "",
+    ca: Annotated[Path | None, typer.Option(help="Authority of its certificate; the system's by default.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; for trials on one machine.")] = False,
+    listen: Annotated[str, typer.Option(help="Address of the node's own API; 0: a free port.")] = "127.0.0.1:0",
+    cold: Annotated[bool, typer.Option("--cold", help="Use Flower's own way of starting processes.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Load the data, say what would be told, and stop.")] = False,
+) -> None:
+    """Run a device's node until Ctrl-C; it trains whatever the server sends and its configuration allows."""
+    from fleetfit.cli import display
+    from fleetfit.engines.flower.node import Node
+    from fleetfit.engines.flower.settings import read_settings
+
+    settings = read_settings(file)
+    display.say(Node(settings).introduced())
+    if check:
+        return
+    from fleetfit.engines.flower.launcher import Connection, run_node
+
+    if not superlink:
+        raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.")
+    raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure, listen), warm=not cold))
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder, on the machine of the SuperLink.")],
+    superlink: Annotated[str, typer.Argument(help="Its name in Flower's config; the default one if left out.")] = "",
+) -> None:
+    """Go on with a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""
+    from fleetfit.api.fleet import check_run
+    from fleetfit.cli import display
+    from fleetfit.engines.flower.app_folder import write_app
+
+    found = check_run(folder).path.resolve()
+    flwr = Path(sys.executable).parent / "flwr"
+    if not flwr.is_file():
+        raise MissingExtra("flower", "Going on with a fleet's run")
+    with tempfile.TemporaryDirectory(prefix="fleetfit-") as place:
+        write_app(Path(place) / "app", None, {"run-file": "", "resume": str(found)}, name="fleetfit-resume")
+        display.say(f"Going on with {found}.")
+        code = subprocess.call([str(flwr), "run", str(Path(place) / "app"), *([superlink] if superlink else []),
+                                "--stream"])  # fmt: skip
+    raise typer.Exit(code)

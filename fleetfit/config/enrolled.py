@@ -1,0 +1,108 @@
+"""An experiment becomes a run of a real fleet: its clients are nodes that told what they have."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fleetfit.config.assembly import (
+    Assembly,
+    cohort_of,
+    notes_on_task,
+    planned,
+    settings_of,
+    spec_of_method,
+    with_measured,
+)
+from fleetfit.config.fleet import Fleet, notes_of, plan_of
+from fleetfit.config.naming import load_data
+from fleetfit.config.needs import check_needs
+from fleetfit.config.schema import Experiment
+from fleetfit.config.server_data import server_accelerator, server_data
+from fleetfit.cost import Conditions, Piece, cost_of
+from fleetfit.errors import PlanError
+from fleetfit.layout import State
+from fleetfit.method import build
+from fleetfit.planner import budgets_by_cost
+from fleetfit.train import notes_on_start
+from fleetfit.values import Clients, Device, Facts, Federation, Problem, Told
+
+
+def assemble_fleet(experiment: Experiment, told: Sequence[Told], base: State | None = None) -> Assembly:
+    """Make everything that the server of a real fleet needs.
+
+    Devices evaluate what they afford, and nothing else; there is no test set on the server.
+
+    Args:
+        experiment: The description; its `[data]` says nothing here but what the server has of its own.
+        told: What each node told of itself; a client's id is its place.
+        base: What of the model is never trained, if the run has it already.
+
+    Raises:
+        FleetFitError: Something does not fit.
+    """
+    method_spec = spec_of_method(experiment)
+    method = build(method_spec)
+    check_needs(experiment, method)
+    facts = facts_of_all(told)
+    own = server_data(experiment, facts, load_data) if method.own_data else None
+    found = planned(experiment, facts, method_spec, lambda problem: fleet_of_nodes(experiment, problem, told), base)
+    problem, fleet = found.problem, found.fleet
+    accelerator = server_accelerator(experiment)
+    federation = Federation(
+        problem=problem,
+        clients=clients_of_nodes(experiment, fleet, told),
+        levels=found.levels,
+        cohort=cohort_of(experiment, len(told)),
+        method=method,
+        method_spec=method_spec,
+        seed=experiment.seed,
+        device=None if own is None else Device(problem, own, accelerator=accelerator, unlabelled=own),
+    )
+    notes = notes_of(federation, fleet) if method.told else []
+    if not len(federation.able):
+        raise PlanError(
+            f"no node can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
+        )
+    notes += [*notes_on_task(problem), *notes_on_start(problem)]
+    settings = settings_of(experiment)
+    settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
+    plan = plan_of(federation, fleet, found.targets)
+    experiment = with_measured(experiment, fleet.conditions.measured)
+    return Assembly(experiment, facts, fleet, federation, None, settings, plan, tuple(notes))
+
+
+def facts_of_all(told: Sequence[Told]) -> Facts:
+    """Return what most nodes say of their data; of equally many, the first."""
+    counted = Counter(one.facts.shape for one in told)
+    most = max(counted, key=lambda shape: counted[shape])
+    return next(one.facts for one in told if one.facts.shape == most)
+
+
+def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[Told]) -> Fleet:
+    """Return who the clients are; every node is a budget group of its own."""
+    cost = experiment.fleet.cost
+    size = experiment.local.batch_size
+    largest = max(1, *(one.num_examples for one in told)) if size == "all" else int(size)
+    conditions = Conditions(largest, dict(experiment.fleet.measured))
+    whole: Piece = ({}, (problem.architecture.blocks,))
+
+    def full(name: str) -> float:
+        return cost_of(problem.architecture, whole, problem.input_shape, name, conditions)
+
+    found = budgets_by_cost([math.inf if one.budget is None else one.budget for one in told], cost, full)
+    return Fleet(
+        np.arange(len(told)), tuple(one.name for one in told), found[cost], np.array([one.tolerance for one in told]),
+        cost, {name: values for name, values in found.items() if name != cost}, conditions,
+    )  # fmt: skip
+
+
+def clients_of_nodes(experiment: Experiment, fleet: Fleet, told: Sequence[Told]) -> Clients:
+    """Return all that the server knows of the nodes."""
+    counts = np.array([one.num_examples for one in told])
+    labels = np.array([one.labels for one in told]) if experiment.fleet.tells_labels else None
+    if not build(spec_of_method(experiment)).told:
+        return Clients(counts, labels=labels)
+    return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)

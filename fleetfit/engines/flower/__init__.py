@@ -1,0 +1,62 @@
+"""A real fleet over the network, by Flower: nodes train on their own data. It needs the extra `flower`.
+
+`fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
+The server sends each node the piece of the model that fits it, as `fleetfit.wire` messages; see
+`fleetfit.engines.flower.engine` for the server's side and `fleetfit.engines.flower.node` for the device's.
+
+Nothing here imports torch or Flower: the process that Flower starts for each message reads this module first.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fleetfit.errors import ConfigError, in_range
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a fleet's run begins, and when its rounds end; see `flower` for the meaning."""
+
+    nodes: int = 1
+    wait_s: float = 600.0
+    deadline_s: float = 600.0
+    quorum: float = 1.0
+    over_selection: float = 0.0
+
+
+def flower(
+    nodes: int = 1,
+    wait_s: float = 600.0,
+    deadline_s: float = 600.0,
+    quorum: float = 1.0,
+    over_selection: float = 0.0,
+    simulation: Any = None,
+) -> Rules:
+    """Say how a fleet's run goes.
+
+    Args:
+        nodes: Nodes that must have enrolled before the first round. Levels are planned from their budgets; more may
+            join later.
+        wait_s: Seconds that the run waits for them.
+        deadline_s: Seconds from sending a job until it counts as failed.
+        quorum: Share of the cohort whose updates end a round; below 1 the slowest are not waited for.
+        over_selection: Share by which more clients are sent a job than the cohort has, so that it fills up although
+            some fail.
+        simulation: Given by `fleetfit run`, which has no nodes.
+
+    Raises:
+        ConfigError: A setting is out of range, or this is no run of a fleet.
+    """
+    if simulation is not None:
+        raise ConfigError(
+            "engine flower trains on real nodes and is not started by `fleetfit run`: write an app with `fleetfit "
+            "flower init DIR`, and start it with `flwr run DIR`."
+        )
+    if nodes < 1:
+        raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.")
+    in_range("engine.wait_s", wait_s, 0)
+    in_range("engine.deadline_s", deadline_s, 0)
+    in_range("engine.over_selection", over_selection, 0, closed=True)
+    if not 0 < quorum <= 1:
+        raise ConfigError(f"engine.quorum must be above 0 and at most 1, got {quorum:g}.")
+    return Rules(nodes, wait_s, deadline_s, quorum, over_selection)

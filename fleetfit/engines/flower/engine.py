@@ -1,0 +1,276 @@
+"""The server's side: jobs go to nodes as messages, replies come back in the jobs' order, with a deadline of our own.
+
+A node has one job at a time; the next one is sent when its reply is there. Tensors that several jobs share travel as
+one Flower object. What a client remembers stays on its node: the engine knows only under which version.
+"""
+
+import math
+import queue
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fleetfit.engines.flower import Rules, messages
+from fleetfit.engines.flower.post import Box, Letter, Post
+from fleetfit.engines.flower.protocol import answer_of, packed
+from fleetfit.engines.flower.roll import Roll
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.layout import State
+from fleetfit.method import is_portable
+from fleetfit.values import Failure, Job, Update
+from fleetfit.wire import job_nest, pack, reply_of
+
+_AHEAD = 2  # jobs waiting or in flight, for each node
+_SHARED = 4  # states that are kept as Flower objects
+_GRACE_S = 30.0  # beyond our deadline until Flower drops a message: a late reply tells that its node is free again
+
+
+class Fleet:
+    """The engine that runs jobs on the nodes of a fleet."""
+
+    def __init__(self, post: Post, roll: Roll, rules: Rules, cohort: int) -> None:
+        """Take what nodes are asked by and who they are; `cohort`: clients whose updates a round wants."""
+        self._post, self._roll, self._rules = post, roll, rules
+        self.cohort = cohort
+        self._versions: dict[int, int] = {}
+        self._keeps: set[tuple[int, int]] = set()
+        self._box: Box = queue.Queue()
+        self._late: dict[str, int] = {}
+        self._shared: dict[int, tuple[State, Any]] = {}
+
+    # -- what a round needs to know
+
+    def free(self) -> list[bool]:
+        """Return which clients are connected, can train, and have no job of an earlier round left."""
+        self._drain()
+        busy = set(self._late.values())
+        return [ready and client not in busy for client, ready in enumerate(self._roll.ready())]
+
+    # -- the protocol of engines
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        """Send each job to its node; yield the replies in the jobs' order as they and all before them are there."""
+        out = _Out()
+        try:
+            while True:
+                self._draw(out, jobs)
+                self._send(out)
+                if out.yielded in out.done:
+                    yield self._finished(out.done.pop(out.yielded))
+                    out.yielded += 1
+                elif out.yielded == out.drawn and not out.more:
+                    return
+                else:
+                    self._wait(out)
+                    self._expire(out)
+                    self._enough(out)
+        finally:
+            for message, (_, job, _) in out.sent.items():
+                self._late[message] = job.client if job.client is not None else -1
+
+    def accept(self, update: Update) -> None:
+        """Note that the client's memory of this round is the one that counts."""
+        if (update.round, update.index) in self._keeps and update.client is not None:
+            self._versions[update.client] = update.round
+
+    def save(self) -> dict[str, Any]:
+        """Return the versions of the clients' memories, which themselves never leave the nodes."""
+        return {"versions": {str(client): version for client, version in sorted(self._versions.items())}}
+
+    def load(self, memories: Mapping[str, Any]) -> None:
+        """Take back what `save` returned."""
+        self._versions = {int(client): int(version) for client, version in memories.get("versions", {}).items()}
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        self._post.close()
+
+    # -- drawing and sending
+
+    def _draw(self, out: "_Out", jobs: Iterator[Job]) -> None:
+        bound = _AHEAD * max(len(self._roll.members), 1)
+        while out.more and out.drawn - out.yielded < bound:
+            job = next(jobs, None)
+            if job is None:
+                out.more = False
+                return
+            if not is_portable(job.method):
+                raise ConfigError(
+                    "engine flower rebuilds the method on each node, so its functions need import paths "
+                    '("package.module:function" or "file.py:function").'
+                )
+            assert job.client is not None
+            out.queued.setdefault(job.client, deque()).append((out.drawn, job))
+            out.training += job.kind == "train"
+            out.drawn += 1
+
+    def _send(self, out: "_Out") -> None:
+        """Send to every node that has nothing to do the first of its jobs."""
+        at_work = {job.client for _, job, _ in out.sent.values()} | set(self._late.values())
+        ready = self._roll.ready()
+        for client, waiting in out.queued.items():
+            if not waiting or client in at_work:
+                continue
+            place, job = waiting[0]
+            if not ready[client]:
+                waiting.popleft()
+                out.done[place] = _failed(job, "the node is not connected", absent=True)
+                continue
+            message = self._post.send(self._message(job), self._box)
+            waiting.popleft()
+            if message:
+                out.sent[message] = (place, job, time.monotonic() + self._rules.deadline_s)
+            else:
+                out.done[place] = _failed(job, "the SuperLink did not take the message", absent=True)
+
+    def _message(self, job: Job) -> Any:
+        assert self._roll.setup is not None and job.client is not None
+        version = self._versions.get(job.client, -1)
+        bare = job_nest(replace(job, state={}, statistics={}, memory_version=version))
+        header = packed({"what": "job", **self._roll.setup.header, "job": bare})
+        parts: dict[str, messages.Part] = {"header": header, "state": self._part(job.state)}
+        if job.statistics:
+            parts["statistics"] = self._part(job.statistics)
+        kind = "train" if job.kind == "train" else "evaluate"
+        node = self._roll.members[job.client].node
+        return messages.request(node, kind, parts, self._rules.deadline_s + _GRACE_S, job.round + 1)
+
+    def _part(self, state: State) -> Any:
+        """Return tensors as a Flower object, the same one for jobs that share them."""
+        known = self._shared.get(id(state))
+        if known is None:
+            while len(self._shared) >= _SHARED:
+                del self._shared[next(iter(self._shared))]
+            known = self._shared[id(state)] = (state, messages.part(pack(dict(state))))
+        return known[1]
+
+    # -- taking replies
+
+    def _wait(self, out: "_Out") -> None:
+        """Wait a moment for replies, and note those that came."""
+        self._post.attend()
+        with_until = [until for _, _, until in out.sent.values()]
+        pause = min([0.5, *(max(until - time.monotonic(), 0.0) for until in with_until)])
+        try:
+            letters = [self._box.get(timeout=max(pause, 0.001))]
+        except queue.Empty:
+            return
+        while not self._box.empty():
+            letters.append(self._box.get())
+        for letter in letters:
+            if letter.message in out.sent:
+                place, job, _ = out.sent.pop(letter.message)
+                out.done[place] = came = self._opened(job, letter)
+                out.usable += came.usable
+            else:
+                self._too_late(letter)
+
+    def _drain(self) -> None:
+        while not self._box.empty():
+            self._too_late(self._box.get())
+
+    def _too_late(self, letter: Letter) -> None:
+        client = self._late.pop(letter.message, None)
+        if client is not None and not letter.problem:
+            self._post.released(letter)
+            name = self._roll.members[client].told.name
+            self._roll.say(f"Node {name} answered a job after its round had ended; its answer is not used.")
+
+    def _expire(self, out: "_Out") -> None:
+        """Give up what is beyond the deadline."""
+        now = time.monotonic()
+        for message, (place, job, until) in list(out.sent.items()):
+            if now >= until:
+                reason = f"it did not answer within {self._rules.deadline_s:g} s"
+                self._give_up(out, message, place, job, reason)
+        if not out.sent:  # nobody waits for those alone that still have a job of an earlier round
+            for client in set(self._late.values()) & out.queued.keys():
+                waiting = out.queued[client]
+                while waiting:
+                    place, job = waiting.popleft()
+                    out.done[place] = _failed(job, "its node still has a job of an earlier round", late=True)
+
+    def _enough(self, out: "_Out") -> None:
+        """End a round of training as soon as enough updates are there."""
+        if out.more or not out.training or out.training < out.drawn:
+            return
+        needed = min(out.drawn, max(1, math.ceil(self._rules.quorum * self.cohort - 1e-9)))
+        if out.usable >= needed and (needed < out.drawn):
+            for message, (place, job, _) in list(out.sent.items()):
+                self._give_up(out, message, place, job, "the round ended without it: enough others had answered")
+
+    def _give_up(self, out: "_Out", message: str, place: int, job: Job, reason: str) -> None:
+        del out.sent[message]
+        self._late[message] = job.client if job.client is not None else -1
+        out.done[place] = _failed(job, reason, late=True)
+
+    def _opened(self, job: Job, letter: Letter) -> "_Came":
+        """Look at a reply, unless it lies on disk until its turn."""
+        if letter.problem or isinstance(letter.content, Path):
+            return _Came(job, letter, usable=not letter.problem)
+        try:
+            nest = answer_of(letter.content or b"")
+            reply = nest.get("reply")
+            return _Came(job, letter, nest, usable=isinstance(reply, Mapping) and reply.get("kind") == "update")
+        except FleetFitError as error:
+            return _Came(job, replace(letter, problem=f"its answer was refused: {error}"[:500]))
+
+    def _finished(self, found: "Failure | _Came") -> Update | Failure:
+        """Return the reply that came, or a failure that says what came instead."""
+        if isinstance(found, Failure):
+            return found
+        job, letter = found.job, found.letter
+        if letter.problem:
+            return _failed(job, letter.problem, absent=letter.lost)
+        try:
+            content = self._post.released(letter)
+            nest = answer_of(content) if found.nest is None else found.nest
+            return self._read(job, nest)
+        except (FleetFitError, ValueError, TypeError, KeyError, RecursionError, OSError) as error:
+            return _failed(job, f"its answer was refused: {error}"[:500])
+
+    def _read(self, job: Job, nest: Mapping[str, Any]) -> Update | Failure:
+        assert job.client is not None
+        if "refused" in nest:
+            return _failed(job, f"it refused: {str(nest['refused'])[:500]}")
+        if nest.get("lost") is True:
+            self._roll.unready(job.client)
+            return _failed(job, "it has lost the tensors that are never trained; it gets them again")
+        reply = reply_of(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {})
+        if nest.get("forgot") is True:
+            name = self._roll.members[job.client].told.name
+            self._roll.say(f"Node {name} has lost what it remembered of this run, and began anew.")
+        if nest.get("keeps") is True:
+            self._keeps = {k for k in self._keeps if k[0] == job.round} | {(job.round, job.index)}
+        return reply
+
+
+@dataclass(frozen=True)
+class _Came:
+    """A reply that waits for its turn."""
+
+    job: Job
+    letter: Letter
+    nest: Mapping[str, Any] | None = None
+    usable: bool = False
+
+
+@dataclass
+class _Out:
+    """What one call of `run` has out: jobs drawn, queued by client, sent by message, and done by place."""
+
+    drawn: int = 0
+    yielded: int = 0
+    more: bool = True
+    training: int = 0
+    usable: int = 0
+    queued: dict[int, deque[tuple[int, Job]]] = field(default_factory=dict)
+    sent: dict[str, tuple[int, Job, float]] = field(default_factory=dict)
+    done: dict[int, Failure | _Came] = field(default_factory=dict)
+
+
+def _failed(job: Job, reason: str, absent: bool = False, late: bool = False) -> Failure:
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, absent=absent, late=late)

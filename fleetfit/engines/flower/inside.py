@@ -1,0 +1,84 @@
+"""What FleetFit uses inside Flower, and whether the installed Flower still has it."""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from functools import partial, reduce
+from typing import Any
+
+SUPERNODE = "flwr.supernode.start_client_internal"
+SUPEREXEC = "flwr.supercore.superexec.run_superexec"
+CLIENT = "flwr.supernode.runtime.run_clientapp"
+EXECUTOR = "flwr.supercore.superexec.executor"
+_JOB = ("runtime_api_address", "token", "parent_pid")
+_BACKOFF = ("initial_backoff", "backoff_cap")
+
+# Module, name in it, and the parameters that it must take.
+_NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("flwr.supernode.cli", "flower_supernode", ()),
+    (SUPERNODE, "time.sleep", ()),
+    (SUPERNODE, "start_client_internal", ("isolation", "superexec_auth_secret")),
+    (SUPERNODE, "_push_messages", ("state",)),
+    (SUPERNODE, "pull_objects", _BACKOFF),
+    (SUPEREXEC, "run_superexec", ("runtime_api_address", "insecure", "superexec_auth_secret")),
+    (SUPEREXEC, "get_executor", ("executor_type",)),
+    (EXECUTOR, "ExecutionSpec", ("task_type", *_JOB)),
+    (EXECUTOR, "LaunchResult.accepted", ()),
+    (EXECUTOR, "LaunchResult.failed", ("message",)),
+    ("flwr.supercore.constant", "TaskType.CLIENT_APP", ()),
+    (CLIENT, "run_clientapp", (*_JOB, "insecure", "runtime_dependency_install")),
+    (CLIENT, "install_from_fab", ("fab_file", "skip_prompt")),
+    (CLIENT, "get_load_client_app_fn", ("default_app_ref", "app_path", "multi_app")),
+    (CLIENT, "pull_and_inflate_object_from_tree", _BACKOFF),
+)
+# Module, function in it, and the global name that it must look up: replacing one that it does not use is in vain.
+_USED = (
+    (SUPERNODE, "start_client_internal", "time"),
+    (SUPERNODE, "start_client_internal", "_push_messages"),
+    (SUPERNODE, "start_client_internal", "_pull_and_store_message"),
+    (SUPERNODE, "_pull_and_store_message", "pull_objects"),
+    (SUPEREXEC, "run_superexec", "get_executor"),
+    (CLIENT, "run_clientapp", "install_from_fab"),
+    (CLIENT, "run_clientapp", "get_load_client_app_fn"),
+    (CLIENT, "run_clientapp", "pull_task_input"),
+    (CLIENT, "pull_task_input", "pull_and_inflate_object_from_tree"),
+)
+# What an executor of ours has; Flower may want more of it one day.
+_METHODS = {"get_eligible_capacity", "wait_for_capacity", "launch", "reconcile", "close"}
+
+
+def missing_names() -> list[str]:
+    """Return which names inside Flower are not there, or not as they were; none, if all is well."""
+    missing = [text for module, name, parameters in _NEEDED for text in _not_there(module, name, parameters)]
+    for module, function, name in _USED if not missing else ():
+        code = getattr(inspect.unwrap(getattr(importlib.import_module(module), function)), "__code__", None)
+        if name not in getattr(code, "co_names", ()):
+            missing.append(f"{module}.{function} does not use {name}")
+    if not missing:
+        protocol = importlib.import_module(EXECUTOR).Executor
+        methods = {name for name in vars(protocol) if not name.startswith("_")}
+        missing += [f"{EXECUTOR}.Executor wants {name}" for name in sorted(methods - _METHODS)]
+    return missing
+
+
+def _not_there(module: str, name: str, parameters: tuple[str, ...]) -> Iterator[str]:
+    try:
+        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        yield f"{module}.{name}"
+        return
+    if parameters:
+        try:
+            known = set(inspect.signature(found).parameters)
+        except (TypeError, ValueError):
+            known = set()
+        yield from (f"{module}.{name}({word}=)" for word in parameters if word not in known)
+
+
+def often(module: str, name: str) -> None:
+    """Have a function of Flower ask often for a message's content, which comes after the message.
+
+    Flower waits 1 s after the first time in vain, and longer each time.
+    """
+    found = importlib.import_module(module)
+    setattr(found, name, partial(getattr(found, name), initial_backoff=0.05, backoff_cap=0.5))

@@ -1,0 +1,286 @@
+"""Starts a device's node: Flower's SuperNode, and for every message a process that has torch imported already.
+
+`run_node` is what `fleetfit flower node` does. Everything that it starts ends with it, also when it is killed.
+"""
+
+import contextlib
+import importlib.util
+import ipaddress
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetfit.engines.flower.group import Group, Output, told_to_end
+from fleetfit.engines.flower.zygote import PRELOAD
+from fleetfit.errors import ConfigError, MissingExtra, RunError
+
+CLIENT_APP = "fleetfit.engines.flower.client_app:app"
+
+_SUPERNODE = "fleetfit.engines.flower.supernode"
+_ZYGOTE = "fleetfit.engines.flower.zygote"
+_REFUSED = "[code: 2004]"
+_RETRY_S = 120.0
+_PAUSE_S = 5.0
+_GRACE_S = 10.0
+_WHY = {
+    "[code: 2001]": "The SuperLink admits registered nodes only: give the private key of one.",
+    "CERTIFICATE_VERIFY_FAILED": "The SuperLink's certificate is not of the authority in the root certificates.",
+}
+# Libraries that start threads when they are imported make forking unsafe; a job sets its own number of threads.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_RUN = (sys.executable, "-P", "-m")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How a node reaches its SuperLink.
+
+    Attributes:
+        superlink: Address of the SuperLink, as "host:port".
+        root_certificates: The authority of its certificate, a PEM file; None for those that the system trusts.
+        key: The node's private key, an OpenSSH file; None if the SuperLink does not authenticate nodes.
+        insecure: No TLS; for trials on one machine.
+        listen: Address of the node's own Runtime API, which only its own processes use: "127.0.0.1:0", where 0 means
+            any free port.
+    """
+
+    superlink: str
+    root_certificates: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    listen: str = "127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What the SuperNode is started with.
+
+    Attributes:
+        arguments: Of `flower-supernode`.
+        address: Of its Runtime API.
+    """
+
+    arguments: list[str]
+    address: str
+
+
+def run_node(
+    config: Path, connection: Connection, warm: bool = True, *, app: str = CLIENT_APP, preload: Sequence[str] = PRELOAD
+) -> int:
+    """Run a node until it is told to end, by Ctrl-C or SIGTERM. To be called from the main thread.
+
+    Args:
+        config: The node's own configuration, which its client app reads.
+        connection: How it reaches its SuperLink.
+        warm: Fork a process that has torch imported for every message, and run no app but FleetFit's. Otherwise, and
+            where the installed Flower does not allow it, the ordinary SuperNode is run: each message takes seconds
+            longer, and the node runs whatever app the server sends.
+        app: The client app; another one in tests only.
+        preload: What is imported before forking; other modules in tests only.
+
+    Returns:
+        The exit code: 0 after a graceful end.
+
+    Raises:
+        ConfigError: A file is not there, or an address is wrong.
+        MissingExtra: Flower is not installed.
+        RunError: FleetFit's own part of the node cannot be imported.
+    """
+    node = _checked(config, connection)
+    if importlib.util.find_spec("flwr") is None:
+        raise MissingExtra("flower", "A fleet's node")
+    environment = _environment()
+    with told_to_end(), contextlib.ExitStack() as stack:
+        zygote = None
+        if warm:
+            zygote = _zygote(stack.enter_context(Group({**environment, **_ONE_THREAD})), app, preload)
+        return _accepted(lambda: _attempt(node, environment, zygote))
+    return 0
+
+
+# ---- what is asked for -------------------------------------------------------------------------------------------
+
+
+def _checked(config: Path, connection: Connection) -> _Node:
+    """Return the SuperNode's arguments.
+
+    Raises:
+        ConfigError: A file is not there, or an address is wrong.
+    """
+    for what, path in (
+        ("node's configuration", config),
+        ("root certificates", connection.root_certificates),
+        ("private key", connection.key),
+    ):
+        if path is not None and not path.expanduser().is_file():
+            raise ConfigError(f"{path}: no such file (the {what}).")
+    place = str(config.expanduser().resolve())
+    if set(place) & set("\"\\'\n"):
+        raise ConfigError(f"{place}: Flower takes no path with quotes, backslashes or line ends.")
+    if connection.insecure and (connection.root_certificates or connection.key):
+        raise ConfigError("insecure means no TLS: leave out the root certificates and the key, or insecure.")
+    _parts(connection.superlink, "superlink")
+    address = _listening(connection.listen)
+    host, _, port = address.rpartition(":")
+    arguments = ["--superlink", connection.superlink, "--host", host.strip("[]"), "--port", port]
+    arguments += ["--node-config", f'config="{place}"']
+    arguments += ["--insecure"] if connection.insecure else []
+    for flag, path in (
+        ("--root-certificates", connection.root_certificates),
+        ("--auth-supernode-private-key", connection.key),
+    ):
+        arguments += [flag, str(path.expanduser().resolve())] if path is not None else []
+    return _Node(arguments, address)
+
+
+def _parts(address: str, what: str) -> tuple[str, int]:
+    """Return host and port.
+
+    Raises:
+        ConfigError: It is not of the form host:port.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f'{what} must be "host:port", without a scheme, got "{address}".')
+    return host.strip("[]"), int(port)
+
+
+def _listening(listen: str) -> str:
+    """Return the address with a port that is free.
+
+    Raises:
+        ConfigError: It is not this machine's own, or taken.
+    """
+    host, port = _parts(listen, "listen")
+    with contextlib.suppress(ValueError):
+        host = "127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host))
+    if not host.startswith("127.") and host != "::1":
+        raise ConfigError(f'listen: only the node\'s own processes use it, so the host is 127.0.0.1, got "{listen}".')
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"listen: {listen} cannot be had: {error}.") from None
+        found = trial.getsockname()[1]
+    return f"[{host}]:{found}" if family == socket.AF_INET6 else f"{host}:{found}"
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of what is started; what the person has set stays."""
+    given = dict(os.environ)
+    given.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    given.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    given.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
+    # Flower starts its programs by bare name.
+    given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), given.get("PATH", os.defpath)])
+    return given
+
+
+# ---- the SuperNode -----------------------------------------------------------------------------------------------
+
+
+def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
+    """Start the SuperNode, again for a while if the SuperLink refuses it, and return the exit code."""
+    until = 0.0
+    while True:
+        code, said = attempt()
+        if code == 0 or _REFUSED not in said:
+            for sign, why in _WHY.items() if code else ():
+                if sign in said:
+                    _say(why)
+            return code if code >= 0 else 128 - code
+        now = time.monotonic()
+        until = until or now + _RETRY_S
+        refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
+        refused += "killed does for a minute."
+        if now + _PAUSE_S > until:
+            _say(f"{refused} No further try.")
+            return code
+        _say(f"{refused} Next try in {_PAUSE_S:.0f} s, the last one in {until - now:.0f} s.")
+        time.sleep(_PAUSE_S)
+
+
+def _attempt(node: _Node, environment: dict[str, str], zygote: subprocess.Popen[bytes] | None) -> tuple[int, str]:
+    """Run the SuperNode until it ends; return its exit code and the last lines of its output."""
+    with Output() as output, Group(environment) as group, tempfile.TemporaryFile() as secret:
+        others: dict[str, subprocess.Popen[bytes]] = {}
+        if zygote is None or zygote.stdin is None:
+            supernode = group.start(["flower-supernode", *node.arguments], output=output.file)
+        else:
+            # Without it, any user of this machine could ask the Runtime API for the messages, and answer them.
+            secret.write(secrets.token_bytes(32))
+            secret.flush()
+            shared, jobs = secret.fileno(), zygote.stdin.fileno()
+            flags = ["--isolation", "process", "--superexec-auth-secret-file", f"/proc/self/fd/{shared}"]
+            heard, bell = os.pipe()
+            command = [*_RUN, _SUPERNODE, "supernode", str(bell), *node.arguments, *flags]
+            supernode = group.start(command, (bell, shared), output.file)
+            command = [*_RUN, _SUPERNODE, "superexec", node.address, str(heard), str(jobs), str(shared)]
+            others = {"zygote": zygote, "superexec": group.start(command, (heard, jobs, shared))}
+            os.close(heard)
+            os.close(bell)
+        output.file.close()
+        try:
+            code = _watched(supernode, others)
+        finally:
+            _end(supernode)
+    return code, output.last
+
+
+def _watched(supernode: subprocess.Popen[bytes], others: dict[str, subprocess.Popen[bytes]]) -> int:
+    """Wait until the SuperNode ends, or one of the others does, which it cannot do without."""
+    while True:
+        code = supernode.poll()
+        if code is not None:
+            return code
+        for name, process in others.items():
+            if process.poll() is not None:
+                _say(f"The node's {name} ended unexpectedly (code {process.returncode}), and so does the node.")
+                return 1
+        time.sleep(0.2)
+
+
+def _end(supernode: subprocess.Popen[bytes]) -> None:
+    """Have the SuperNode sign off from the SuperLink, if there is time for it."""
+    if supernode.poll() is None:
+        supernode.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            supernode.wait(_GRACE_S)
+
+
+def _zygote(group: Group, app: str, preload: Sequence[str]) -> subprocess.Popen[bytes] | None:
+    """Start the zygote and wait until it has imported everything; None if forking is not possible here.
+
+    Raises:
+        RunError: Something cannot be imported.
+    """
+    said: dict[str, str] = {"unfit": f"it is safe on Linux only, and this is {sys.platform}"}
+    if sys.platform == "linux":
+        ours, theirs = os.pipe()
+        with os.fdopen(ours) as told:
+            process = group.start([*_RUN, _ZYGOTE, str(theirs), app, *preload], (theirs,), read=True)
+            os.close(theirs)
+            said = json.loads(told.readline() or "{}")
+        if "ready" in said:
+            return process
+    if "unfit" not in said:
+        raise RunError(f"the node cannot start: {said.get('failed', 'the process that imports torch has ended')}")
+    _say(
+        f"No forking: {said['unfit']}. The node runs the ordinary way: each message takes seconds longer, and it runs "
+        "whatever app the server sends."
+    )
+    return None
+
+
+def _say(text: str) -> None:
+    print(f"fleetfit: {text}", file=sys.stderr, flush=True)

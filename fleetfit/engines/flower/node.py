@@ -1,0 +1,241 @@
+"""The device's side: a node answers the server's messages with its own data, budget and memory.
+
+It builds what it is asked to train from names, and only from built-in ones and those that its own configuration allows:
+whatever a server sends, no other code runs. What it remembers stays in its own folder (`remembered`).
+"""
+
+import contextlib
+import functools
+import json
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleetfit import names
+from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
+from fleetfit.data import Data, class_counts
+from fleetfit.engines.allocator import keep_freed_memory
+from fleetfit.engines.flower.protocol import Header, checked_header, facts_of, hello_of, packed
+from fleetfit.engines.flower.remembered import Remembered
+from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.method import build, rebuilt
+from fleetfit.planner import budgets_by_cost
+from fleetfit.train import accelerator_named, run_job
+from fleetfit.values import Device, Failure, Job, Problem
+from fleetfit.wire import job_of, reply_nest, unpack
+
+
+@functools.lru_cache(maxsize=64)
+def node_of(config: str) -> "Node":
+    """Return the node of a configuration file, made once in a process.
+
+    Raises:
+        ConfigError: The file is wrong.
+    """
+    return Node(read_settings(config))
+
+
+def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
+    """Return a node's answer to a message, whatever the message is."""
+    try:
+        return node_of(config).answer(parts)
+    except FleetFitError as error:
+        return packed({"refused": str(error)})
+    except Exception:  # a message that no server of ours sends, or a bug: say which, and go on with the next one
+        return packed({"refused": f"it failed unexpectedly: {traceback.format_exc(limit=-3)}"})
+
+
+class Node:
+    """A device of the fleet."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        """Take the configuration; data are loaded when they are asked for."""
+        self.settings = settings
+        self._remembered = Remembered(Path(settings.folder))
+        self._problems: dict[str, Problem] = {}
+        self._memory = _MemoryLimit(settings.limit_bytes)
+
+    @cached_property
+    def data(self) -> Data:
+        """The node's own data, where it computes."""
+        return own_data(self.settings).to(self._accelerator)
+
+    @cached_property
+    def _accelerator(self) -> torch.device:
+        return accelerator_named(self.settings.device)
+
+    def answer(self, parts: Mapping[str, bytes | bytearray]) -> bytes:
+        """Answer one message.
+
+        Raises:
+            FleetFitError: It cannot be done; the message says why.
+        """
+        header = checked_header(unpack(parts["header"]))
+        if header["what"] == "hello":
+            return packed(self._hello(header))
+        if header["what"] == "base":
+            self._remembered.keep_base(header["base"], parts["base"])
+        if header["what"] in ("setup", "base"):
+            return packed(self._setup(header))
+        return self._job(header, parts)
+
+    def introduced(self) -> str:
+        """Say what the node is, and what it tells the server.
+
+        Raises:
+            FleetFitError: Its data cannot be had.
+        """
+        told = hello_of(self._hello({"asks_budget": True, "asks_labels": True})["hello"])
+        budget = "no budget" if told.budget is None else f"its budget ({told.budget}, tolerance {told.tolerance:g})"
+        labels = "" if told.labels is None else f", samples by class ({', '.join(map(str, told.labels))})"
+        return (
+            f"Node {told.name}: {told.facts.name}, {told.num_examples} training samples; {told.facts}. It tells the "
+            f"server these numbers, {budget}{labels}. It keeps {self.settings.folder}."
+        )
+
+    # -- before the first round
+
+    def _hello(self, header: Header) -> dict[str, Any]:
+        """Tell what the server may know: sizes and kind of the data, and the budget if it is to be told."""
+        data, settings = self.data, self.settings
+        told: dict[str, Any] = {"name": settings.name, "facts": facts_of(data), "tolerance": settings.tolerance,
+                                "examples": {name: len(indices) for name, indices in data.splits.items()}}  # fmt: skip
+        if header["asks_budget"] and settings.tell_budget:
+            told["budget"] = told_budget(settings)
+        if header["asks_labels"] and settings.tell_labels and data.task == "classification":
+            told["labels"] = class_counts(data, [dict(data.splits)])[0].tolist()
+        return {"hello": told}
+
+    def _setup(self, header: Header) -> dict[str, Any]:
+        """Build the problem, and say whether what is never trained is there."""
+        _check_names(header, self.settings.allow)
+        build(header["method"])
+        there = not header["base"] or self._remembered.base(header["base"]) is not None
+        if there:
+            self._problem(header)
+        return {"ready": there}
+
+    def _problem(self, header: Header) -> Problem:
+        key = json.dumps([header["problem"], header["base"]], sort_keys=True)
+        if key not in self._problems:
+            spec = {**header["problem"], "model": {**header["problem"]["model"], **self.settings.model}}
+            found = rebuilt(spec)
+            if header["base"]:
+                content = self._remembered.base(header["base"])
+                if content is None:
+                    raise ConfigError("the tensors that are never trained are not on this node any more.")
+                found = replace(found, base=unpack(content))
+            self._problems = {key: found}
+        return self._problems[key]
+
+    # -- jobs
+
+    def _job(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
+        _check_names(header, self.settings.allow)
+        if header["base"] and self._remembered.base(header["base"]) is None:
+            return packed({"lost": True})
+        shared = {name: unpack(parts[name]) if name in parts else {} for name in ("state", "statistics")}
+        job = job_of({**header["job"], **shared})
+        method, problem = build(job.method), self._problem(header)
+        memory, forgot = self._remembered.memory(header["run"], job.memory_version)
+        device = self._device(problem, job, header["cost"], memory)
+        torch.set_num_threads(self.settings.threads)
+        keep_freed_memory()
+        beyond = job.kind != "train" and not job.evaluation.own and not device.affords(job.submodel)
+        if beyond and not method.told:
+            reason = "declined: it is more than the device affords"
+            return packed({"reply": reply_nest(_failed(job, reason, declined=True))})
+        try:
+            with self._memory.held():
+                reply, remembers = run_job(job, device)
+        except MemoryError:
+            reply, remembers = _failed(job, "no memory was left"), memory
+        keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
+        if keeps:
+            self._remembered.keep(header["run"], job.memory_version, job.round, remembers)
+        return packed({"reply": reply_nest(reply), "keeps": keeps, "forgot": forgot})
+
+    def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
+        settings, data = self.settings, self.data
+        conditions = Conditions(job.local.batch_size or len(data.split("train")) or BATCH_SIZE)
+        return Device(problem, data, job.client, _fractions(settings, problem, cost, conditions), settings.tolerance,
+                      conditions, memory, self._accelerator)  # fmt: skip
+
+
+def _failed(job: Job, reason: str, declined: bool = False) -> Failure:
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined)
+
+
+def _fractions(settings: NodeSettings, problem: Problem, cost: str, conditions: Conditions) -> dict[str, float]:
+    """Return what the device affords by cost, as fractions of the full model's."""
+    budget = settings.budget
+    if budget is None:
+        return {}
+    if isinstance(budget, Mapping) and cost not in budget:
+        cost = next(iter(budget))
+    whole: Piece = ({}, (problem.architecture.blocks,))
+    architecture, shape = problem.architecture, problem.input_shape
+    found = budgets_by_cost([budget], cost, lambda name: cost_of(architecture, whole, shape, name, conditions))
+    return {name: float(values[0]) for name, values in found.items()}
+
+
+def _check_names(header: Header, allow: list[str]) -> None:
+    """Refuse whatever would run code that is neither built in nor allowed here.
+
+    Raises:
+        ConfigError: Something is named that the configuration does not allow.
+    """
+    for text in _texts([header["problem"], header["method"], header.get("job", {}).get("method")]):
+        if ":" in text and text not in allow and names.anchored(text, Path.cwd()) not in allow:
+            raise ConfigError(
+                f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
+                "allow in the node's configuration."
+            )
+
+
+def _texts(nest: Any) -> Iterator[str]:
+    if isinstance(nest, str):
+        yield nest
+    elif isinstance(nest, Mapping):
+        for key, value in nest.items():
+            yield from _texts(key)
+            yield from _texts(value)
+    elif isinstance(nest, list | tuple):
+        for value in nest:
+            yield from _texts(value)
+
+
+class _MemoryLimit:
+    """Lets a job take no more than so much memory beyond what the process had before the first one (Linux)."""
+
+    def __init__(self, limit_bytes: float | None) -> None:
+        if limit_bytes is not None and not Path("/proc/self/status").exists():
+            raise ConfigError("memory_limit is known on Linux only; leave it out.")
+        self._limit, self._before = limit_bytes, 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        if self._limit is None:
+            yield
+            return
+        import resource
+
+        self._before = self._before or _data_bytes()
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (self._before + int(self._limit), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """Return the private memory that this process may write to."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))

@@ -1,0 +1,198 @@
+"""Messages out, replies in: Flower's grid behind a few threads, so that no reply keeps another one waiting.
+
+Pulling a reply blocks for minutes where a node died while it uploaded it. So each message is asked for by itself, by a
+thread that is replaced when it hangs. Replies that wait for their turn lie in memory up to a bound, and on disk beyond.
+"""
+
+import heapq
+import itertools
+import queue
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fleetfit.engines.flower.messages import parts_of
+
+_EVERY_S = 0.1  # between two questions for the same reply, where few are out
+_PER_S = 200.0  # questions a second at most
+_HANGS_S = 2.0  # a thread that pulls for longer gets a substitute
+_IN_MEMORY = 512 * 2**20  # bytes of replies that wait
+_ERRORS = {
+    1: "its client app could not be loaded",
+    2: "its client app failed",
+    3: "its reply did not come in time, or not whole",
+    4: "its reply is not there any more",
+    5: "the node was lost",
+    7: "it does not trust this app",
+    8: "the process that did the work ended",
+}
+LOST = frozenset({5})
+"""Flower's codes for a node that is gone."""
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A reply that came, or what came in its place.
+
+    Attributes:
+        message: Id of the message that it answers.
+        content: The answer, or the file that it lies in; None where there is none.
+        problem: Why there is none, or "".
+        lost: Whether the node is gone.
+    """
+
+    message: str
+    content: bytearray | Path | None = None
+    problem: str = ""
+    lost: bool = False
+
+
+Box = queue.Queue[Letter]
+"""Where replies are put as they come."""
+
+
+class Post:
+    """Sends messages and delivers their replies."""
+
+    def __init__(self, grid: Grid) -> None:
+        """Take the grid; threads come with the first message."""
+        self._grid = grid
+        self._due: list[tuple[float, int, str]] = []
+        self._boxes: dict[str, Box] = {}
+        self._turn = itertools.count()
+        self._changed = threading.Condition()
+        self._pulling: dict[threading.Thread, float] = {}
+        self._waiting_bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._closed = False
+
+    def send(self, message: Message, box: Box) -> str:
+        """Send a message; its reply will be put into the box. Return its id, or "" where it could not be sent."""
+        try:
+            sent = [found for found in self._grid.push_messages([message]) if found]
+        except httpx.HTTPError:
+            sent = []
+        if not sent:
+            return ""
+        with self._changed:
+            self._boxes[sent[0]] = box
+            heapq.heappush(self._due, (time.monotonic() + _EVERY_S / 2, next(self._turn), sent[0]))
+            self._changed.notify()
+        self.attend()
+        return sent[0]
+
+    def attend(self) -> None:
+        """See to it that somebody pulls: start a thread where all that there are hang."""
+        with self._changed:
+            now = time.monotonic()
+            able = [t for t, began in self._pulling.items() if t.is_alive() and (not began or now - began < _HANGS_S)]
+            if able or self._closed:
+                return
+            thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-post")
+            self._pulling[thread] = 0.0
+        thread.start()
+
+    def forget(self, message: str) -> None:
+        """Ask for a reply no more."""
+        with self._changed:
+            self._boxes.pop(message, None)
+
+    def nodes(self) -> set[int]:
+        """Return the ids of the nodes that are connected; none where the SuperLink does not answer."""
+        try:
+            return set(self._grid.get_node_ids())
+        except httpx.HTTPError:
+            return set()
+
+    def close(self) -> None:
+        """Let the threads go, and remove the replies on disk."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        while True:
+            message = self._next()
+            if message is None:
+                return
+            self._pulling[me] = time.monotonic()
+            letter = self._asked(message)
+            hung = time.monotonic() - self._pulling[me] > _HANGS_S
+            self._pulling[me] = 0.0
+            self._deliver(message, letter)
+            if hung:  # a substitute is at work
+                with self._changed:
+                    del self._pulling[me]
+                return
+
+    def _next(self) -> str | None:
+        with self._changed:
+            while not self._closed:
+                wait = None if not self._due else self._due[0][0] - time.monotonic()
+                if wait is not None and wait <= 0:
+                    message = heapq.heappop(self._due)[2]
+                    if message in self._boxes:
+                        return message
+                    continue
+                self._changed.wait(wait)
+        return None
+
+    def _asked(self, message: str) -> Letter | None:
+        try:
+            found = list(self._grid.pull_messages([message]))
+        except httpx.HTTPError:  # the SuperLink is away, perhaps for a moment
+            return None
+        return self._letter(message, found[0]) if found else None
+
+    def _letter(self, message: str, reply: Message) -> Letter:
+        if reply.has_error():
+            code, reason = reply.error.code, (reply.error.reason or "").strip()
+            problem = _ERRORS.get(code, f"Flower reports error {code}")
+            return Letter(message, None, f"{problem}{f': {reason}' if reason and code in (1, 2) else ''}"[:500],
+                          code in LOST)  # fmt: skip
+        try:
+            return Letter(message, self._kept(parts_of(reply)["answer"]))
+        except (ValueError, TypeError, KeyError, EOFError) as error:
+            return Letter(message, None, f"its reply is no answer: {error}"[:500])
+
+    def _kept(self, content: bytearray) -> bytearray | Path:
+        with self._changed:
+            if self._waiting_bytes + len(content) <= _IN_MEMORY:
+                self._waiting_bytes += len(content)
+                return content
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="fleetfit-", ignore_cleanup_errors=True)
+            path = Path(self._folder.name) / str(next(self._turn))
+        path.write_bytes(content)
+        return path
+
+    def released(self, letter: Letter) -> bytes | bytearray:
+        """Return the answer of a letter, once: it waits no more."""
+        content = letter.content
+        if isinstance(content, Path):
+            found = content.read_bytes()
+            content.unlink(missing_ok=True)
+            return found
+        with self._changed:
+            self._waiting_bytes -= len(content or b"")
+        return content or b""
+
+    def _deliver(self, message: str, letter: Letter | None) -> None:
+        with self._changed:
+            if letter is None:
+                if message in self._boxes:
+                    pause = max(_EVERY_S, len(self._boxes) / _PER_S)
+                    heapq.heappush(self._due, (time.monotonic() + pause, next(self._turn), message))
+                return
+            box = self._boxes.pop(message, None)
+        if box is not None:
+            box.put(letter)

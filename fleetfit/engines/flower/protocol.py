@@ -1,0 +1,136 @@
+"""What server and nodes say to each other, as nests for `fleetfit.wire`; whatever comes in is checked here first.
+
+Server to node, in part `header`: `what` is one of
+- hello: what may the server know of you? (`asks_budget`, `asks_labels`)
+- setup: can you train this? (`problem`, `method`, `base`: the digest of what is never trained, or "")
+- base: as setup, with those tensors in part `base`
+- job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
+Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `lost` (the base is not there any more), or
+`refused` with a reason.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fleetfit.data import Data
+from fleetfit.errors import RunError
+from fleetfit.planner import Budget
+from fleetfit.values import Facts, Told
+from fleetfit.wire import pack, unpack
+
+PROTOCOL = 1
+_NAME = re.compile(r"[\w.-]{1,60}")
+_WORD = 300  # characters of a stranger's text that are believed
+
+Header = Mapping[str, Any]
+_SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str}
+_WANTED: Mapping[str, Mapping[str, type]] = {
+    "hello": {"asks_budget": bool, "asks_labels": bool}, "setup": _SETUP, "base": _SETUP, "job": {**_SETUP, "job": dict}
+}  # fmt: skip
+
+
+def packed(nest: Mapping[str, Any]) -> bytes:
+    """Return an answer or a header as bytes."""
+    return pack({"protocol": PROTOCOL, **nest})
+
+
+def checked_header(nest: Any) -> Header:
+    """Return a header whose outline is right.
+
+    Raises:
+        RunError: It is none, or of another version.
+    """
+    if not isinstance(nest, dict):
+        raise RunError("a message's header is no table.")
+    if nest.get("protocol") != PROTOCOL:
+        raise RunError(
+            f"the server speaks version {nest.get('protocol')!r} of the protocol, and this node version {PROTOCOL}. "
+            "Bring both to the same version of FleetFit."
+        )
+    wanted = _WANTED.get(str(nest.get("what")))
+    if wanted is None:
+        raise RunError(f"a message asks for {nest.get('what')!r:.60}, which is unknown here.")
+    for key, kind in wanted.items():
+        if not isinstance(nest.get(key), kind):
+            raise RunError(f'a message\'s "{key}" is missing or of a wrong type.')
+    return nest
+
+
+def facts_of(data: Data) -> dict[str, Any]:
+    """Return what a model needs to know of data, as plain values."""
+    return {"name": data.name, "task": data.task, "sample_shape": list(data.sample_shape), "classes": data.classes,
+            "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
+
+
+def answer_of(content: bytes | bytearray) -> dict[str, Any]:
+    """Return the nest of an answer.
+
+    Raises:
+        RunError: It is none, or of another version.
+    """
+    nest = unpack(content)
+    if not isinstance(nest, dict):
+        raise RunError("its answer is no table.")
+    if nest.get("protocol") != PROTOCOL:
+        raise RunError(f"it speaks version {nest.get('protocol')!r:.40} of the protocol, and the server {PROTOCOL}.")
+    return nest
+
+
+def hello_of(nest: Any) -> Told:
+    """Return what a node told, every field looked at.
+
+    Raises:
+        RunError: Something in it is wrong.
+    """
+    if not isinstance(nest, Mapping):
+        raise RunError("it told nothing of itself.")
+    name, examples, labels = nest.get("name"), nest.get("examples"), nest.get("labels")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RunError("its name is not one of at most 60 letters, digits, dots and dashes.")
+    if not isinstance(examples, Mapping) or not _count(examples.get("train")):
+        raise RunError("it does not say how many training samples it has.")
+    facts, tolerance = _facts(nest.get("facts")), nest.get("tolerance")
+    if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < 100:
+        raise RunError("its tolerance is no number from 0.")
+    if labels is not None and not (
+        isinstance(labels, list) and len(labels) == facts.classes and all(map(_count, labels))
+    ):
+        raise RunError("its samples by class are no whole numbers, one for each class.")
+    if labels is not None and sum(labels) != examples["train"]:
+        raise RunError("its samples by class do not add up to its training samples.")
+    return Told(name, facts, examples["train"], _budget(nest.get("budget")), float(tolerance),
+                 None if labels is None else tuple(labels))  # fmt: skip
+
+
+def _facts(nest: Any) -> Facts:
+    try:
+        shape = nest["sample_shape"]
+        numbers = (nest["classes"], nest["vocabulary"], *shape)
+        texts = (nest["name"], nest["task"])
+        good = all(isinstance(t, str) and 0 < len(t) <= _WORD for t in texts) and all(map(_count, numbers))
+        good = good and isinstance(shape, list) and len(shape) <= 8 and type(nest["padding"]) is int
+    except (KeyError, TypeError, IndexError):
+        good = False
+    if not good or nest["classes"] < 1:
+        raise RunError("it does not say what its data are.")
+    return Facts(*texts, tuple(shape), nest["classes"], nest["vocabulary"], nest["padding"])
+
+
+def _budget(nest: Any) -> Budget | None:
+    if nest is None or _amount(nest):
+        return nest
+    if isinstance(nest, Mapping) and 0 < len(nest) <= 16 and all(map(_amount, nest.values())):
+        return {str(key)[:60]: value for key, value in nest.items()}
+    raise RunError("its budget is no amount, and no table of amounts.")
+
+
+def _amount(value: Any) -> bool:
+    if isinstance(value, str):
+        return 0 < len(value) <= 40
+    return type(value) in (int, float) and math.isfinite(value) and value > 0
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**40

@@ -1,0 +1,101 @@
+"""What a node keeps on its own disk: what it remembers of a run, and tensors that are never trained.
+
+It is never sent. Of a run's memory the last two versions are there: the one that the last job began with, and the one
+that it left, since the server's next job says which of them was accepted. Files are `fleetfit.wire` messages, written
+beside their place and renamed, so that a loss of power leaves one or the other.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from fleetfit.errors import RunError
+from fleetfit.records.writing import into_place
+from fleetfit.wire import pack, unpack
+
+_RUNS = 8  # whose memory is kept
+_RUN = re.compile(r"[0-9a-f]{8,64}")
+
+
+class Remembered:
+    """The files of a node."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder, which is made when something is kept."""
+        self._folder = folder
+
+    def memory(self, run: str, version: int) -> tuple[Any, bool]:
+        """Return what was kept under a version (-1: nothing was), and whether it is missing."""
+        if version < 0:
+            return None, False
+        found = self._versions(run)
+        return found.get(version), version not in found
+
+    def keep(self, run: str, before: int, version: int, memory: Any) -> None:
+        """Keep a new version beside the one that it began with."""
+        kept = {v: m for v, m in self._versions(run).items() if v == before and v != version}
+        self._write(self._file(run), {"versions": list(kept), "memories": list(kept.values())}, version, memory)
+        self._forget_old_runs()
+
+    def _write(self, path: Path, nest: dict[str, Any], version: int, memory: Any) -> None:
+        _written(path, pack({"versions": [*nest["versions"], version], "memories": [*nest["memories"], memory]}))
+
+    def _versions(self, run: str) -> dict[int, Any]:
+        path = self._file(run)
+        try:
+            nest = unpack(path.read_bytes())
+            return dict(zip(nest["versions"], nest["memories"], strict=True))
+        except FileNotFoundError:
+            return {}
+        except (RunError, KeyError, TypeError, ValueError, OSError):  # a damaged disk: as good as nothing
+            return {}
+
+    def _file(self, run: str) -> Path:
+        if not _RUN.fullmatch(run):
+            raise RunError(f'"{run[:40]}" is no name of a run.')
+        return self._folder / "runs" / f"{run}.ffit"
+
+    def _forget_old_runs(self) -> None:
+        files = sorted((self._folder / "runs").glob("*.ffit"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in files[_RUNS:]:
+            path.unlink(missing_ok=True)
+
+    # -- tensors that are never trained
+
+    def base(self, digest: str) -> bytes | None:
+        """Return the packed tensors of a digest, or None where they are not there, or damaged."""
+        try:
+            content = (self._folder / "base" / f"{_digest_checked(digest)}.ffit").read_bytes()
+        except OSError:
+            return None
+        return content if digest_of(content) == digest else None
+
+    def keep_base(self, digest: str, content: bytes | bytearray) -> None:
+        """Keep packed tensors.
+
+        Raises:
+            RunError: They are others than the digest says.
+        """
+        if digest_of(content) != digest:
+            raise RunError("the tensors that came are not those that were announced.")
+        _written(self._folder / "base" / f"{_digest_checked(digest)}.ffit", content)
+
+
+def digest_of(content: bytes | bytearray) -> str:
+    """Return the SHA-256 of packed tensors, as 64 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digest_checked(digest: str) -> str:
+    if not _RUN.fullmatch(digest):
+        raise RunError("a digest has 64 hexadecimal digits.")
+    return digest
+
+
+def _written(path: Path, content: bytes | bytearray) -> None:
+    path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    into_place(part, path)

@@ -1,0 +1,222 @@
+"""Who takes part in a fleet's run: nodes enrol, are told what is trained, go away and come back.
+
+A node that is new is asked what the server may know of it, and then whether it can train this model; what it lacks of
+tensors that are never trained is sent to it once. Who refuses, or does not fit, is named with the reason and asked
+again a minute later. A client's number is its place in the roll, which only grows.
+"""
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fleetfit.engines.flower import messages
+from fleetfit.engines.flower.post import Box, Letter, Post
+from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
+from fleetfit.errors import FleetFitError, RunError
+from fleetfit.values import Facts, Told
+
+_ANSWER_S = 120.0  # a Raspberry Pi needs a minute to import torch
+_AGAIN_S = 60.0  # until a node that refused is asked again
+
+
+@dataclass
+class Member:
+    """A node of the run.
+
+    Attributes:
+        node: Flower's id of it, which belongs to its key.
+        told: What it told of itself.
+        ready: Whether it has said that it can train this model.
+    """
+
+    node: int
+    told: Told
+    ready: bool = False
+
+
+@dataclass
+class Setup:
+    """What every node must know before its first job.
+
+    Attributes:
+        header: For messages of kind setup, base and job: run, problem, method, base, cost.
+        base: The packed tensors that are never trained; empty where there are none.
+    """
+
+    header: Mapping[str, Any]
+    base: bytes = b""
+
+
+@dataclass
+class Roll:
+    """The nodes of a run.
+
+    Attributes:
+        post: Messages out, replies in.
+        asks: What a hello asks for: `asks_budget`, `asks_labels`.
+        fits: Returns why a node does not fit this run, or "".
+        say: Prints a line for the person at the server.
+        members: Who has enrolled; a client's number is its place.
+        setup: Known as soon as the model is.
+    """
+
+    post: Post
+    asks: Mapping[str, bool]
+    fits: Callable[[Told], str]
+    say: Callable[[str], None]
+    members: list[Member] = field(default_factory=list)
+    setup: Setup | None = None
+    online: set[int] = field(default_factory=set)
+    changed: bool = False
+    _box: Box = field(default_factory=queue.Queue)
+    _asked: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _not_before: dict[int, float] = field(default_factory=dict)
+    _new: list[Member] = field(default_factory=list)
+    _base_part: Any = None
+
+    @staticmethod
+    def saved(members: Iterable[Member]) -> list[dict[str, Any]]:
+        """Return members as plain values, for the run folder."""
+        return [{"node": str(member.node), **member.told.nest} for member in members]
+
+    def restore(self, nests: Iterable[Mapping[str, Any]]) -> None:
+        """Take back what `saved` returned."""
+        self.members = [Member(int(nest["node"]), hello_of(nest)) for nest in nests]
+
+    def ready(self) -> list[bool]:
+        """Return who of the members is connected and can train."""
+        return [member.ready and member.node in self.online for member in self.members]
+
+    def settle(self) -> None:
+        """Number the nodes that are new, by name; until then they have no number."""
+        if self._new:
+            self.members += sorted(self._new, key=lambda member: (member.told.name, member.node))
+            self._new, self.changed = [], True
+
+    @property
+    def arrived(self) -> int:
+        """How many have enrolled."""
+        return len(self.members) + len(self._new)
+
+    def keep_only(self, facts: Facts) -> None:
+        """Leave out members with other data; before the first round, while numbers may still change."""
+        for member in [m for m in self.members if m.told.facts.shape != facts.shape]:
+            self.say(f"Node {member.told.name} does not take part: its data are {member.told.facts}, not {facts}.")
+            self._not_before[member.node] = time.monotonic() + _AGAIN_S
+            self.members.remove(member)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether somebody who is connected is still being asked."""
+        now = time.monotonic()
+        open_ = [m for m in self.members if m.node in self.online and not m.ready]
+        return any(now >= self._not_before.get(m.node, 0.0) for m in open_)
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody has been asked and has not answered yet."""
+        return bool(self._asked)
+
+    def advance(self) -> None:
+        """See who is there, ask whoever must be asked, and take the answers that have come; returns at once."""
+        self.post.attend()
+        before, self.online = self.online, self.post.nodes()
+        for node in before - self.online:  # whatever it knew, it is asked again when it comes back
+            self._not_before.pop(node, None)
+        for node in sorted(self.online - before):
+            member = self._member(node)
+            if member is not None:
+                member.ready = False
+                self._ask(node, "hello")
+        busy = {node for node, _ in self._asked.values()}
+        for node in sorted(self.online - busy):
+            member = self._member(node)
+            if time.monotonic() < self._not_before.get(node, 0.0):
+                continue
+            if member is None:
+                self._ask(node, "hello")
+            elif self.setup is not None and not member.ready:
+                self._ask(node, "setup")
+        self._take()
+
+    def unready(self, client: int) -> None:
+        """Have a member set up again before its next job."""
+        self.members[client].ready = False
+
+    def _member(self, node: int) -> Member | None:
+        return next((m for m in (*self.members, *self._new) if m.node == node), None)
+
+    def _ask(self, node: int, what: Literal["hello", "setup", "base"]) -> None:
+        if what == "hello":
+            parts: dict[str, messages.Part] = {"header": packed({"what": what, **self.asks})}
+        else:
+            assert self.setup is not None
+            parts = {"header": packed({"what": what, **self.setup.header})}
+            if what == "base":
+                self._base_part = self._base_part or messages.part(self.setup.base)
+                parts["base"] = self._base_part
+        sent = self.post.send(messages.request(node, "query", parts, _ANSWER_S, 0), self._box)
+        if sent:
+            self._asked[sent] = (node, what)
+
+    def _take(self) -> None:
+        while True:
+            try:
+                letter = self._box.get_nowait()
+            except queue.Empty:
+                return
+            node, what = self._asked.pop(letter.message)
+            try:
+                self._heard(node, what, letter)
+            except FleetFitError as error:
+                self._not_before[node] = time.monotonic() + _AGAIN_S
+                self.say(f"Node {self._called(node)} does not take part: {error}")
+
+    def _called(self, node: int) -> str:
+        member = self._member(node)
+        return str(node) if member is None else member.told.name
+
+    def _heard(self, node: int, what: str, letter: Letter) -> None:
+        """Take one answer.
+
+        Raises:
+            FleetFitError: The node refuses, or does not fit.
+        """
+        if letter.problem:
+            raise RunError(letter.problem)
+        nest = answer_of(self.post.released(letter))
+        if "refused" in nest:
+            raise RunError(str(nest["refused"])[:500])
+        if what == "hello":
+            self._enrol(node, hello_of(nest.get("hello")))
+            return
+        member = self._member(node)
+        assert member is not None
+        if nest.get("ready") is True:
+            member.ready = True
+        elif what == "setup":
+            self._ask(node, "base")
+        else:
+            raise RunError("it did not keep the tensors that are never trained.")
+
+    def _enrol(self, node: int, told: Told) -> None:
+        wrong = self.fits(told)
+        if wrong:
+            raise RunError(wrong)
+        member = self._member(node)
+        if member is None:
+            self._new.append(Member(node, told))
+            self.say(f"Node {told.name} has enrolled: {told.num_examples} training samples{_afforded(told)}.")
+        elif told != member.told:
+            member.told, self.changed = replace(told), True
+            self.say(f"Node {told.name} is back, and is another than before{_afforded(told)}.")
+
+
+def _afforded(told: Told) -> str:
+    if told.budget is None:
+        return ", budget not told"
+    if isinstance(told.budget, Mapping):
+        return ", affords " + ", ".join(f"{cost} {amount}" for cost, amount in told.budget.items())
+    return f", affords {told.budget}"

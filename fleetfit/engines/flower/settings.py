@@ -1,0 +1,147 @@
+"""A node's own configuration file: what the device is, what it affords and tells, and where its data come from."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fleetfit import names
+from fleetfit.config.checking import validated
+from fleetfit.config.reading import anchored, read_table
+from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
+from fleetfit.data import Data
+from fleetfit.data.partition import partition
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.planner import Budget, absolute
+
+_NAME = re.compile(r"[\w.-]{1,60}")
+
+
+class OwnPartition(Open):
+    """`[data] partition`: for trials, one client's part of a data set. Further keys are those of the kind."""
+
+    kind: str = "dirichlet"
+    clients: Count
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class OwnData(Open):
+    """`[data]`: the node's own data. Further keys are the data set's own.
+
+    Attributes:
+        name: A built-in data set, or a function that returns a `fleetfit.Data`: "package.module:function" or
+            "file.py:function".
+        partition: Take one part of it only, as the simulation would divide it.
+        client: Which part.
+    """
+
+    name: str
+    partition: OwnPartition | None = None
+    client: Annotated[int, Field(ge=0)] | None = None
+
+
+class NodeSettings(Section):
+    """A node's configuration.
+
+    Attributes:
+        name: How reports and logs call it; letters, digits, dots, dashes.
+        data: Its own data.
+        budget: What it affords, as in `[fleet] groups`; or the .toml file that holds it, under `budget`; or nothing:
+            no limit.
+        tolerance: How far a model may exceed the budget, as a fraction of it.
+        tell_budget: Whether the server may know the budget; methods that choose a level for each client need it.
+        tell_labels: Whether the server may know how many samples of each class there are.
+        allow: Methods, models and single hooks of your own that the server may name:
+            "package.module:function" or "file.py:function".
+        device: "cpu", "cuda" or "cuda:N".
+        threads: Threads for a job.
+        memory_limit: How much memory a job may take, such as "300 MB": beyond it the job fails, and not the device.
+        folder: Where the node keeps what it remembers; "fleetfit-node" beside this file by default.
+        model: Keys of the run's `[model]` that are different here, such as where a checkpoint lies.
+    """
+
+    name: str
+    data: OwnData
+    budget: Positive | str | dict[str, Positive | Unit] | None = None
+    tolerance: NotNegative = 0.1
+    tell_budget: bool = True
+    tell_labels: bool = False
+    allow: list[str] = Field(default_factory=list)
+    device: str = "cpu"
+    threads: Count = 1
+    memory_limit: Unit | None = None
+    folder: str = "fleetfit-node"
+    model: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def limit_bytes(self) -> float | None:
+        """The memory limit in bytes."""
+        return None if self.memory_limit is None else absolute(self.memory_limit, "memory_bytes")
+
+
+def read_settings(path: str | Path) -> NodeSettings:
+    """Read a node's configuration file; relative paths in it are seen from its folder.
+
+    Raises:
+        ConfigError: Something in it is wrong.
+    """
+    path = Path(path).expanduser().resolve()
+    folder = path.parent
+    table = anchored(read_table(path), folder)
+    try:
+        found = validated(NodeSettings, table)
+        if not _NAME.fullmatch(found.name):
+            raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{found.name}".')
+        if (found.data.partition is None) != (found.data.client is None):
+            raise ConfigError("[data] partition and client go together: which part of which division is this node's?")
+        _ = found.limit_bytes
+        allow = [names.anchored(name, folder) for name in found.allow]
+        place = str((folder / Path(found.folder).expanduser()).resolve())
+        return found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
+    except FleetFitError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
+    """Return the budget of a budget file, and its tolerance if it has one."""
+    if not isinstance(found.budget, str) or not found.budget.endswith(".toml"):
+        return {}
+    table = read_table(folder / Path(found.budget).expanduser())
+    read = validated(_BudgetFile, table)
+    return {"budget": read.budget} | ({} if read.tolerance is None else {"tolerance": read.tolerance})
+
+
+class _BudgetFile(Section):
+    budget: Positive | Unit | dict[str, Positive | Unit]
+    tolerance: NotNegative | None = None
+
+
+def own_data(settings: NodeSettings) -> Data:
+    """Load the node's own data.
+
+    Raises:
+        FleetFitError: They cannot be had.
+    """
+    section = settings.data
+    function = names.resolve("data", section.name)
+    try:
+        data = names.call(function, section.name, "[data]", section.settings)
+    except (OSError, ImportError) as error:
+        raise ConfigError(f"[data] {section.name} failed: {error}") from error
+    if not isinstance(data, Data):
+        raise ConfigError(f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
+    division, client = section.partition, section.client
+    if division is None or client is None:
+        return data
+    parts = partition(data, division.kind, division.clients, division.seed, **division.settings)
+    if client >= len(parts):
+        raise ConfigError(f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.")
+    return data.share(parts[client])
+
+
+def told_budget(settings: NodeSettings) -> Budget | None:
+    """Return the budget as it travels, or None where the node keeps it to itself."""
+    budget = settings.budget if settings.tell_budget else None
+    return dict(budget) if isinstance(budget, Mapping) else budget

@@ -1,0 +1,69 @@
+"""The warm worker of a node (see `fleetfit.engines.flower.warm`): comes with the first message goes with the node."""
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import struct
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+
+from fleetfit.engines.flower.node import answer
+from fleetfit.engines.flower.warm import received
+
+
+def main(place: str, config: str, watched: str) -> None:
+    """Answer messages until the watched process ends."""
+    os.umask(0o077)
+    threading.Thread(target=_end_with, args=(int(watched), Path(place).parent), daemon=True).start()
+
+    with Listener(place, "AF_UNIX") as listener:
+        while True:
+            with contextlib.suppress(OSError, EOFError), listener.accept() as connection:
+                _serve(connection, config)
+
+
+def _serve(connection: Connection, config: str) -> None:
+    if _user(connection) == os.getuid():
+        connection.send_bytes(answer(config, received(connection)))
+
+
+def _user(connection: Connection) -> int:
+    """Return whose process is at the other end."""
+    if not hasattr(socket, "SO_PEERCRED"):  # the folder's rights must do
+        return os.getuid()
+    with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+        found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[1])
+
+
+def _end_with(watched: int, place: Path) -> None:
+    """End this process, and remove its folder, as soon as another process has ended."""
+    try:
+        handle = os.pidfd_open(watched)
+        select.select([handle], [], [])
+    except ProcessLookupError:
+        pass
+    except (AttributeError, OSError):  # no such call on this system
+        while _alive(watched):
+            time.sleep(1)
+    shutil.rmtree(place, ignore_errors=True)
+    os._exit(0)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,149 @@
+"""The process behind `fleetfit flower node` that has torch imported and forks itself for every message.
+
+Flower starts a Python for every message, which imports torch. Here Flower's SuperExec hands the message to a process
+that has imported everything already (the zygote); its fork runs FleetFit's client app, and no other one, whatever app
+the server names. This leans on names inside Flower: see `fleetfit.engines.flower.inside`.
+
+Run as `python -m fleetfit.engines.flower.zygote ...` by `fleetfit.engines.flower.launcher`.
+"""
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+import tomllib
+import traceback
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from fleetfit.engines.flower.inside import CLIENT, missing_names, often
+from fleetfit.errors import ConfigError
+
+PRELOAD = ("torch", "numpy", "flwr.supernode.runtime.run_clientapp", "fleetfit.engines.flower.node")
+
+
+def _zygote(report: str, app: str, *preload: str) -> None:
+    """Import everything, then fork for every job that comes through the standard input, until it closes.
+
+    Args:
+        report: Descriptor of the pipe for one line of JSON: `{"ready": ""}`, or why it is not.
+        app: The client app that the forks run, as "package.module:object".
+        preload: Modules to import.
+    """
+    with os.fdopen(int(report), "w") as told:
+        try:
+            missing = ", ".join(missing_names())
+            said = {"unfit": f"the installed Flower lacks {missing}"} if missing else _prepared(app, preload)
+        except Exception:
+            traceback.print_exc()
+            said = {"failed": traceback.format_exc(limit=0).strip()}
+        told.write(json.dumps(said) + "\n")
+    if "ready" in said:
+        for line in sys.stdin.buffer:
+            _fork(json.loads(line))
+
+
+def _prepared(app: str, preload: tuple[str, ...]) -> dict[str, str]:
+    """Import the modules, replace Flower's loader, and return what to report."""
+    for name in preload:
+        importlib.import_module(name)
+    if "torch" in sys.modules:
+        importlib.import_module("torch").set_num_threads(1)
+    _only(app)
+    often(CLIENT, "pull_and_inflate_object_from_tree")
+    signal.signal(signal.SIGCHLD, _reap)
+    gc.collect()
+    gc.freeze()  # forks share these pages until they write to them
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:  # a fork has one thread, and the locks that the others held for ever
+        return {"unfit": f"{threads} threads run after importing {', '.join(preload)}"}
+    return {"ready": ""}
+
+
+def _only(app: str) -> None:
+    """Have Flower's client process load one app, whatever the server sent; nothing of that is unpacked."""
+    module = importlib.import_module(CLIENT)
+
+    def check(fab_file: bytes, skip_prompt: bool = False) -> None:
+        named = _component(fab_file)
+        if named != app:
+            raise ConfigError(f'this node runs the client app "{app}" only; the app that was sent names "{named}".')
+
+    def loader(**_: Any) -> Callable[..., Any]:
+        return lambda *_: _loaded(app)
+
+    module.install_from_fab = check  # type: ignore[attr-defined]
+    module.get_load_client_app_fn = loader  # type: ignore[attr-defined]
+
+
+def _component(fab: bytes) -> str:
+    """Return the client app that a Flower app bundle names.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(fab)) as files:
+            table = tomllib.loads(files.read("pyproject.toml").decode())
+        return str(table["tool"]["flwr"]["app"]["components"]["clientapp"])
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError("the app that was sent names no client app.") from error
+
+
+def _loaded(app: str) -> Any:
+    module, _, name = app.partition(":")
+    return reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _fork(job: Mapping[str, Any]) -> None:
+    """Fork; the child does the job and ends."""
+    try:
+        if os.fork():
+            return
+    except OSError as error:
+        _say(f"no process for a message: {error}")
+        return
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.environ["FLEETFIT_IN_ZYGOTE"] = "1"
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+            os.dup2(nothing.fileno(), 0)
+        importlib.import_module(CLIENT).run_clientapp(insecure=True, runtime_dependency_install=False, **job)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)  # never back into the zygote's loop
+
+
+def _reap(*_: Any) -> None:
+    """Collect the children that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            if os.WIFSIGNALED(status):
+                _say(f"the process of a message was ended by signal {os.WTERMSIG(status)}.")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"fleetfit: {text}\n".encode())
+
+
+if __name__ == "__main__":
+    _zygote(*sys.argv[1:])

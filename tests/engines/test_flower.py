@@ -1,0 +1,544 @@
+"""Engine flower, its own code in one process: same bits as `local`; late, lost, false and missing replies."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from tiny import spec_of
+
+import fleetfit as ff
+from fleetfit import names
+from fleetfit.compression import DTYPES
+from fleetfit.errors import ConfigError, FleetFitError, RunError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from local_grid import LocalGrid, node_file
+
+from fleetfit.api.fleet import Wanted, serve
+from fleetfit.engines.flower import flower, messages
+from fleetfit.engines.flower import node as nodes_side
+from fleetfit.engines.flower import post as posting
+from fleetfit.engines.flower.post import Letter, Post
+from fleetfit.report import plots
+from fleetfit.wire import pack, unpack
+
+CLIENTS = 5
+DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}
+ALLOW = ["tiny:tiny", "plugin_method:counting"]
+
+
+def described(method: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """A run file: small, with dropout, momentum and clients of several levels."""
+    table: dict[str, Any] = {
+        "seed": 3, "rounds": 3,
+        "data": {"name": "tiny:tiny_data", "partition": DIVISION, "server": {"name": "tiny:tiny_server_data"}},
+        "model": {"name": "tiny:tiny", "dropout": 0.2},
+        "fleet": {"tolerance": 0.45, "levels": [0.5, 1.0], "groups": [{"budget": 0.5}, {"budget": 1.0}]},
+        "method": dict(method), "local": {"epochs": 1, "lr": 0.05}, "cohort": {"count": 4},
+        "evaluate": {"every": 2}, "engine": {"name": "local"},
+    }  # fmt: skip
+    if method["name"] != "feddf":
+        del table["data"]["server"]
+    return {**table, **changes}
+
+
+@dataclass
+class Lab:
+    """A fleet in this process, and the simulation that it must equal."""
+
+    folder: Path
+    table: dict[str, Any]
+    budgets: list[float]
+    node: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.configs = [self.config(i) for i in range(CLIENTS)]
+        self.grid = LocalGrid(self.configs)
+
+    def config(self, client: int, **changes: Any) -> Path:
+        data = {"name": "tiny:tiny_data", "client": client, "partition": {**DIVISION, "seed": self.table["seed"]}}
+        settings = {
+            "budget": self.budgets[client],
+            "tolerance": 0.45,
+            "allow": ALLOW,
+            "data": data,
+            **self.node,
+            **changes,
+        }
+        return node_file(self.folder, f"node-{client}", settings)
+
+    def serve(self, out: str = "run", resume: bool = False, **engine: Any) -> ff.Run:
+        engine = {"name": "flower", "nodes": CLIENTS, **engine}
+        path = self.folder / "run.toml"
+        path.write_text(tomli_w.dumps({**self.table, "engine": engine}))
+        target = str(self.folder / out)
+        return serve(self.grid, Wanted(resume=target) if resume else Wanted(str(path), target), self.said.append)
+
+    @property
+    def heard(self) -> str:
+        return "\n".join(self.said)
+
+
+@pytest.fixture(autouse=True)
+def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_side.node_of.cache_clear()
+    monkeypatch.setattr(plots, "plots_of_run", lambda *given: [])  # they take most of the time of a small run
+
+
+def simulated(folder: Path, table: dict[str, Any]) -> ff.Run:
+    return ff.run(table, out=folder / "local")
+
+
+def lab_of(folder: Path, table: dict[str, Any], **node: Any) -> tuple[Lab, ff.Run]:
+    base = simulated(folder, table)
+    return Lab(folder, table, [float(b) for b in base.assembly.fleet.budgets], node), base
+
+
+def same_state(a: ff.Run, b: ff.Run) -> bool:
+    first, second = a.server.state, b.server.state
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# ---- the same bits -----------------------------------------------------------------------------------------------
+
+SPECS: list[dict[str, Any]] = [
+    *(spec_of(name) for name in names.available("methods")),
+    {"name": "plugin_method:counting", "pull": 0.1},
+    {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "heterofl", "hooks": {"channels": "random"}},
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec['name']}{'+' if len(spec) > 1 else ''}")
+def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path: Path) -> None:
+    lab, base = lab_of(tmp_path, described(spec))
+    run = lab.serve()
+    assert same_state(base, run)
+    assert pack(base.server.memory) == pack(run.server.memory)
+    for ours, theirs in zip(run.metrics, base.metrics, strict=True):
+        assert ours["train"] == theirs["train"] and ours["failures"] == []
+        assert ours["bytes_up"] == theirs["bytes_up"] and ours["waste"] == theirs["waste"]
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
+    table = described({"name": "scalefl"})
+    table["local"]["compress"] = kind
+    lab, base = lab_of(tmp_path, table)
+    assert same_state(base, lab.serve())
+
+
+def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
+    """What devices cannot run they do not evaluate; the accuracy at a client's own level is the simulation's."""
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}))
+    run = lab.serve()
+    ours, theirs = run.columns["static"], base.columns["static"]
+    top = [c for c, level in enumerate(base.assembly.federation.level_of) if level == 1]
+    assert ours["global_clients"] == len(top) < theirs["global_clients"] == CLIENTS
+    assert ours["per_client"]["global"] == {str(c): ours["per_client"]["local"][str(c)] for c in top}
+    asked = [unpack(messages.parts_of(m)["header"]) for m in lab.grid.sent]
+    jobs = [(h["job"]["client"], h["job"]["level"]) for h in asked if h["what"] == "job"]
+    assert all(level <= base.assembly.federation.level_of[client] for client, level in jobs)
+
+
+def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
+    lab.serve()
+    states: dict[int, set[str]] = {}
+    for message in lab.grid.sent:
+        header = unpack(messages.parts_of(message)["header"])
+        if message.metadata.message_type == "train":
+            states.setdefault(header["job"]["level"], set()).add(message.content["state"].object_id)
+    assert sorted(states) == [0, 1] and all(len(ids) == 1 for ids in states.values())
+    assert states[0] != states[1]
+
+
+def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}))
+    lab.serve()
+    loaded = ff.load(tmp_path / "run")
+    x = torch.rand(6, 1, 4, 4)
+    for level in (1, 2):
+        ours, theirs = loaded.model(level)(x), base.model(level)(x)
+        assert [tuple(z.shape) for z in ours] == [tuple(z.shape) for z in theirs]
+    assert loaded.finished and (tmp_path / "run" / "plots" / "levels.png").is_file()
+    with pytest.raises(ConfigError, match="on the nodes"):
+        loaded.evaluate()
+
+
+# ---- going on ----------------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """The server's process ends."""
+
+
+@pytest.mark.parametrize("name", ["scalefl", "plugin_method:counting"])
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_run_whose_server_was_killed_goes_on_with_the_same_bits(name: str, when: int, tmp_path: Path) -> None:
+    """Memories lie on the nodes: also what a node remembered of a round that never counted must not be used."""
+    lab, base = lab_of(tmp_path, described({"name": name}, rounds=4))
+    answered = 0
+
+    def twist(message: Message, reply: Message) -> Message:
+        nonlocal answered
+        answered += message.metadata.group_id == str(when + 1) and message.metadata.message_type == "train"
+        if answered == 2:  # they have trained, and remember it
+            raise Killed
+        return reply
+
+    lab.grid.twist = twist
+    with pytest.raises(Killed):
+        lab.serve()
+    assert len(ff.load(tmp_path / "run").metrics) == when
+    lab.grid.twist = lambda message, reply: reply
+    nodes_side.node_of.cache_clear()  # the nodes were restarted as well
+    assert same_state(base, lab.serve(resume=True))
+    lab.said.clear()
+    assert lab.serve(resume=True).finished and "finished already" in lab.heard
+
+
+def test_what_goes_on_must_be_a_run_of_a_fleet(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1))
+    with pytest.raises(RunError, match="no run of a fleet"):
+        lab.serve("local", resume=True)
+    lab.serve("run")
+    with pytest.raises(RunError, match="not empty"):
+        lab.serve("run")
+
+
+# ---- who does not answer as it should ----------------------------------------------------------------------------
+
+
+def reply_twisted(lab: Lab, client: int, change: Callable[[dict[str, Any]], Any], round: int = 1) -> None:
+    """Have one client's reply of a round of training changed on its way."""
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        mine = message.metadata.message_type == "train" and message.metadata.dst_node_id == 101 + client
+        if not mine or message.metadata.group_id != str(round):
+            return reply
+        changed = change(unpack(messages.parts_of(reply)["answer"]))
+        if changed is None or isinstance(changed, RecordDict):
+            return None if changed is None else Message(changed, reply_to=message)
+        return messages.reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
+
+    lab.grid.twist = twist
+
+
+def in_reply(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda nest: {**nest, "reply": {**nest["reply"], **fields}}
+
+
+def in_state(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda nest: {**nest, "reply": {**nest["reply"], "state": change(nest["reply"]["state"])}}
+
+
+def first(state: Mapping[str, Any], change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    name = next(iter(state))
+    return {**state, name: change(state[name])}
+
+
+WHOLE = {"channels": {"a": {"from": 0, "to": 8}, "b": {"from": 0, "to": 12}, "classes": {"from": 0, "to": 4}},
+         "exits": [1, 2, 3]}  # fmt: skip
+LIES = {
+    "a size-1 dimension": in_state(lambda s: first(s, lambda t: t[:1])),
+    "a dimension more": in_state(lambda s: first(s, lambda t: t[None])),
+    "a tensor less": in_state(lambda s: dict(list(s.items())[1:])),
+    "a tensor more": in_state(lambda s: {**s, "strange": torch.zeros(1)}),
+    "another name": in_state(lambda s: {f"x{name}": t for name, t in s.items()}),
+    "NaN": in_state(lambda s: first(s, lambda t: t * float("nan"))),
+    "infinity": in_state(lambda s: first(s, lambda t: t / 0)),
+    "other numbers": in_state(lambda s: first(s, lambda t: t.double())),
+    "a larger sub-model": in_reply(submodel=WHOLE),
+    "too many samples": in_reply(num_examples=10**6),
+    "a negative number of samples": in_reply(num_examples=-1),
+    "another client": in_reply(client=4),
+    "another round": in_reply(round=7),
+    "no table": lambda nest: {**nest, "reply": [1, 2]},
+    "no reply": lambda nest: {"protocol": 1},
+    "another protocol": lambda nest: {**nest, "protocol": 2},
+    "no message of ours": lambda nest: b"GARBAGE" * 9,
+    "a message cut off": lambda nest: pack(nest)[:-5],
+    "another format version": lambda nest: pack(nest)[:4] + bytes([9]) + pack(nest)[5:],
+    "no part": lambda nest: RecordDict({}),
+    "another record": lambda nest: RecordDict({"answer": ConfigRecord({"bytes": b"123"})}),
+    "a false label": lambda nest: RecordDict(
+        {"answer": ArrayRecord({"bytes": Array("uint8", (9,), "numpy.ndarray", Array(torch.ones(3).numpy()).data)})}
+    ),
+    "a refusal": lambda nest: {"protocol": 1, "refused": "not today"},
+}
+
+
+@pytest.fixture(scope="module")
+def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[float], ff.Run]:
+    """The run in which client 0 fails honestly in the first round."""
+    folder = tmp_path_factory.mktemp("honest")
+    table = described({"name": "scalefl"}, rounds=2, cohort={"fraction": 1.0}, seed=0)
+    lab, _ = lab_of(folder, table)
+    nodes_side.node_of.cache_clear()
+    reply_twisted(lab, 0, lambda nest: {"protocol": 1, "refused": "the reference"})
+    return table, lab.budgets, lab.serve()
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_is_false_is_refused_and_leaves_the_state_alone(lie: str, without_one: Any, tmp_path: Path) -> None:
+    table, budgets, honest = without_one
+    lab = Lab(tmp_path, table, budgets)
+    reply_twisted(lab, 0, LIES[lie])
+    run = lab.serve()
+    assert same_state(run, honest)
+    failures = run.metrics[0]["failures"]
+    assert [f["client"] for f in failures] == [0] and len(failures[0]["reason"]) < 600
+    assert any(line.startswith("  Node node-0: ") for line in lab.said), lab.heard
+    assert run.metrics[1]["train"]["clients"] == CLIENTS and not run.metrics[1]["failures"]
+
+
+def test_a_round_ends_by_the_deadline_and_the_late_answer_is_not_used(without_one: Any, tmp_path: Path) -> None:
+    table, budgets, _ = without_one
+    lab = Lab(tmp_path, table, budgets)
+    reply_twisted(lab, 0, lambda nest: None)
+    began = time.monotonic()
+    run = lab.serve(deadline_s=1.0)
+    assert time.monotonic() - began > 1.0
+    assert "did not answer within 1 s" in lab.heard
+    assert run.metrics[0]["train"]["clients"] == CLIENTS - 1
+    # its job of round 1 is still out: nobody sends it another one until Flower has dropped that
+    assert run.metrics[1]["train"]["clients"] == CLIENTS - 1 and run.metrics[1]["online"] == CLIENTS - 1
+
+
+def test_a_late_answer_frees_its_node(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=4, cohort={"fraction": 1.0}))
+    kept: list[tuple[str, Message]] = []
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        metadata = message.metadata
+        if metadata.message_type == "train" and metadata.dst_node_id == 101 and metadata.group_id == "1":
+            kept.append((metadata.message_id, reply))
+            return None
+        if metadata.message_type == "train" and metadata.group_id == "2" and kept:
+            time.sleep(0.3)
+            lab.grid.replies.update(kept)
+            kept.clear()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve(deadline_s=0.6)
+    assert "answered a job after its round had ended" in lab.heard
+    assert [report["online"] for report in run.metrics] == [5, 4, 5, 5]
+
+
+def test_enough_answers_end_a_round(without_one: Any, tmp_path: Path) -> None:
+    table, budgets, _ = without_one
+    lab = Lab(tmp_path, table, budgets)
+    reply_twisted(lab, 0, lambda nest: None)
+    began = time.monotonic()
+    run = lab.serve(deadline_s=300.0, quorum=0.8)
+    assert time.monotonic() - began < 100
+    assert run.metrics[0]["train"]["clients"] == 4 and "enough others" in run.metrics[0]["failures"][0]["reason"]
+
+
+def test_over_selection_fills_the_cohort(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1, cohort={"count": 3}))
+    reply_twisted(lab, 0, lambda nest: None)
+    reply_twisted_too = lab.grid.twist
+    lab.grid.twist = lambda m, r: None if m.metadata.dst_node_id == 102 and m.metadata.message_type == "train" else (
+        reply_twisted_too(m, r))  # fmt: skip
+    run = lab.serve(deadline_s=60.0, over_selection=0.5)
+    assert sum(m.metadata.message_type == "train" for m in lab.grid.sent) == 5
+    assert run.metrics[0]["train"]["clients"] == 3 and len(run.metrics[0]["failures"]) == 2
+
+
+def test_a_node_that_goes_away_comes_back_and_one_that_comes_late(tmp_path: Path) -> None:
+    """AdaptiveFL keeps a table of the clients, which grows with them."""
+    table = described({"name": "adaptivefl", "p": 1}, rounds=6, cohort={"fraction": 1.0})
+    lab, _ = lab_of(tmp_path, table)
+    lab.grid.offline = {105}  # it has not come yet
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            lab.grid.offline = {"1": {105}, "2": {101}, "3": {101}}.get(message.metadata.group_id, set())
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve(nodes=4)
+    online = [report["online"] for report in run.metrics]
+    assert online[0] == 4 and min(online) == 3 and online[-1] == 5, online
+    assert run.server.memory["adaptivefl"]["curiosity"].shape[1] == 5
+    again = serve(lab.grid, Wanted(resume=str(tmp_path / "run")), lab.said.append)
+    assert again.finished and len(again.assembly.federation.levels) == 3
+
+
+def test_a_reply_that_hangs_while_it_is_pulled_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    """As when a node dies while it uploads: Flower then blocks for minutes."""
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
+    hung, over = set[str](), threading.Event()
+    pull = lab.grid.pull_messages
+
+    def slow(ids: Any) -> Any:
+        ids = list(ids)
+        first_train = next((m for m in lab.grid.sent if m.metadata.message_type == "train"), None)
+        if first_train is not None and first_train.metadata.message_id in ids:
+            hung.update(ids)
+            over.wait(60)
+            return []
+        return pull(ids)
+
+    lab.grid.pull_messages = slow  # type: ignore[method-assign]
+    try:
+        began = time.monotonic()
+        run = lab.serve(deadline_s=4.0)
+        assert hung and time.monotonic() - began < 50
+        assert run.metrics[0]["train"]["clients"] == CLIENTS - 1
+    finally:
+        over.set()
+
+
+def test_nobody_is_there_any_more_and_the_run_waits(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=2))
+    gone = threading.Event()
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and not gone.is_set():
+            gone.set()
+            lab.grid.offline = set(lab.grid.contexts)
+            threading.Timer(1.0, lab.grid.offline.clear).start()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve()
+    assert run.metrics[1]["train"]["clients"] == 4
+
+
+# ---- who may take part -------------------------------------------------------------------------------------------
+
+
+def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
+    lab.config(1, tell_budget=False)
+    lab.config(2, data={"name": "digits"})
+    lab.config(3, allow=[])
+    run = lab.serve(nodes=3)
+    assert "Node 102 does not take part: it does not tell a budget" in lab.heard
+    assert "Node node-2 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
+    assert 'Node node-3 does not take part: the server names "tiny:tiny"' in lab.heard
+    assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
+
+
+def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1))
+    lab.configs[0].write_text("name = 3")
+    with pytest.raises(RunError, match="4 of 5 nodes enrolled within 1 s"):
+        lab.serve(wait_s=1.0)
+    assert "name: should be a valid string" in lab.heard
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_told_does_not_travel(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), tell_budget=False)
+    run = lab.serve()
+    assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()
+    assert run.metrics[0]["waste"] >= 0 and "budget not told" in lab.heard
+
+
+def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path: Path) -> None:
+    table = described({"name": "scalefl"}, tuning={"name": "frozen"}, rounds=2)
+    lab, base = lab_of(tmp_path, table)
+    run = lab.serve()
+    assert same_state(base, run)
+    asked = [(unpack(messages.parts_of(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
+    assert sorted(node for what, node in asked if what == "base") == [101, 102, 103, 104, 105]
+    for path in (tmp_path / "node-0").rglob("base/*.ffit"):
+        path.write_bytes(b"damaged")
+    nodes_side.node_of.cache_clear()
+    lab.grid.sent.clear()
+    assert same_state(base, lab.serve("again"))
+    again = [m.metadata.dst_node_id for m in lab.grid.sent if unpack(messages.parts_of(m)["header"])["what"] == "base"]
+    assert again == [101]
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"nodes": 0}, "engine.nodes must be at least 1"),
+        ({"wait_s": 0.0}, "engine.wait_s must be above 0"),
+        ({"deadline_s": -1.0}, "engine.deadline_s must be above 0"),
+        ({"quorum": 0.0}, "engine.quorum must be above 0"),
+        ({"quorum": 1.1}, "engine.quorum must be above 0"),
+        ({"over_selection": -0.1}, "engine.over_selection must be at least 0"),
+    ],
+)
+def test_rules_out_of_range(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        flower(**settings)
+
+
+def test_a_fleet_is_not_started_as_a_simulation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fleetfit flower init"):
+        ff.run(described({"name": "fedavg"}, engine={"name": "flower"}), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"), [({"outt": "x"}, "outt"), ({"out": 3}, "out = 3"), ({"run-file": True}, "run-file = True")]
+)
+def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Wanted.of(config, tmp_path)
+
+
+def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("rounds = 2")
+    assert Wanted.of({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == Wanted(
+        str(tmp_path / "run.toml"), overrides=["a=1", "b=2"]
+    )
+    with pytest.raises(FleetFitError, match="no file"):
+        serve(LocalGrid([]), Wanted("nowhere.toml"))
+
+
+# ---- the post ----------------------------------------------------------------------------------------------------
+
+
+def test_replies_beyond_the_bound_wait_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(posting, "_IN_MEMORY", 3000)
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, cohort={"fraction": 1.0}))
+    kinds: list[type] = []
+    kept = Post._kept
+    monkeypatch.setattr(Post, "_kept", lambda self, content: kinds.append(type(k := kept(self, content))) or k)
+    assert same_state(base, lab.serve())
+    assert any(issubclass(kind, Path) for kind in kinds) and bytearray in kinds
+
+
+def test_a_superlink_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    import httpx
+
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
+    pull, asked = lab.grid.pull_messages, []
+
+    def away(ids: Any) -> Any:
+        asked.append(1)
+        if len(asked) % 2:
+            raise httpx.ConnectError("away")
+        return pull(ids)
+
+    lab.grid.pull_messages = away  # type: ignore[method-assign]
+    assert same_state(base, lab.serve())
+
+
+def test_letters_are_what_they_say() -> None:
+    box: queue.Queue[Letter] = queue.Queue()
+    box.put(Letter("1", bytearray(b"x")))
+    letter = box.get()
+    assert letter.content == b"x" and replace(letter, problem="p").problem == "p"

@@ -1,0 +1,330 @@
+"""A SuperLink with TLS and node authentication on this machine, and a toy Flower app whose server measures."""
+
+import contextlib
+import datetime
+import ipaddress
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+BIN = Path(sys.executable).parent
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "toy"
+version = "{version}"
+license = {{ file = "LICENSE" }}
+dependencies = ["flwr>=1.41"]
+
+[tool.flwr.app]
+publisher = "nobody"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "toy_server:app"
+clientapp = "{client}"
+
+[tool.flwr.app.config]
+out = ""
+node = ""
+messages = 1
+kind = "train"
+"""
+
+SERVER = """
+import functools
+import json
+import time
+from pathlib import Path
+
+import flwr.superlink.grid.http_grid as grids
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+# A reply is there before its content, and Flower asks for that again after 1 s only.
+grids.pull_objects = functools.partial(grids.pull_objects, initial_backoff=0.05)
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    node = int(config["node"])
+    found = []
+    for number in range(config["messages"]):
+        message = Message(RecordDict({"job": ConfigRecord({"number": number})}), node, config["kind"])
+        began = time.monotonic()
+        [name] = grid.push_messages([message])
+        while not (replies := list(grid.pull_messages([name]))):
+            time.sleep(0.02)
+        [reply] = replies
+        row = {"wall_s": time.monotonic() - began}
+        if reply.has_error():
+            row.update(code=reply.error.code, reason=reply.error.reason)
+        else:
+            row.update(reply.content["said"])
+        found.append(row)
+    part = Path(config["out"] + ".part")
+    part.write_text(json.dumps(found))
+    part.rename(config["out"])
+"""
+
+CLIENT = """
+import os
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+other = app
+
+
+def told(message, context):
+    return {
+        "number": message.content["job"]["number"],
+        "config": str(context.node_config.get("config", "")),
+        "zygote": os.environ.get("FLEETFIT_IN_ZYGOTE", ""),
+        "parent_threads": len(list((Path("/proc") / str(os.getppid()) / "task").iterdir())),
+        "sum": float(torch.ones(3).sum()),
+        "umask": os.umask(0o077),
+        "home": Path(__file__).parent.name,
+    }
+
+
+@app.train()
+def train(message, context):
+    return Message(RecordDict({"said": ConfigRecord(told(message, context))}), reply_to=message)
+
+
+@app.query()
+def query(message, context):
+    Path(context.node_config["config"] + ".started").write_text("")
+    time.sleep(600)
+    return train(message, context)
+"""
+
+NODE = """
+import json
+import sys
+from pathlib import Path
+
+from fleetfit.engines.flower import launcher
+from fleetfit.errors import FleetFitError
+
+given = json.loads(sys.argv[1])
+launcher._RETRY_S = given.pop("retry_s", launcher._RETRY_S)
+paths = {name: Path(given.pop(name)) for name in ("root_certificates", "key") if given.get(name)}
+connection = launcher.Connection(given.pop("superlink"), **paths)
+try:
+    sys.exit(launcher.run_node(Path(given.pop("config")), connection, **given))
+except FleetFitError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def wait_for(what, seconds: float, message: str):
+    """Return the first true value of a function."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:.0f} s: {message}")
+
+
+class Lab:
+    """The SuperLink, and a folder for all that is needed to reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(folder / "lib"),
+        }
+        (folder / "home").mkdir()
+        (folder / "lib").mkdir()
+        (folder / "lib" / "toy_client.py").write_text(CLIENT)
+        (folder / "node.py").write_text(NODE)
+        for name in ("server", "stranger"):
+            _certify(folder, name)
+        self._started: list[subprocess.Popen] = []
+        self.port = free_port()
+        self._superlink()
+
+    def _superlink(self) -> None:
+        home = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\n'
+        (self.folder / "home" / "config.toml").write_text(home + f'root-certificates = "{self.folder}/server-ca.crt"\n')
+        flags = ["--ssl-ca-certfile", "server-ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+        flags += ["--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port)]
+        self._start("superlink", ["flower-superlink", *flags, "--disable-runtime-dependency-installation"])
+        wait_for(self._answers, 60, "the SuperLink listens")
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def _start(self, name: str, command: list[str], **more: str) -> subprocess.Popen:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**self.environment, **more},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def _flwr(self, *words: str) -> None:
+        where = {"cwd": self.folder, "env": self.environment}
+        done = subprocess.run(["flwr", *words], **where, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def key(self, name: str, register: bool = True) -> Path:
+        """Make a node's key."""
+        made = ec.generate_private_key(ec.SECP384R1())
+        kinds = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        path = self.folder / name
+        path.write_bytes(made.private_bytes(*kinds))
+        public = made.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        path.with_suffix(".pub").write_bytes(public + b"\n")
+        if register:
+            self._flwr("supernode", "register", f"{name}.pub", "lab")
+        return path
+
+    def node(self, name: str, key: Path | None, environment: dict[str, str] | None = None, **given) -> subprocess.Popen:
+        """Start the launcher; its output goes to `NAME.log`."""
+        config = self.folder / f"{name} node.toml"
+        config.write_text("")
+        asked = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server-ca.crt")}
+        asked |= {"config": str(config), "app": "toy_client:app"} | ({"key": str(key)} if key else {})
+        asked |= {"preload": ["torch", "numpy", "flwr.supernode.runtime.run_clientapp"], **given}
+        return self._start(name, [sys.executable, "node.py", json.dumps(asked)], **(environment or {}))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def accepted(self, name: str, seconds: float = 90) -> None:
+        wait_for(lambda: "SuperNode ID:" in self.log(name), seconds, f"{name} is accepted:\n{self.log(name)}")
+
+    def submit(self, name: str, node: str, client: str = "toy_client:app", **config) -> Path:
+        """Start a run of the toy app with one node; return where its server will write what it found."""
+        app = self.folder / f"app-{name}"
+        app.mkdir()
+        (app / "pyproject.toml").write_text(PYPROJECT.format(client=client, version=f"1.0.{len(self._started)}"))
+        (app / "LICENSE").write_text("none\n")
+        (app / "toy_server.py").write_text(SERVER)
+        (app / "toy_client.py").write_text(CLIENT)
+        out = self.folder / f"{name}.json"
+        known = re.findall(r"SuperNode ID: (\d+)", self.log(node))
+        values = {"out": str(out), "node": known[-1], **config}
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        self._flwr("run", str(app), "lab", "--run-config", text)
+        return out
+
+    def found(self, name: str, node: str, seconds: float = 120, **given) -> list[dict]:
+        """Run the toy app with one node and return what its server found."""
+        out = self.submit(name, node, **given)
+        wait_for(out.exists, seconds, f"the run ends; the SuperLink says:\n{self.log('superlink')[-3000:]}")
+        return json.loads(out.read_text())
+
+    def close(self) -> None:
+        """End what was started, and nothing else."""
+        for process in self._started:
+            family = descendants(process)
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            for each in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.kill()
+            process.wait()
+
+
+def descendants(process: subprocess.Popen) -> list[psutil.Process]:
+    try:
+        found = psutil.Process(process.pid)
+        return [found, *found.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    """Return those that still run, not counting what only waits to be collected."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:150]}")
+    return found
+
+
+def cpu_s(process: subprocess.Popen) -> float:
+    """Return the CPU seconds of a process and all below it, those that have ended included."""
+    total = 0.0
+    for each in descendants(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(each.cpu_times()[:4])
+    return total
+
+
+def kill(process: subprocess.Popen) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _certify(folder: Path, name: str) -> None:
+    """Write an authority, and a server's certificate from it."""
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+
+    def made(subject: str, issuer: str, key, signer, authority: bool) -> x509.Certificate:
+        names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (subject, issuer)]
+        builder = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - day).not_valid_after(now + day)
+        builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        return (builder if authority else builder.add_extension(here, critical=False)).sign(signer, hashes.SHA256())
+
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    pem = serialization.Encoding.PEM
+    authority = made(f"{name} authority", f"{name} authority", keys[0], keys[0], True)
+    (folder / f"{name}-ca.crt").write_bytes(authority.public_bytes(pem))
+    server = made("127.0.0.1", f"{name} authority", keys[1], keys[0], False)
+    (folder / f"{name}.pem").write_bytes(server.public_bytes(pem))
+    text = keys[1].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / f"{name}.key").write_bytes(text)

@@ -1,0 +1,278 @@
+"""The launcher of a node, with a SuperLink and nodes of real processes on this machine."""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fleet.lab import Lab, alive, cpu_s, descendants, free_port, kill, wait_for
+
+from fleetfit.engines.flower.launcher import Connection, run_node
+from fleetfit.errors import ConfigError
+
+pytestmark = pytest.mark.fleet
+
+if sys.platform != "linux":
+    pytest.skip("reads /proc", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def warm(lab):
+    """A node that forks; it has a Flower home of its own, so that what it installs can be told from the server's."""
+    node = lab.node("warm", lab.key("warm-key"), {"FLWR_HOME": str(lab.folder / "home of warm")})
+    lab.accepted("warm")
+    yield node
+    node.terminate()
+    node.wait(30)
+
+
+def measured(lab, node, name, messages=6):
+    """Return what the server found, median seconds and CPU seconds of the messages after the first."""
+    time.sleep(3)
+    [first] = lab.found(f"{name}-first", name, messages=1)
+    before, began = cpu_s(node), time.monotonic()
+    rows = lab.found(f"{name}-further", name, messages=messages - 1)
+    spent, took = cpu_s(node) - before, time.monotonic() - began
+    wall = statistics.median(row["wall_s"] for row in rows)
+    print(f"\n{name}: first {first['wall_s']:.2f} s, median of {messages - 1} further {wall:.2f} s (each: "
+          f"{[round(row['wall_s'], 2) for row in rows]}), CPU {spent / (messages - 1):.2f} s per message, asking for "
+          f"messages during {took:.0f} s included")  # fmt: skip
+    return [first, *rows], wall
+
+
+def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, warm):
+    rows, soon = measured(lab, warm, "warm")
+    for row in rows:
+        assert row["sum"] == 3 and row["config"] == str(lab.folder / "warm node.toml")
+        assert row["zygote"] == "1" and row["parent_threads"] == 1 and row["umask"] == 0o077
+        assert row["home"] == "lib", "the app of the bundle ran, not the node's own"
+    zygote = next(each for each in descendants(warm) if "flower.zygote" in " ".join(each.cmdline()))
+    wait_for(lambda: not zygote.children(), 10, "the zygote collects its children")
+    warm.terminate()
+    assert warm.wait(30) == 0
+
+    key = lab.folder / "warm-key"
+    ordinary = lab.node("ordinary", key, warm=False)
+    lab.accepted("ordinary")  # at once: the first node signed off
+    assert "2004" not in lab.log("ordinary")
+    rows, late = measured(lab, ordinary, "ordinary")
+    assert all(row["sum"] == 3 and row["zygote"] == "" for row in rows)
+    ordinary.terminate()
+    assert ordinary.wait(30) == 0
+    assert soon < late
+
+
+def test_an_app_that_names_another_client_app_is_refused(lab):
+    home = lab.folder / "home of picky"
+    node = lab.node("picky", lab.key("picky-key"), {"FLWR_HOME": str(home)})
+    lab.accepted("picky")
+    [row] = lab.found("other", "picky", client="toy_client:other")
+    assert row["code"] == 2
+    assert 'runs the client app "toy_client:app" only' in row["reason"] and '"toy_client:other"' in row["reason"]
+    [row] = lab.found("same", "picky")
+    assert row["home"] == "lib"
+    assert not (home / "apps").exists(), "what the server sent was unpacked"
+    node.terminate()
+    assert node.wait(30) == 0
+
+
+@pytest.mark.parametrize("way", ["forking", "ordinary"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays_behind(lab, way, number):
+    name = f"{way}-{number.name}"
+    node = lab.node(name, lab.key(f"{name}-key"), warm=way == "forking")
+    lab.accepted(name)
+    lab.submit(name, name, kind="query")  # it sleeps for ten minutes
+    wait_for((lab.folder / f"{name} node.toml.started").exists, 60, "the job starts")
+    processes = descendants(node)
+    assert len(processes) >= 5  # launcher, keeper, SuperNode, SuperExec, client app
+    node.send_signal(number)
+    assert node.wait(30) == (-number if number == signal.SIGKILL else 0)
+    wait_for(lambda: not alive(processes), 10, f"all have ended, but for {alive(processes)}")
+    assert ("terminated gracefully" in lab.log(name)) == (number != signal.SIGKILL)
+
+
+def test_a_killed_node_is_back_after_the_superlink_has_given_it_up(lab):
+    key = lab.key("again-key")
+    kill_at_once = lab.node("killed", key)
+    lab.accepted("killed")
+    kill(kill_at_once)
+    node = lab.node("again", key)
+    wait_for(lambda: "Next try in 5 s" in lab.log("again"), 60, f"it is refused:\n{lab.log('again')}")
+    lab.accepted("again", 120)
+    [row] = lab.found("again", "again")
+    assert row["zygote"] == "1"
+    node.terminate()
+    assert node.wait(30) == 0
+
+
+def test_an_unregistered_key_is_not_tried_for_ever(lab):
+    node = lab.node("unknown", lab.key("unknown-key", register=False), warm=False, retry_s=8)
+    assert node.wait(60) == 1
+    assert "Next try in" in lab.log("unknown") and "No further try" in lab.log("unknown")
+
+
+def test_a_wrong_authority_and_a_missing_key_are_told_and_not_tried_again(lab):
+    stranger = str(lab.folder / "stranger-ca.crt")
+    wrong = lab.node("wrong", lab.key("wrong-key", register=False), warm=False, root_certificates=stranger)
+    keyless = lab.node("keyless", None, warm=False)
+    assert wrong.wait(60) == 1 and keyless.wait(60) == 1
+    assert "is not of the authority" in lab.log("wrong") and "give the private key" in lab.log("keyless")
+    assert "Next try" not in lab.log("wrong") + lab.log("keyless")
+
+
+MOVED = """
+import sys
+
+if "fleetfit.engines.flower.zygote" in " ".join(sys.orig_argv):
+    import flwr.supercore.superexec.run_superexec as module
+
+    def get_executor(sort, **more):
+        raise AssertionError("it was called")
+
+    module.get_executor = get_executor
+"""
+
+
+def test_where_flower_has_changed_the_ordinary_way_is_taken(lab):
+    place = lab.folder / "moved"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(MOVED)
+    path = os.pathsep.join([str(place), str(lab.folder / "lib")])
+    node = lab.node("moved", lab.key("moved-key"), {"PYTHONPATH": path})
+    lab.accepted("moved")
+    [line] = [each for each in lab.log("moved").splitlines() if each.startswith("fleetfit: ")]
+    assert "lacks flwr.supercore.superexec.run_superexec.get_executor(executor_type=)" in line
+    assert "ordinary way" in line
+    [row] = lab.found("moved", "moved")
+    assert row["sum"] == 3 and row["zygote"] == ""
+    node.terminate()
+    assert node.wait(30) == 0
+
+
+SHAPES = """
+import flwr.supercore.superexec.executor as executor
+import flwr.supernode.runtime.run_clientapp as client
+import flwr.supernode.start_client_internal as node
+from fleetfit.engines.flower.inside import missing_names
+
+assert missing_names() == []
+
+kept, client.install_from_fab = client.install_from_fab, None
+assert missing_names() == ["flwr.supernode.runtime.run_clientapp.install_from_fab(fab_file=)",
+                           "flwr.supernode.runtime.run_clientapp.install_from_fab(skip_prompt=)"]
+del client.install_from_fab
+assert missing_names() == ["flwr.supernode.runtime.run_clientapp.install_from_fab"]
+client.install_from_fab = kept
+
+def run_clientapp(runtime_api_address, token, insecure, parent_pid, runtime_dependency_install):
+    install_from_fab(get_load_client_app_fn)
+
+kept, client.run_clientapp = client.run_clientapp, run_clientapp
+assert missing_names() == ["flwr.supernode.runtime.run_clientapp.run_clientapp does not use pull_task_input"]
+client.run_clientapp = kept
+
+executor.Executor.drain = lambda self: None
+assert missing_names() == ["flwr.supercore.superexec.executor.Executor wants drain"]
+del executor.Executor.drain
+
+from time import sleep
+del node.time
+assert missing_names() == ["flwr.supernode.start_client_internal.time.sleep"]
+print("as expected")
+"""
+
+
+def test_every_kind_of_change_in_flower_is_noticed():
+    done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "as expected\n", done.stderr
+
+
+def test_a_module_that_cannot_be_imported_is_an_error(lab):
+    node = lab.node("broken", lab.folder / "server.key", preload=["no_such_module"])
+    assert node.wait(60) == 1
+    assert "RunError: the node cannot start: ModuleNotFoundError: No module named 'no_such_module'" in lab.log("broken")
+
+
+def test_modules_that_start_threads_are_not_forked(lab):
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+    (lab.folder / "lib" / "threaded.py").write_text(code)
+    node = lab.node("threaded", lab.key("threaded-key"), preload=["threaded"])
+    lab.accepted("threaded")
+    assert "No forking: 2 threads run after importing threaded" in lab.log("threaded")
+    node.terminate()
+    assert node.wait(30) == 0
+
+
+def test_a_node_ends_with_a_process_that_it_cannot_do_without(lab):
+    node = lab.node("half", lab.key("half-key"))
+    lab.accepted("half")
+    processes = descendants(node)
+    next(each for each in processes if "flower.zygote" in " ".join(each.cmdline())).send_signal(signal.SIGKILL)
+    assert node.wait(30) == 1
+    assert "The node's zygote ended unexpectedly (code -9)" in lab.log("half")
+    assert "terminated gracefully" in lab.log("half")
+    assert not alive(processes)
+
+
+def test_only_the_nodes_own_processes_get_its_messages(lab, tmp_path):
+    node = lab.node("closed", lab.key("closed-key"))
+    lab.accepted("closed")
+    arguments = next(each.cmdline() for each in descendants(node) if "--superexec-auth-secret-file" in each.cmdline())
+    address = f"127.0.0.1:{arguments[arguments.index('--port') + 1]}"
+    with (tmp_path / "log").open("w") as log:
+        thief = subprocess.Popen(
+            [Path(sys.executable).parent / "flower-superexec", "--insecure", "--runtime-api-address", address],
+            env=lab.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # fmt: skip
+        try:
+            thief.wait(30)  # Flower's SuperExec ends when it is refused, and asks for ever when it is not
+        finally:
+            thief.kill()
+            thief.wait()
+    node.terminate()
+    assert node.wait(30) == 0
+
+
+def test_what_is_wrong_is_said_before_anything_starts(tmp_path):
+    config = tmp_path / "node.toml"
+    config.write_text("")
+    for connection, words in (
+        (Connection("127.0.0.1:1", root_certificates=tmp_path / "ca"), "no such file (the root certificates)"),
+        (Connection("127.0.0.1:1", key=tmp_path / "key"), "no such file (the private key)"),
+        (Connection("https://127.0.0.1:1"), 'superlink must be "host:port"'),
+        (Connection("127.0.0.1"), 'superlink must be "host:port"'),
+        (Connection("127.0.0.1:1", listen="0.0.0.0:0"), "only the node's own processes"),
+        (Connection("127.0.0.1:1", key=config, insecure=True), "insecure means no TLS"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            run_node(config, connection)
+        assert words in str(error.value)
+    with pytest.raises(ConfigError, match="no such file"):
+        run_node(tmp_path / "none.toml", Connection("127.0.0.1:1"))
+    quoted = tmp_path / 'a "b".toml'
+    quoted.write_text("")
+    with pytest.raises(ConfigError, match="quotes"):
+        run_node(quoted, Connection("127.0.0.1:1"))
+
+
+def test_a_port_that_is_taken_is_said(tmp_path):
+    import socket
+
+    config = tmp_path / "node.toml"
+    config.write_text("")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port()))
+        other.listen()
+        with pytest.raises(ConfigError, match="cannot be had"):
+            run_node(config, Connection("127.0.0.1:1", listen=f"127.0.0.1:{other.getsockname()[1]}"))
