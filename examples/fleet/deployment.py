@@ -79,13 +79,13 @@ class Deployment:
         tls = ["--ssl-ca-certfile", str(self.ca), "--ssl-certfile", str(certificates / "server.pem"),
                "--ssl-keyfile", str(certificates / "server.key")]  # fmt: skip
         apart = ["--isolation", "process"] if self.own_process else []
-        self._start("superlink", [
+        self.start("superlink", [
             "flower-superlink", *tls, "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port),
             "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation", *apart,
         ])  # fmt: skip
         self._until_it_answers()
         if self.own_process and "superexec" not in self.processes:
-            self._start("superexec", ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{self.port}",
+            self.start("superexec", ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{self.port}",
                                       "--root-certificates", str(self.ca)])  # fmt: skip
 
     def _until_it_answers(self) -> None:
@@ -126,7 +126,7 @@ class Deployment:
         place = self.folder / name
         (self.folder / f"{name}.toml").write_text(tomli_w.dumps(run))
         write_app(place, self.folder / f"{name}.toml", config)
-        return self._start(f"run-{name}", ["flwr", "run", str(place), "lab", "--stream"])
+        return self.start(f"run-{name}", ["flwr", "run", str(place), "lab", "--stream"])
 
     def runs(self) -> list[dict[str, Any]]:
         """Return what Flower says of its runs, the newest first."""
@@ -135,12 +135,15 @@ class Deployment:
 
     # -- nodes
 
-    def start_node(self, name: str, plain: bool = False) -> subprocess.Popen[bytes]:
+    def start_node(
+        self, name: str, plain: bool = False, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a node.
 
         Args:
             name: Its name.
             plain: By Flower's own command instead of `fleetfit flower node`.
+            environment: Further variables.
         """
         place = self.folder / name
         if plain:
@@ -152,15 +155,18 @@ class Deployment:
         else:
             command = ["fleetfit", "flower", "node", str(place / "node.toml"), "--superlink", f"127.0.0.1:{self.port}",
                        "--ca", str(self.ca), "--key", str(place / "key")]  # fmt: skip
-        return self._start(name, command)
+        return self.start(name, command, environment)
 
     # -- processes
 
-    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program of this environment; what it prints is in `name`.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], env=self._environment(name), cwd=self.folder,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                [str(BIN / command[0]), *command[1:]], env={**self._environment(name), **(environment or {})},
+                cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.processes[name] = process
         return process

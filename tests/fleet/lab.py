@@ -171,6 +171,7 @@ class Lab:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(folder / "lib"),
+            "FLEETFIT_LAB": str(folder),
         }
         (folder / "home").mkdir()
         (folder / "lib").mkdir()
@@ -264,15 +265,16 @@ class Lab:
 
     def close(self) -> None:
         """End what was started, and nothing else."""
-        for process in self._started:
-            family = descendants(process)
+        for process in reversed(self._started):
             process.terminate()
+        for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
-            for each in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
+        for each in psutil.process_iter():  # what a failed test left behind, or the SuperLink
+            with contextlib.suppress(psutil.Error):
+                if each.environ().get("FLEETFIT_LAB") == str(self.folder):
                     each.kill()
-            process.kill()
+        for process in self._started:
             process.wait()
 
 

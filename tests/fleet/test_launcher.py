@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from fleet.lab import Lab, alive, cpu_s, descendants, free_port, kill, wait_for
 
-from fleetfit.engines.flower.launcher import Connection, run_node
+from fleetfit.engines.flower.launcher import Connection, _checked
 from fleetfit.errors import ConfigError
 
 pytestmark = pytest.mark.fleet
@@ -256,23 +257,21 @@ def test_what_is_wrong_is_said_before_anything_starts(tmp_path):
         (Connection("127.0.0.1:1", key=config, insecure=True), "insecure means no TLS"),
     ):
         with pytest.raises(ConfigError) as error:
-            run_node(config, connection)
+            _checked(config, connection)
         assert words in str(error.value)
     with pytest.raises(ConfigError, match="no such file"):
-        run_node(tmp_path / "none.toml", Connection("127.0.0.1:1"))
+        _checked(tmp_path / "none.toml", Connection("127.0.0.1:1"))
     quoted = tmp_path / 'a "b".toml'
     quoted.write_text("")
     with pytest.raises(ConfigError, match="quotes"):
-        run_node(quoted, Connection("127.0.0.1:1"))
+        _checked(quoted, Connection("127.0.0.1:1"))
 
 
 def test_a_port_that_is_taken_is_said(tmp_path):
-    import socket
-
     config = tmp_path / "node.toml"
     config.write_text("")
     with socket.socket() as other:
         other.bind(("127.0.0.1", free_port()))
         other.listen()
         with pytest.raises(ConfigError, match="cannot be had"):
-            run_node(config, Connection("127.0.0.1:1", listen=f"127.0.0.1:{other.getsockname()[1]}"))
+            _checked(config, Connection("127.0.0.1:1", listen=f"127.0.0.1:{other.getsockname()[1]}"))

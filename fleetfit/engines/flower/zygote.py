@@ -1,8 +1,10 @@
-"""The process behind `fleetfit flower node` that has torch imported and forks itself for every message.
+"""The process behind `fleetfit flower node` that has imported Flower and forks itself for every message.
 
-Flower starts a Python for every message, which imports torch. Here Flower's SuperExec hands the message to a process
-that has imported everything already (the zygote); its fork runs FleetFit's client app, and no other one, whatever app
-the server names. This leans on names inside Flower: see `fleetfit.engines.flower.inside`.
+Flower starts a Python for every message. Here Flower's SuperExec hands the message to a process that has imported
+everything already (the zygote); its fork runs FleetFit's client app, and no other one, whatever app the server names.
+The app hands the work to the node's worker, which keeps torch, data and models (`fleetfit.engines.flower.warm`): in a
+fork that did it itself they would have to be made for each message. This leans on names inside Flower: see
+`fleetfit.engines.flower.inside`.
 
 Run as `python -m fleetfit.engines.flower.zygote ...` by `fleetfit.engines.flower.launcher`.
 """
@@ -26,7 +28,7 @@ from typing import Any
 from fleetfit.engines.flower.inside import CLIENT, missing_names, often
 from fleetfit.errors import ConfigError
 
-PRELOAD = ("torch", "numpy", "flwr.supernode.runtime.run_clientapp", "fleetfit.engines.flower.node")
+PRELOAD = ("numpy", "flwr.supernode.runtime.run_clientapp", "fleetfit.engines.flower.client_app")
 
 
 def _zygote(report: str, app: str, *preload: str) -> None:

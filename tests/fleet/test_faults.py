@@ -1,0 +1,243 @@
+"""Nodes and servers that die, hang, come late or lie, each a real process: the run goes on, the state unharmed."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from deployment import Deployment
+from fleet.waiting import finished, until
+
+import fleetfit as ff
+
+pytestmark = pytest.mark.fleet
+
+NAMES = ("node-a", "node-b", "node-c")
+DIVISION = {"kind": "iid", "clients": len(NAMES)}
+DEADLINE_S = 25.0
+
+
+def settings_of(client: int) -> dict[str, Any]:
+    return {"budget": 1.0, "data": {"name": "digits", "partition": DIVISION, "client": client}}
+
+
+def run_file(rounds: int, **engine: Any) -> dict[str, Any]:
+    return {
+        "rounds": rounds, "data": {"name": "digits", "partition": DIVISION}, "model": {"name": "mlp_2nn"},
+        "method": {"name": "fedavg"}, "fleet": {"groups": [{"budget": 1.0}]}, "local": {"epochs": 1, "lr": 0.05},
+        "cohort": {"fraction": 1.0}, "evaluate": {"every": 0},
+        "engine": {"name": "flower", "nodes": len(NAMES), "deadline_s": DEADLINE_S, **engine},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A server app in a process of its own, so that it outlives the SuperLink."""
+    nodes = {name: settings_of(client) for client, name in enumerate(NAMES)}
+    with Deployment(tmp_path_factory.mktemp("faults") / "lab", nodes, own_process=True) as made:
+        for name in NAMES:
+            made.register(name)
+            made.start_node(name)
+        yield made
+
+
+class Going:
+    """A run that is going on, read from its folder and its log."""
+
+    def __init__(self, lab: Deployment, name: str, table: dict[str, Any], out: Path) -> None:
+        self.lab, self.name, self.out = lab, name, out
+        self.process = lab.start_run(name, table, out=str(out))
+
+    @property
+    def log(self) -> str:
+        return self.lab.log(f"run-{self.name}")
+
+    def reports(self) -> list[dict[str, Any]]:
+        return ff.load(self.out).metrics if (self.out / "config.toml").exists() else []
+
+    def has(self, rounds: int, limit_s: float = 180.0) -> None:
+        until(lambda: len(self.reports()) >= rounds, f"round {rounds}", lambda: self.log, limit_s)
+
+    def ended(self, limit_s: float = 300.0) -> ff.Run:
+        until((self.out / "summary.json").exists, "the end", lambda: self.log, limit_s)
+        self.lab.stop(f"run-{self.name}")
+        return ff.load(self.out)
+
+
+def worker_of(lab: Deployment, name: str) -> psutil.Process:
+    """The warm worker of a node: the process that has torch, data and models."""
+    config = str(lab.folder / name / "node.toml")
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "fleetfit.engines.flower.worker" in line and config in line:
+            return process
+    raise AssertionError(f"{name} has no worker")
+
+
+def trained(report: dict[str, Any]) -> int:
+    return int(report["train"]["clients"])
+
+
+def test_a_killed_node_costs_a_deadline_and_comes_back(lab: Deployment, tmp_path: Path) -> None:
+    going = Going(lab, "killed", run_file(200, over_selection=0.0), tmp_path / "run")
+    going.has(1)
+    worker = worker_of(lab, "node-c")
+    os.kill(worker.pid, signal.SIGSTOP)  # it is in the middle of its training
+    done = len(going.reports())
+    time.sleep(1.0)
+    lab.stop("node-c", sudden=True)
+    os.kill(worker.pid, signal.SIGKILL)
+    going.has(done + 2)
+    without = [trained(report) for report in going.reports()[done : done + 2]]
+    assert 2 in without, without
+    lab.start_node("node-c")  # refused for a minute: the SuperLink must first have missed it
+    until(lambda: trained(going.reports()[-1]) == 3 and len(going.reports()) > done + 3, "node-c", lambda: going.log)
+    lab.stop("run-killed")
+    lab.flwr("stop", str(lab.runs()[0]["run-id"]), "lab")
+    assert all(report["train"]["loss"] is not None for report in going.reports())
+
+
+def test_a_worker_that_dies_is_told_at_once_and_replaced(lab: Deployment, tmp_path: Path) -> None:
+    going = Going(lab, "worker", run_file(6), tmp_path / "run")
+    going.has(1)
+    worker = worker_of(lab, "node-b")
+    os.kill(worker.pid, signal.SIGSTOP)
+    time.sleep(2.0)
+    os.kill(worker.pid, signal.SIGKILL)
+    run = going.ended()
+    failures = [failure for report in run.metrics for failure in report["failures"]]
+    assert len(failures) == 1 and failures[0]["client"] == 1 and "worker ended while it worked" in failures[0]["reason"]
+    assert max(report["seconds"] for report in run.metrics) < DEADLINE_S
+    assert trained(run.metrics[-1]) == 3
+
+
+def test_a_slow_node_is_late_and_its_answer_is_not_used(lab: Deployment, tmp_path: Path) -> None:
+    going = Going(lab, "slow", run_file(12, deadline_s=6.0), tmp_path / "run")
+    going.has(1)
+    worker = worker_of(lab, "node-a")
+    os.kill(worker.pid, signal.SIGSTOP)
+    until(lambda: any(report["failures"] for report in going.reports()), "a late node", lambda: going.log)
+    os.kill(worker.pid, signal.SIGCONT)
+    run = going.ended()
+    late = [failure for report in run.metrics for failure in report["failures"]]
+    assert {failure["client"] for failure in late} == {0} and "did not answer within 6 s" in late[0]["reason"]
+    assert "Node node-a answered a job after its round had ended" in going.log
+    assert trained(run.metrics[-1]) == 3
+
+
+def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_deadline(
+    lab: Deployment, tmp_path: Path
+) -> None:
+    """Its SuperNode hangs in the middle of sending, and is then killed: Flower's pull would wait for three minutes."""
+    evil = tmp_path / "path"
+    evil.mkdir()
+    (evil / "sitecustomize.py").write_text(STALLS)
+    lab.add_node("node-u", settings_of(2))
+    lab.register("node-u")
+    lab.start_node("node-u", plain=True, environment={"PYTHONPATH": str(evil), "STALL": str(tmp_path / "stall")})
+    going = Going(lab, "upload", run_file(200, nodes=4, deadline_s=15.0), tmp_path / "run")
+    going.has(1, 300.0)
+    (tmp_path / "stall").touch()
+    until((tmp_path / "stall.now").exists, "an upload", lambda: going.log)
+    before = len(going.reports())
+    lab.stop("node-u", sudden=True)
+    going.has(before + 2, 60.0)
+    reports = going.reports()[before : before + 2]
+    lab.stop("run-upload")
+    lab.flwr("stop", str(lab.runs()[0]["run-id"]), "lab")
+    assert max(report["seconds"] for report in reports) < 60 and trained(reports[0]) == 3
+    assert [failure["client"] for failure in reports[0]["failures"]] == [3]
+
+
+STALLS = """
+import os, sys, time
+if any("flower-supernode" in part for part in sys.orig_argv):
+    import flwr.supernode.start_client_internal as inside
+    push = inside.push_object_contents_from_iterable
+    def stalling(contents, *given, **named):
+        if os.path.exists(os.environ["STALL"]):
+            contents = list(contents)
+            push(contents[:1], *given, **named)
+            open(os.environ["STALL"] + ".now", "w").close()
+            time.sleep(600)
+        return push(contents, *given, **named)
+    inside.push_object_contents_from_iterable = stalling
+"""
+
+LIES = """
+import itertools, os, sys
+if any("flwr-clientapp" in part for part in sys.orig_argv):
+    import fleetfit.engines.flower.messages as messages
+    told, count = messages.reply, os.environ["COUNT"]
+    def lying(message, parts):
+        if message.metadata.message_type != "train":
+            return told(message, parts)
+        turn = os.path.getsize(count) if os.path.exists(count) else 0
+        open(count, "a").write("x")
+        from fleetfit.wire import pack, unpack
+        nest = unpack(bytearray(parts["answer"]))
+        reply, state = nest["reply"], nest["reply"]["state"]
+        name = max(state, key=lambda key: state[key].numel())
+        if turn == 0: state[name] = state[name][:1]
+        elif turn == 1: state[name] = state[name] * float("nan")
+        elif turn == 2: reply["num_examples"] = 10**9
+        elif turn == 3: state["more"] = state[name]
+        elif turn == 4: nest["protocol"] = 99
+        elif turn == 5: return told(message, {"answer": b"no message at all"})
+        elif turn == 6: del state[name]
+        return told(message, {"answer": pack(nest)})
+    messages.reply = lying
+"""
+
+
+def test_a_lying_node_is_named_and_its_updates_change_nothing(lab: Deployment, tmp_path: Path) -> None:
+    evil = tmp_path / "path"
+    evil.mkdir()
+    (evil / "sitecustomize.py").write_text(LIES)
+    lab.add_node("node-x", settings_of(2))
+    lab.register("node-x")
+    lab.start_node("node-x", plain=True, environment={"PYTHONPATH": str(evil), "COUNT": str(tmp_path / "count")})
+    run = finished(lab, "lies", run_file(7, nodes=4), tmp_path / "run")
+    lab.stop("node-x")
+    assert [[failure["client"] for failure in report["failures"]] for report in run.metrics] == [[3]] * 7
+    reasons = [report["failures"][0]["reason"] for report in run.metrics]
+    assert len(set(reasons)) == 7 and all("refused" in reason or "no message" in reason for reason in reasons), reasons
+    assert lab.log("run-lies").count("  Node node-x: ") == 7
+    honest = ff.run(
+        {**run_file(7), "data": {**run_file(7)["data"]}, "engine": {"name": "local"}}, out=tmp_path / "local"
+    )
+    for name, tensor in honest.server.state.items():
+        assert (run.server.state[name] == tensor).all(), name
+
+
+def test_the_superlink_is_killed_and_started_again_and_the_run_completes(lab: Deployment, tmp_path: Path) -> None:
+    going = Going(lab, "superlink", run_file(8), tmp_path / "run")
+    going.has(2)
+    lab.stop("superlink", sudden=True)
+    time.sleep(3.0)
+    lab.start_superlink()
+    run = going.ended()
+    assert len(run.metrics) == 8 and trained(run.metrics[-1]) == 3
+    assert lab.runs()[0]["status"] == "finished:completed"
+
+
+def test_the_server_app_is_killed_and_resume_goes_on_with_the_same_bits(lab: Deployment, tmp_path: Path) -> None:
+    going = Going(lab, "resumed", run_file(6), tmp_path / "run")
+    going.has(2)
+    [app] = [p for p in psutil.process_iter(["cmdline"]) if "flwr-serverapp" in " ".join(p.info["cmdline"] or [])]
+    os.kill(app.pid, signal.SIGKILL)
+    lab.stop("run-resumed")
+    done = len(going.reports())
+    assert 2 <= done < 6
+    lab.start("resume", ["fleetfit", "flower", "resume", str(tmp_path / "run"), "lab"])
+    until((tmp_path / "run" / "summary.json").exists, "the end", lambda: lab.log("resume"))
+    lab.stop("resume")
+    run = ff.load(tmp_path / "run")
+    honest = ff.run({**run_file(6), "engine": {"name": "local"}}, out=tmp_path / "local")
+    assert [report["round"] for report in run.metrics] == [1, 2, 3, 4, 5, 6]
+    if not any(report["failures"] for report in run.metrics):
+        assert all((run.server.state[name] == tensor).all() for name, tensor in honest.server.state.items())

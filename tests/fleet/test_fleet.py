@@ -1,0 +1,106 @@
+"""A SuperLink and four unequal nodes, each a process of its own, over TLS with registered keys."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deployment import Deployment
+from fleet.waiting import finished, until
+
+import fleetfit as ff
+
+pytestmark = pytest.mark.fleet
+
+BUDGETS = {"node-a": 0.125, "node-b": 0.25, "node-c": 0.5, "node-d": 1.0}
+DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": 4}
+SMALLEST_MB = 150  # what node-a lets a job take
+
+
+def node_settings(**changes: Any) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"budget": budget, "tolerance": 0.2, **changes,
+               "data": {"name": "digits", "partition": DIVISION, "client": client}}
+        for client, (name, budget) in enumerate(BUDGETS.items())
+    }  # fmt: skip
+
+
+def run_file(method: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "seed": 0, "rounds": 2, "data": {"name": "digits", "partition": DIVISION}, "model": {"name": "cnn"},
+        "method": {"name": method}, "local": {"epochs": 1, "lr": 0.05}, "cohort": {"fraction": 1.0},
+        "evaluate": {"every": 0, "norms": ["static"]}, **changes,
+    }  # fmt: skip
+
+
+def fleet() -> dict[str, Any]:
+    return {"tolerance": 0.2, "groups": [{"budget": b} for b in BUDGETS.values()]}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Clients of the simulation get their budgets in an order of its own; the nodes get the same ones."""
+    folder = tmp_path_factory.mktemp("fleet")
+    base = ff.run({**run_file("scalefl"), "rounds": 1, "fleet": fleet()}, out=folder / "order")
+    settings = node_settings()
+    for client, (name, budget) in enumerate(zip(BUDGETS, base.assembly.fleet.budgets, strict=True)):
+        settings[name]["budget"] = float(budget)
+        settings[name]["data"]["client"] = client
+        if budget == min(BUDGETS.values()):
+            settings[name]["memory_limit"] = f"{SMALLEST_MB} MB"
+    with Deployment(folder / "lab", settings) as made:
+        for name in BUDGETS:
+            made.register(name)
+            made.start_node(name)
+        yield made
+
+
+@pytest.mark.parametrize("method", ["scalefl", "adaptivefl"])
+def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
+    method: str, lab: Deployment, tmp_path: Path
+) -> None:
+    table = run_file(method)
+    base = ff.run({**table, "fleet": fleet()}, out=tmp_path / "local")
+    began = time.monotonic()
+    run = finished(lab, method, {**table, "engine": {"name": "flower", "nodes": 4}}, tmp_path / "run")
+    print(f"\n{method}: {time.monotonic() - began:.0f} s for 2 rounds and an evaluation")
+    ours, theirs = run.server.state, base.server.state
+    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
+    assert [r["train"] for r in run.metrics] == [r["train"] for r in base.metrics]
+    assert [r["failures"] for r in run.metrics] == [r["failures"] for r in base.metrics]  # AdaptiveFL: who declined
+    assert run.columns["static"]["per_client"]["local"].keys() == base.columns["static"]["per_client"]["local"].keys()
+    if method == "scalefl":  # their own levels, statistics apart: those the smallest cannot measure elsewhere
+        assert run.accuracy("local") == pytest.approx(base.accuracy("local"), abs=0.02)
+
+
+def test_the_smallest_device_trains_its_level_where_the_whole_model_does_not_fit(
+    lab: Deployment, tmp_path: Path
+) -> None:
+    """The point of it all: within the same real memory, level 1 is trained and the full model fails."""
+    table = run_file("scalefl", rounds=1, model={"name": "resnet18"}, fleet={"tolerance": 0.2},
+                     local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 4})  # fmt: skip
+    engine = {"name": "flower", "nodes": 4}
+    small = finished(lab, "small", {**table, "engine": engine}, tmp_path / "small")
+    assert small.metrics[0]["train"]["by_level"] == {"1": 1, "2": 1, "3": 1, "4": 1}
+    whole = finished(lab, "whole", {**table, "method": {"name": "all_large"}, "engine": engine}, tmp_path / "whole")
+    [failure] = whole.metrics[0]["failures"]
+    least = min(range(4), key=lambda client: small.assembly.federation.clients[client].reported)
+    assert failure["client"] == least and "memory" in failure["reason"]
+    assert whole.metrics[0]["train"]["clients"] == 3
+
+
+def test_a_node_that_joins_in_mid_run_takes_part(lab: Deployment, tmp_path: Path) -> None:
+    table = run_file("scalefl", rounds=12)
+    run = lab.start_run("join", {**table, "engine": {"name": "flower", "nodes": 4}}, out=str(tmp_path / "run"))
+    until(lambda: "Round 1/" in lab.log("run-join"), "the first round", lambda: lab.log("run-join"))
+    data = {"name": "digits", "client": 4, "partition": {**DIVISION, "clients": 5}}
+    lab.add_node("node-e", {"budget": 0.25, "tolerance": 0.2, "data": data})
+    lab.register("node-e")
+    lab.start_node("node-e")
+    assert run.wait(300) == 0
+    lab.stop("node-e")
+    found = ff.load(tmp_path / "run")
+    clients = [report["train"]["clients"] for report in found.metrics]
+    assert found.finished and clients[0] == 4 and clients[-1] == 5, clients
+    assert "Node node-e has enrolled" in lab.log("run-join")

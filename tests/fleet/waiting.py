@@ -1,0 +1,28 @@
+"""Waiting for fleets of processes, with what they said when they do not come."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from deployment import Deployment
+
+import fleetfit as ff
+
+
+def until(true: Callable[[], Any], what: str, said: Callable[[], str], limit_s: float = 180.0) -> None:
+    """Wait until something is true."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < limit_s, f"{what} did not come within {limit_s:g} s:\n{said()[-4000:]}"
+        time.sleep(0.1)
+
+
+def finished(lab: Deployment, name: str, table: Mapping[str, Any], out: Path, limit_s: float = 300.0) -> ff.Run:
+    """Run an app to its end, and open its folder."""
+    run = lab.start_run(name, table, out=str(out))
+    log = f"run-{name}"
+    until(lambda: run.poll() is not None, f"the end of {name}", lambda: lab.log(log), limit_s)
+    lab.processes.pop(log)
+    assert (out / "summary.json").is_file(), lab.log(log)[-4000:]
+    return ff.load(out)
