@@ -67,18 +67,21 @@ def node(
     check: Annotated[bool, typer.Option("--check", help="Load the data, say what would be told, and stop.")] = False,
 ) -> None:
     """Run a device's node until Ctrl-C; it trains whatever the server sends and its configuration allows."""
-    from fleetfit.cli import display
-    from fleetfit.engines.flower.node import Node
-    from fleetfit.engines.flower.settings import read_settings
-
-    settings = read_settings(file)
-    display.say(Node(settings).introduced())
     if check:
+        from fleetfit.cli import display
+        from fleetfit.engines.flower.node import Node
+        from fleetfit.engines.flower.settings import read_settings
+
+        display.say(Node(read_settings(file)).introduced())
         return
     from fleetfit.engines.flower.launcher import Connection, run_node
 
     if not superlink:
         raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.")
+    again = "from fleetfit.cli import main; main()"  # in a process of its own, whose data and torch end with it
+    checked = subprocess.run([sys.executable, "-c", again, "flower", "node", str(file), "--check"], check=False)
+    if checked.returncode:
+        raise typer.Exit(checked.returncode)
     raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure, listen), warm=not cold))
 
 

@@ -1,5 +1,6 @@
 """The thin folder that `flwr run` takes: names, and the run file; all code is in the installed package."""
 
+import importlib.metadata
 import re
 import tomllib
 from collections.abc import Mapping
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import tomli_w
 
-from fleetfit import __version__
 from fleetfit.errors import ConfigError
 
 FLOWER = "flwr>=1.41,<1.42"
@@ -93,11 +93,12 @@ def _read(path: Path) -> str:
 
 def _pyproject(name: str, config: Mapping[str, str]) -> dict[str, object]:
     settings = {"run-file": "run.toml", "out": "", "resume": "", "set": "", **config}
+    ours = f"fleetfit[flower]>={importlib.metadata.version('fleetfit')}"
     return {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {
             "name": name, "version": "1.0.0", "description": "Runs of FleetFit on a fleet.",
-            "license": {"file": "LICENSE"}, "dependencies": [FLOWER, f"fleetfit[flower]>={__version__}"],
+            "license": {"file": "LICENSE"}, "dependencies": [FLOWER, ours],
         },
         "tool": {"flwr": {"app": {
             "publisher": "fleetfit", "fab-format-version": 1, "flwr-version-target": _TARGET,

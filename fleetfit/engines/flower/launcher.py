@@ -1,4 +1,4 @@
-"""Starts a device's node: Flower's SuperNode, and for every message a process that has torch imported already.
+"""Starts a device's node: Flower's SuperNode, and for every message a process that has Flower imported already.
 
 `run_node` is what `fleetfit flower node` does. Everything that it starts ends with it, also when it is killed.
 """
@@ -80,7 +80,7 @@ def run_node(
     Args:
         config: The node's own configuration, which its client app reads.
         connection: How it reaches its SuperLink.
-        warm: Fork a process that has torch imported for every message, and run no app but FleetFit's. Otherwise, and
+        warm: Fork a process that has Flower imported for every message, and run no app but FleetFit's. Otherwise, and
             where the installed Flower does not allow it, the ordinary SuperNode is run: each message takes seconds
             longer, and the node runs whatever app the server sends.
         app: The client app; another one in tests only.
@@ -274,7 +274,7 @@ def _zygote(group: Group, app: str, preload: Sequence[str]) -> subprocess.Popen[
         if "ready" in said:
             return process
     if "unfit" not in said:
-        raise RunError(f"the node cannot start: {said.get('failed', 'the process that imports torch has ended')}")
+        raise RunError(f"the node cannot start: {said.get('failed', 'the process that is to be forked has ended')}")
     _say(
         f"No forking: {said['unfit']}. The node runs the ordinary way: each message takes seconds longer, and it runs "
         "whatever app the server sends."

@@ -1,0 +1,346 @@
+"""The device's side of engine flower: configuration, what it tells, keeps and refuses; keys, certificates, the app."""
+
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetfit.cli import main
+from fleetfit.errors import ConfigError, FleetFitError, RunError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from fleetfit.engines.flower import warm
+from fleetfit.engines.flower.app_folder import write_app
+from fleetfit.engines.flower.certificates import make_certificates, make_node_key
+from fleetfit.engines.flower.node import answer, node_of
+from fleetfit.engines.flower.protocol import answer_of, checked_header, hello_of, packed
+from fleetfit.engines.flower.remembered import Remembered, digest_of
+from fleetfit.engines.flower.settings import read_settings
+from fleetfit.wire import pack, unpack
+
+GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
+THREE = {"kind": "iid", "clients": 3}
+HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True}
+
+
+def config(folder: Path, **changes: Any) -> Path:
+    table = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    (folder / "node.toml").write_text(tomli_w.dumps(table))
+    node_of.cache_clear()
+    return folder / "node.toml"
+
+
+def told(folder: Path, **changes: Any) -> dict[str, Any]:
+    nest = answer_of(answer(str(config(folder, **changes)), {"header": packed(HELLO)}))
+    found: dict[str, Any] = nest.get("hello", nest)
+    return found
+
+
+# ---- configuration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": None}, "name: this key is needed"),
+        ({"name": "a b"}, "at most 60 letters"),
+        ({"data": None}, "data: this key is needed"),
+        ({"data": {"name": "tiny:tiny_data", "client": 1}}, "go together"),
+        ({"data": {"name": "digitss"}}, 'Did you mean "digits"'),
+        ({"data": {"name": "tiny:tiny"}}, "must return a fleetfit.Data"),
+        (
+            {"data": {"name": "tiny:tiny_data", "client": 9, "partition": {"kind": "iid", "clients": 3}}},
+            "clients 0 to 2",
+        ),
+        ({"budgett": 0.1}, 'Did you mean "budget"'),
+        ({"budget": -0.1}, "budget"),
+        ({"memory_limit": "300"}, "memory_limit"),
+        ({"memory_limit": "300 XB"}, "300 XB"),
+        ({"threads": 0}, "threads"),
+        ({"device": "cuda:99"}, "CUDA devices"),
+        ({"budget": "missing.toml"}, "there is no file"),
+    ],
+)
+def test_a_wrong_configuration_is_a_sentence(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    answered = answer_of(answer(str(config(tmp_path, **changes)), {"header": packed(HELLO)}))
+    assert said in answered["refused"] and "Traceback" not in answered["refused"], answered
+
+
+def test_paths_are_seen_from_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from tiny import tiny_data as load\n")
+    (tmp_path / "budget.toml").write_text("budget = { parameters = 0.3 }\ntolerance = 0.2\n")
+    found = read_settings(config(tmp_path, data={"name": "mine.py:load"}, budget="budget.toml", allow=["m.py:f"]))
+    assert found.data.name == f"{tmp_path / 'mine.py'}:load" and found.allow == [f"{tmp_path / 'm.py'}:f"]
+    assert found.budget == {"parameters": 0.3} and found.tolerance == 0.2
+    assert found.folder == str(tmp_path / "fleetfit-node")
+
+
+def test_what_a_node_tells(tmp_path: Path) -> None:
+    found = told(tmp_path)
+    assert found["examples"] == {"train": 168, "validation": 24, "test": 48} and found["budget"] == 0.5
+    assert found["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in found
+    shy = told(tmp_path, tell_budget=False, tell_labels=True)
+    assert "budget" not in shy and sum(shy["labels"]) == 168
+    part = {"kind": "iid", "clients": 4}
+    assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
+    assert hello_of(found).num_examples == 168 and hello_of(hello_of(shy).nest) == hello_of(shy)
+
+
+def test_check_shows_it_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["flower", "node", str(config(tmp_path)), "--check"])
+    assert end.value.code == 0 and "Node pi: tiny, 168 training samples" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["flower", "node", str(config(tmp_path, name="a b")), "--check"])
+    assert end.value.code == 2 and "at most 60 letters" in capsys.readouterr().err
+
+
+# ---- what a server may not do ------------------------------------------------------------------------------------
+
+SETUP: dict[str, Any] = {
+    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "method": {"name": "fedavg"},
+    "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "input_shape": [1, 4, 4]},
+                "task": "classification", "exits": [3]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": {"name": "plugin_method:counting"}},
+        {"method": {"name": "fedavg", "hooks": {"loss": "os:system"}}},
+        {"method": {"name": "fedavg", "plus": {"/tmp/x.py:f": {}}}},
+        {"method": {"name": "fedavg", "cohort": {"name": "os:system"}}},
+        {"problem": {**SETUP["problem"], "model": {"name": "os:system"}}},
+        {"problem": {**SETUP["problem"], "task": "os:system"}},
+        {"problem": {**SETUP["problem"], "tuning": {"name": "shutil:rmtree"}}},
+    ],
+)
+def test_no_name_from_the_server_is_imported_unless_it_is_allowed(change: dict[str, Any], tmp_path: Path) -> None:
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    assert answer_of(answer(path, {"header": packed(SETUP)})) == {"protocol": 1, "ready": True}
+    for what in ("setup", "base", "job"):
+        base = pack({"w": torch.ones(1)}) if what == "base" else b""
+        header = {**SETUP, **change, "what": what, "job": {}, "base": digest_of(base) if base else ""}
+        refused = answer_of(answer(path, {"header": packed(header), "base": base}))["refused"]
+        assert "not built in" in refused, refused
+
+
+def test_what_is_allowed_runs(tmp_path: Path) -> None:
+    path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:counting"]))
+    header = {**SETUP, "method": {"name": "plugin_method:counting"}}
+    assert answer_of(answer(path, {"header": packed(header)}))["ready"] is True
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {}, {"header": b""}, {"header": b"FFIT"}, {"header": pack([1])}, {"header": pack({"protocol": 2})},
+        {"header": packed({"what": "format the disk"})}, {"header": packed({"what": "job"})},
+        {"header": packed({**SETUP, "what": "job", "job": {}})},
+        {"header": packed({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}})},
+        {"header": packed({**SETUP, "base": "../x", "what": "setup"})},
+        {"header": packed({**SETUP, "base": "ab" * 32, "what": "base"}), "base": b"other tensors"},
+    ],
+)  # fmt: skip
+def test_every_message_has_an_answer(parts: dict[str, bytes], tmp_path: Path) -> None:
+    assert "refused" in answer_of(answer(str(config(tmp_path, allow=["tiny:tiny"])), parts))
+    assert not list(tmp_path.rglob("*.ffit"))
+
+
+NESTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["name", "facts", "examples", "train", "budget", "tolerance", "labels", "sample_shape", "classes", "task",
+         "vocabulary", "padding", "what", "protocol", "run", "problem", "method", "base", "cost", "job"]), inner),
+    max_leaves=12,
+)  # fmt: skip
+HELLO_REPLY: dict[str, Any] = {
+    "name": "pi", "examples": {"train": 5}, "budget": 0.5, "tolerance": 0.1, "labels": [2, 3],
+    "facts": {"name": "d", "task": "classification", "sample_shape": [1, 4], "classes": 2, "vocabulary": 0,
+              "padding": -1},
+}  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(NESTS, st.sampled_from([*HELLO_REPLY, None]))
+def test_no_hello_breaks_the_server(nest: Any, where: str | None) -> None:
+    for tried in (nest, {**HELLO_REPLY, **({} if where is None else {where: nest})}):
+        try:
+            found = hello_of(tried)
+        except RunError:
+            continue
+        assert isinstance(found.name, str) and found.num_examples >= 0 and found.facts.classes >= 1
+        assert 0 <= found.tolerance < 100 and hello_of(found.nest) == found
+
+
+@settings(max_examples=200, deadline=None)
+@given(NESTS)
+def test_no_header_breaks_a_node(nest: Any) -> None:
+    try:
+        checked_header(nest)
+    except RunError:
+        return
+    assert nest["what"] in ("hello", "setup", "base", "job")
+
+
+def test_a_hello_that_lies_in_its_numbers() -> None:
+    assert hello_of(HELLO_REPLY).labels == (2, 3)
+    for change, said in [
+        ({"labels": [2, 2]}, "add up"), ({"labels": [5]}, "one for each class"),
+        ({"examples": {"train": True}}, "how many"),
+        ({"tolerance": float("nan")}, "tolerance"), ({"name": "x" * 61}, "name"), ({"budget": {}}, "budget"),
+        ({"budget": float("inf")}, "budget"),
+    ]:  # fmt: skip
+        with pytest.raises(RunError, match=said):
+            hello_of({**HELLO_REPLY, **change})
+
+
+# ---- what it keeps -----------------------------------------------------------------------------------------------
+
+
+def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
+    kept, run = Remembered(tmp_path / "node"), "0123456789abcdef"
+    assert kept.memory(run, -1) == (None, False) and kept.memory(run, 3) == (None, True)
+    kept.keep(run, -1, 0, {"mean": torch.ones(2)})
+    kept.keep(run, 0, 4, {"mean": torch.zeros(2)})
+    assert torch.equal(kept.memory(run, 0)[0]["mean"], torch.ones(2))  # round 4 may never have counted
+    kept.keep(run, 0, 5, "five")
+    assert kept.memory(run, 4) == (None, True) and kept.memory(run, 5) == ("five", False)
+    kept.keep(run, 5, 6, ("a", 1, None))
+    assert Remembered(tmp_path / "node").memory(run, 6) == (("a", 1, None), False)
+    assert kept.memory(run, 0) == (None, True)
+    [path] = (tmp_path / "node").rglob("*.ffit")
+    path.write_bytes(path.read_bytes()[:-3])
+    assert kept.memory(run, 6) == (None, True)
+    assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+
+
+def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
+    kept = Remembered(tmp_path)
+    for number in range(12):
+        kept.keep(f"{number:016x}", -1, 0, number)
+    assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.memory(f"{11:016x}", 0) == (11, False)
+
+
+def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
+    kept, content = Remembered(tmp_path), pack({"w": torch.ones(3)})
+    assert kept.base(digest_of(content)) is None
+    kept.keep_base(digest_of(content), content)
+    assert torch.equal(unpack(kept.base(digest_of(content)) or b"")["w"], torch.ones(3))
+    next(iter(tmp_path.rglob("*.ffit"))).write_bytes(b"x")
+    assert kept.base(digest_of(content)) is None
+    with pytest.raises(RunError, match="announced"):
+        kept.keep_base(digest_of(content), b"other")
+
+
+# ---- the worker --------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_is_asked_twice_and_ends_with_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+    import sys
+    import time
+
+    import psutil
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    path = config(tmp_path)
+    asking = "import sys, time; from pathlib import Path; time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", asking]) as node:
+        monkeypatch.setattr("os.getppid", lambda: node.pid)
+        monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
+        first = warm.asked({"header": packed(HELLO)}, str(path))
+        began = time.monotonic()
+        assert warm.asked({"header": packed(HELLO)}, str(path)) == first and time.monotonic() - began < 2
+        assert answer_of(first)["hello"]["name"] == "pi"
+        places = [p for p in tmp_path.rglob("*") if p.name in ("socket", "log")]
+        assert {stat.S_IMODE(p.parent.stat().st_mode) for p in places} == {0o700}
+        [worker] = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+        node.kill()
+        node.wait()
+        worker.wait(10)
+    assert not [p for p in tmp_path.rglob("*") if p.name == "socket"]
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / f"fleetfit-{os.getuid()}").mkdir()
+    (tmp_path / f"fleetfit-{os.getuid()}").chmod(0o755)
+    with pytest.raises(RuntimeError, match="only this user"):
+        warm.asked({}, str(config(tmp_path)))
+
+
+# ---- the app, keys and certificates ------------------------------------------------------------------------------
+
+
+def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("rounds = 3\n")
+    write_app(tmp_path / "My App", tmp_path / "mine.toml", {"out": "x"})
+    table = tomllib.loads((tmp_path / "My App" / "pyproject.toml").read_text())
+    app = table["tool"]["flwr"]["app"]
+    assert table["project"]["name"] == "my-app" and app["config"]["out"] == "x"
+    assert app["components"]["clientapp"] == "fleetfit.engines.flower.client_app:app"
+    assert (tmp_path / "My App" / "run.toml").read_text() == "rounds = 3\n"
+    assert not list((tmp_path / "My App").glob("*.py"))
+    read_settings(tmp_path / "My App" / "node.example.toml")
+    for args, said in [
+        ((tmp_path / "My App",), "not empty"),
+        ((tmp_path / "b", tmp_path / "no.toml"), "cannot be read"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            write_app(*args)
+    (tmp_path / "bad.toml").write_text("a = ")
+    with pytest.raises(ConfigError, match="no valid TOML"):
+        write_app(tmp_path / "b", tmp_path / "bad.toml")
+
+
+def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
+    from fleetfit.api.enrolment import rules_of
+    from fleetfit.config import read_experiment
+
+    write_app(tmp_path / "app")
+    assert rules_of(read_experiment(tmp_path / "app" / "run.toml")).nodes == 2
+
+
+def test_certificates_name_the_hosts_and_secrets_are_secret(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["10.0.0.1", "fleet.example.org"], days=10)
+    found = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fleet.example.org"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.1"]
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    found.verify_directly_issued_by(authority)
+    for name in ("ca.key", "server.key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    with pytest.raises(ConfigError, match="already"):
+        make_certificates(tmp_path, ["10.0.0.1"])
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    make_certificates(tmp_path, ["10.0.0.2"])  # the authority stays: nodes need not be told
+    assert x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes()) == authority
+    x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes()).verify_directly_issued_by(authority)
+    with pytest.raises(ConfigError, match="host"):
+        make_certificates(tmp_path / "other", [])
+
+
+def test_a_nodes_key_is_an_openssh_pair(tmp_path: Path) -> None:
+    make_node_key(tmp_path / "keys" / "pi")
+    private = serialization.load_ssh_private_key((tmp_path / "keys" / "pi").read_bytes(), None)
+    public = serialization.load_ssh_public_key((tmp_path / "keys" / "pi.pub").read_bytes())
+    assert private.public_key() == public
+    assert stat.S_IMODE((tmp_path / "keys" / "pi").stat().st_mode) == 0o600
+    with pytest.raises(FleetFitError, match="not written over"):
+        make_node_key(tmp_path / "keys" / "pi")
