@@ -54,10 +54,10 @@ demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and c
 	$(BIN)/fleetfit compare experiments/demo.toml
 
 test: lint ## linters, types, import directions, and all tests (gpu ones skip where there is no GPU)
-	$(BIN)/pytest -m "not network and not fleet" $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet" $(PYTEST_ARGS)
 
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
-	$(BIN)/pytest -m fleet tests/fleet $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m fleet tests/fleet $(PYTEST_ARGS)
 
 fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model
 	$(BIN)/python examples/fleet/demo.py
