@@ -2,7 +2,8 @@
 
 Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes),
 `clients` (cost per round against the number of registered clients), `engines` (processes and ray with two workers
-against local and a bare loop), `frozen` (a step on a frozen backbone against gradients for everything).
+against local and a bare loop), `frozen` (a step on a frozen backbone against gradients for everything), `fleet` (a
+message to a node, in three ways of running its work; only when it is named).
 
 Both sides of a ratio alternate in one process; the figure is the median of the ratios in CPU seconds, with its range.
 """
@@ -269,6 +270,10 @@ def main() -> None:
         registered(options.repetitions)
     if "engines" in options.parts:
         engines(options.repetitions)
+    if "fleet" in options.parts:
+        from benchmarks import fleet as messages
+
+        messages.fleet()
     if "frozen" in options.parts:
         for name, ours, naive in frozen.modes():
             report(f"a training step, DeiT-S of 6 blocks, {name}", alternate(ours, naive, options.repetitions), "naive")

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fleetfit.engines.flower.engine import Fleet
     from fleetfit.engines.flower.post import Post
     from fleetfit.engines.flower.roll import Roll
+
+
+_SETTLE_S = 10.0  # that a round waits for nodes that are just enrolling
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class _Served:
     key: str
     planned: list[Told]
     say: Callable[[str], None]
-    _waiting: float = field(default_factory=time.monotonic)
+    _begun: bool = False
 
     @staticmethod
     def begun(post: "Post", wanted: Wanted, say: Callable[[str], None]) -> "_Served":
@@ -173,7 +176,10 @@ class _Served:
     # -- while it runs
 
     def renew(self, federation: Federation) -> Federation:
-        """Return the federation as it is now; wait until somebody who can train is there."""
+        """Return the federation as it is now; wait until somebody who can train is there.
+
+        Before the first round, wait for everybody who has enrolled; later only a moment for whoever is being asked.
+        """
         said = began = time.monotonic()
         while True:
             self.roll.advance()
@@ -185,8 +191,10 @@ class _Served:
             able = np.zeros(len(federation.clients), dtype=bool)
             able[federation.able] = True
             free = np.array(self.engine.free(), dtype=bool)
-            settling = self.roll.unsettled and time.monotonic() - began < self.rules.wait_s
+            patience = _SETTLE_S if self._begun else self.rules.wait_s
+            settling = (self.roll.unsettled or self.roll.pending) and time.monotonic() - began < patience
             if (free & able).any() and not settling:
+                self._begun = True
                 return replace(federation, connected=functools.partial(_in_any_round, free))
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()

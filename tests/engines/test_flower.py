@@ -373,7 +373,7 @@ def test_a_node_that_goes_away_comes_back_and_one_that_comes_late(tmp_path: Path
     lab.grid.twist = twist
     run = lab.serve(nodes=4)
     online = [report["online"] for report in run.metrics]
-    assert online[0] == 4 and min(online) == 3 and online[-1] == 5, online
+    assert online == [4, 4, 4, 4, 5, 5], online  # 105 comes in the second round, 101 is away in the third and fourth
     assert run.server.memory["adaptivefl"]["curiosity"].shape[1] == 5
     again = serve(lab.grid, Wanted(resume=str(tmp_path / "run")), lab.said.append)
     assert again.finished and len(again.assembly.federation.levels) == 3

@@ -1,8 +1,15 @@
 """A real fleet over the network, by Flower: nodes train on their own data. It needs the extra `flower`.
 
 `fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
-The server sends each node the piece of the model that fits it, as `fleetfit.wire` messages; see
-`fleetfit.engines.flower.engine` for the server's side and `fleetfit.engines.flower.node` for the device's.
+The server sends each node the piece of the model that fits it, as `fleetfit.wire` messages.
+
+- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `roll` (who takes part), `post`
+  (messages and threads).
+- The device's side: `client_app` (what Flower starts for each message), `warm` and `worker` (who keeps torch, data and
+  models meanwhile), `node` (the answers), `settings` and `remembered` (its configuration and its files).
+- Both: `messages` (Flower's), `protocol` (ours).
+- `fleetfit flower node`: `launcher`, `supernode`, `zygote`, `group`, and `inside` (what is used of Flower's insides).
+- Beforehand: `app_folder` (what `flwr run` takes), `certificates`.
 
 Nothing here imports torch or Flower: the process that Flower starts for each message reads this module first.
 """

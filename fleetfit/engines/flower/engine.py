@@ -209,6 +209,8 @@ class Fleet:
 
     def _opened(self, job: Job, letter: Letter) -> "_Came":
         """Look at a reply, unless it lies on disk until its turn."""
+        if letter.lost and job.client is not None:  # until the roll sees it again, it is sent nothing
+            self._roll.online.discard(self._roll.members[job.client].node)
         if letter.problem or isinstance(letter.content, Path):
             return _Came(job, letter, usable=not letter.problem)
         try:
