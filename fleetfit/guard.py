@@ -5,7 +5,6 @@ done with it; sizes are compared before anything is made of them; shapes are com
 broadcasting.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -81,6 +80,8 @@ def problem_with(update: Update, job: Job, federation: Federation) -> str | None
         return str(error)[:_WORD]
     except RecursionError:
         return "it is nested too deeply."
+    except (TypeError, RuntimeError, OverflowError, AttributeError, KeyError, IndexError) as error:
+        return f"it is malformed: {type(error).__name__}: {error}"[:_WORD]
 
 
 def _count(value: Any) -> bool:
@@ -88,7 +89,7 @@ def _count(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < 1e300  # neither infinite nor NaN
 
 
 def _seconds(value: Any) -> bool:

@@ -121,7 +121,7 @@ def unpack(message: bytes | bytearray) -> Any:
     try:
         nest = json.loads(buffer[_START : _START + length])
         specs = [(_DTYPES[d], tuple(int(n) for n in shape)) for d, shape in _described(nest)]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise RunError(f"a message has an unreadable header: {error}") from None
     if any(n < 0 for _, shape in specs for n in shape):
         raise RunError("a message has a tensor of negative size.")
@@ -130,7 +130,10 @@ def unpack(message: bytes | bytearray) -> Any:
         raise RunError(f"a message has {len(buffer)} bytes where its header describes {end}.")
     whole = torch.frombuffer(buffer, dtype=torch.uint8)
     tensors = (_tensor(whole, dtype, shape, place) for (dtype, shape), place in zip(specs, places, strict=True))
-    return _restore(nest, tensors)
+    try:
+        return _restore(nest, tensors)
+    except (ValueError, TypeError, RuntimeError, RecursionError, StopIteration) as error:
+        raise RunError(f"a message is not put together as it should be: {error}") from None
 
 
 def _described(nest: Any) -> Iterator[tuple[str, list[int]]]:

@@ -12,6 +12,7 @@ from fleetfit.config.naming import called
 from fleetfit.engines.flower import Rules
 from fleetfit.errors import RunError
 from fleetfit.method import build
+from fleetfit.planner import budget_problem
 from fleetfit.values import Facts, Told
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.2
 """Between two looks at who is connected, while the run waits."""
+SETTLE_S = 10.0
+"""That a round waits for nodes that are just enrolling."""
 SAY_S = 30.0
 """Between two lines that say so."""
 
@@ -68,6 +71,8 @@ def fits(experiment: Experiment, facts: Facts | None = None) -> Callable[[Told],
                 f"it does not tell a budget, and {experiment.method.name} chooses a level for each client. Set budget "
                 "and tell_budget in its configuration, or run adaptivefl."
             )
+        if told.budget is not None and (found := budget_problem(told.budget, experiment.fleet.cost)):
+            return f"its budget does not fit this run: {found}"
         if experiment.fleet.tells_labels and told.labels is None:
             return "it does not tell its samples by class, and fleet.tells_labels asks for them: set tell_labels there."
         return ""
@@ -82,10 +87,13 @@ def enrolled(roll: "Roll", rules: Rules, say: Callable[[str], None]) -> None:
         RunError: Too few came in time.
     """
     began = said = time.monotonic()
+    enough: float | None = None
     say(f"Waiting for {rules.nodes} node{'s' if rules.nodes > 1 else ''}.")
     while True:
         roll.advance()
-        if roll.arrived >= rules.nodes and not roll.pending:
+        now = time.monotonic()
+        enough = None if roll.arrived < rules.nodes else enough or now
+        if enough is not None and (not roll.pending or now - enough > SETTLE_S):
             roll.settle()
             roll.keep_only(facts_of_all([member.told for member in roll.members]))
             if roll.arrived >= rules.nodes:

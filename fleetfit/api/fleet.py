@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fleetfit.api.enrolment import LOOK_S, SAY_S, enrolled, fits, for_fleet, new_roll, nodes_text, rules_of
+from fleetfit.api.enrolment import LOOK_S, SAY_S, SETTLE_S, enrolled, fits, for_fleet, new_roll, nodes_text, rules_of
 from fleetfit.api.results import NODES, Run, load, planned_for, settled
 from fleetfit.api.runs import described, new_folder, proceed
 from fleetfit.config import Assembly
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from fleetfit.engines.flower.engine import Fleet
     from fleetfit.engines.flower.post import Post
     from fleetfit.engines.flower.roll import Roll
-
-
-_SETTLE_S = 10.0  # that a round waits for nodes that are just enrolling
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,11 @@ class _Served:
             raise RunError(f"{run.folder} is no run of a fleet; go on with it: fleetfit resume {run.folder}.")
         rules, planned = rules_of(run.experiment), planned_for(run.files)
         roll = new_roll(post, run.experiment, say)
-        saved = json.loads(run.files.text(NODES))
-        roll.restore(saved["members"])
+        try:
+            saved = json.loads(run.files.text(NODES))
+            roll.restore(saved["members"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
         roll.fits = fits(run.experiment, facts_of_all(planned))
         return _Served._made(run, run.assembly, roll, rules, str(saved["run"]), planned, say)
 
@@ -184,15 +184,17 @@ class _Served:
         while True:
             self.roll.advance()
             self.roll.settle()
+            federation = self._with_members(federation)
             if self.roll.changed:
                 self.run.files.write(NODES, nodes_text(self.key, self.planned, self.roll))
                 self.roll.changed = False
-            federation = self._with_members(federation)
             able = np.zeros(len(federation.clients), dtype=bool)
             able[federation.able] = True
             free = np.array(self.engine.free(), dtype=bool)
-            patience = _SETTLE_S if self._begun else self.rules.wait_s
-            settling = (self.roll.unsettled or self.roll.pending) and time.monotonic() - began < patience
+            patience = SETTLE_S if self._begun else self.rules.wait_s
+            missing = not self._begun and int(free.sum()) < min(self.rules.nodes, self.roll.willing)
+            settling = missing or self.roll.unsettled or self.roll.pending
+            settling = settling and time.monotonic() - began < patience
             if (free & able).any() and not settling:
                 self._begun = True
                 return replace(federation, connected=functools.partial(_in_any_round, free))
@@ -247,7 +249,7 @@ def _say_levels(assembly: Assembly, roll: "Roll", say: Callable[[str], None]) ->
             f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
             f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
         )
-    if assembly.federation.method.told:
+    if assembly.federation.method.told and len(roll.members) == len(assembly.federation.level_of):
         levels = assembly.federation.level_of
         for member, level in zip(roll.members, levels, strict=False):
             say(f"Node {member.told.name} trains {f'level {level + 1}' if level >= 0 else 'nothing: too small'}.")

@@ -30,6 +30,7 @@ from fleetfit.planner.budgets import (
     affords,
     as_fractions,
     assign,
+    budget_problem,
     budgets_by_cost,
     levels_of_budgets,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "affords",
     "as_fractions",
     "assign",
+    "budget_problem",
     "budgets_by_cost",
     "further_costs",
     "given_levels",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fleetfit.cost import Conditions
-from fleetfit.errors import PlanError
+from fleetfit.cost import COSTS, Conditions
+from fleetfit.errors import PlanError, did_you_mean
 from fleetfit.planner.targets import Bools, Floats, Ints, Targets
 
 Amount = float | str
@@ -75,6 +75,23 @@ def budgets_by_cost(budgets: Sequence[Budget], cost: str, full: Callable[[str], 
         found[name] = np.where(fractions, given, as_fractions(given, whole))
         found[name][np.isinf(numbers)] = math.inf
     return found
+
+
+def budget_problem(budget: Budget, cost: str) -> str:
+    """Return what is wrong with a budget before the model is known, or "".
+
+    Args:
+        budget: What somebody says that a device affords.
+        cost: What plain numbers are meant in, and what every budget must name.
+    """
+    unknown = [name for name in budget if name not in COSTS] if isinstance(budget, Mapping) else []
+    if unknown:
+        return f'"{unknown[0]}" is no cost; there are {", ".join(COSTS)}.{did_you_mean(unknown[0], COSTS)}'
+    try:
+        budgets_by_cost([budget], cost, lambda name: 1e12)
+    except (PlanError, OverflowError) as error:
+        return str(error).replace("budget #1", "its budget")
+    return ""
 
 
 def absolute(text: str, cost: str) -> float:

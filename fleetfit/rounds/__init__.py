@@ -204,6 +204,14 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
     """Return the reply as the guard lets it through, with its bytes counted."""
-    down = wire.job_size(job)
-    up = 0 if isinstance(reply, Failure) and reply.absent else wire.reply_size(reply)
-    return replace(examined(reply, job, federation), bytes_down=down, bytes_up=up)
+    found = examined(reply, job, federation)
+    up = 0 if isinstance(found, Failure) and found.absent else _size(reply)
+    return replace(found, bytes_down=wire.job_size(job), bytes_up=up)
+
+
+def _size(reply: Update | Failure) -> int:
+    """Return the bytes of a reply as it came; 0 for one that nobody could have sent."""
+    try:
+        return wire.reply_size(reply)
+    except (RunError, TypeError, ValueError, RuntimeError, AttributeError):
+        return 0

@@ -180,7 +180,7 @@ def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, monk
 # ---- going on ----------------------------------------------------------------------------------------------------
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The server's process ends."""
 
 
@@ -249,6 +249,11 @@ def first(state: Mapping[str, Any], change: Callable[[torch.Tensor], torch.Tenso
     return {**state, name: change(state[name])}
 
 
+def raw(header: bytes) -> bytes:
+    """A message with any header."""
+    return b"FFIT" + bytes([1, 0, 0, 0]) + len(header).to_bytes(8, "little") + header
+
+
 WHOLE = {"channels": {"a": {"from": 0, "to": 8}, "b": {"from": 0, "to": 12}, "classes": {"from": 0, "to": 4}},
          "exits": [1, 2, 3]}  # fmt: skip
 LIES = {
@@ -276,6 +281,12 @@ LIES = {
     "a false label": lambda nest: RecordDict(
         {"answer": ArrayRecord({"bytes": Array("uint8", (9,), "numpy.ndarray", Array(torch.ones(3).numpy()).data)})}
     ),
+    "numbers that are tensors": lambda nest: {**nest, "protocol": torch.ones(2)},
+    "flags that are tensors": in_reply(compressed=torch.ones(2)),
+    "a huge number": in_reply(metrics={"loss": 10**400, "steps": 1}),
+    "a nest that cannot be": lambda nest: raw(b'{"$u":5}'),
+    "a nest without end": lambda nest: raw(b"[" * 600 + b"]" * 600),
+    "a shape without end": lambda nest: raw(b'{"$t":["uint8",[Infinity]]}'),
     "a refusal": lambda nest: {"protocol": 1, "refused": "not today"},
 }
 
@@ -433,6 +444,41 @@ def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
     assert "Node node-2 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
     assert 'Node node-3 does not take part: the server names "tiny:tiny"' in lab.heard
     assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
+
+
+def test_a_budget_that_means_nothing_here_leaves_its_node_out_and_the_run_goes_on(tmp_path: Path) -> None:
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=3, cohort={"fraction": 1.0}))
+    lab.config(1, budget={"memory_bytes": "200 MB"})
+    lab.grid.offline = {102}
+
+    def twist(message: Message, reply: Message) -> Message:
+        lab.grid.offline.clear()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve(nodes=4)
+    assert "Node 102 does not take part: its budget does not fit this run" in lab.heard
+    assert [report["online"] for report in run.metrics] == [4, 4, 4]
+
+
+def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetfit.engines.flower.roll._AGAIN_S", 0.05)
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=6, cohort={"fraction": 1.0}))
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            lab.grid.offline = {101} if message.metadata.group_id == "1" else set()
+            if message.metadata.group_id == "1":
+                lab.config(0, data={"name": "digits"})
+                nodes_side.node_of.cache_clear()
+        return reply
+
+    lab.grid.twist = twist
+    run = lab.serve()
+    assert "Node node-0 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
+    assert [report["online"] for report in run.metrics] == [5, 4, 4, 4, 4, 4]
 
 
 def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:

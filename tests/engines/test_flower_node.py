@@ -69,6 +69,8 @@ def told(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"threads": 0}, "threads"),
         ({"device": "cuda:99"}, "CUDA devices"),
         ({"budget": "missing.toml"}, "there is no file"),
+        ({"budget": "200 cheese"}, "budget"),
+        ({"budget": {"memory": 0.5}}, '"memory" is no cost'),
     ],
 )
 def test_a_wrong_configuration_is_a_sentence(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_paths_are_seen_from_the_files_folder(tmp_path: Path) -> None:
     found = read_settings(config(tmp_path, data={"name": "mine.py:load"}, budget="budget.toml", allow=["m.py:f"]))
     assert found.data.name == f"{tmp_path / 'mine.py'}:load" and found.allow == [f"{tmp_path / 'm.py'}:f"]
     assert found.budget == {"parameters": 0.3} and found.tolerance == 0.2
-    assert found.folder == str(tmp_path / "fleetfit-node")
+    assert found.folder == str(tmp_path / "fleetfit-node" / "pi")
 
 
 def test_what_a_node_tells(tmp_path: Path) -> None:

@@ -228,7 +228,8 @@ def test_the_superlink_is_killed_and_started_again_and_the_run_completes(lab: De
 def test_the_server_app_is_killed_and_resume_goes_on_with_the_same_bits(lab: Deployment, tmp_path: Path) -> None:
     going = Going(lab, "resumed", run_file(6), tmp_path / "run")
     going.has(2)
-    [app] = [p for p in psutil.process_iter(["cmdline"]) if "flwr-serverapp" in " ".join(p.info["cmdline"] or [])]
+    ours = psutil.Process(lab.processes["superexec"].pid).children(recursive=True)
+    [app] = [process for process in ours if "flwr-serverapp" in " ".join(process.cmdline())]
     os.kill(app.pid, signal.SIGKILL)
     lab.stop("run-resumed")
     done = len(going.reports())

@@ -16,7 +16,7 @@ _TARGET = "1.41.0"
 
 _RUN_FILE = """\
 # What is trained. On a fleet the data and the budgets are the nodes' own: [data] and [fleet] groups say nothing here.
-# The same file without them runs as a simulation: fleetfit run run.toml
+# With [engine] name = "local", a [data] and [fleet] groups the same file runs as a simulation: fleetfit run run.toml
 rounds = 10
 [model]
 name = "cnn"
@@ -40,7 +40,7 @@ every = 1
 _NODE_FILE = """\
 # A device of the fleet: fleetfit flower node node.toml --superlink HOST:PORT --ca ca.crt --key KEY
 name = "kitchen-pi"
-budget = 0.25               # of the full model; or { memory_bytes = "200 MB", multiply_adds = 2e8 }; or "budget.toml"
+budget = 0.25               # of the full model; or { parameters = 0.25, memory_bytes = "200 MB" }; or "budget.toml"
 tell_budget = true          # false: the server never learns it, and runs AdaptiveFL
 # memory_limit = "300 MB"   # a job that needs more fails, and not the device
 [data]

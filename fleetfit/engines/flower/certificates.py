@@ -30,8 +30,10 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
     Raises:
         ConfigError: No host, a server's certificate is there already, or the folder cannot be written.
     """
-    if not hosts:
-        raise ConfigError("a certificate needs the host names or addresses by which nodes reach the server.")
+    if not hosts or any(not host or "/" in host or (":" in host and not _is_address(host)) for host in hosts):
+        raise ConfigError(
+            "a certificate needs the names or addresses by which nodes reach the server, without port or path."
+        )
     for name in ("server.pem", "server.key"):
         if (folder / name).exists():
             raise ConfigError(f"{folder / name} is there already; remove it to make a new one.")
@@ -51,6 +53,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         _secret(folder / "server.key", _pem(own))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}.") from None
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"no certificate for {', '.join(hosts)} and {days} days: {error}") from None
 
 
 def make_node_key(path: Path) -> None:
@@ -93,8 +97,8 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, ec.EllipticCu
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    (folder / "ca.crt").write_bytes(found.public_bytes(serialization.Encoding.PEM))
     _secret(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(found.public_bytes(serialization.Encoding.PEM))
     return found, key
 
 
@@ -112,6 +116,14 @@ def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _host(text: str) -> x509.GeneralName:

@@ -218,6 +218,7 @@ class Fleet:
             reply = nest.get("reply")
             return _Came(job, letter, nest, usable=isinstance(reply, Mapping) and reply.get("kind") == "update")
         except FleetFitError as error:
+            self._post.released(letter)
             return _Came(job, replace(letter, problem=f"its answer was refused: {error}"[:500]))
 
     def _finished(self, found: "Failure | _Came") -> Update | Failure:
@@ -231,7 +232,7 @@ class Fleet:
             content = self._post.released(letter)
             nest = answer_of(content) if found.nest is None else found.nest
             return self._read(job, nest)
-        except (FleetFitError, ValueError, TypeError, KeyError, RecursionError, OSError) as error:
+        except (FleetFitError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, OSError) as error:
             return _failed(job, f"its answer was refused: {error}"[:500])
 
     def _read(self, job: Job, nest: Mapping[str, Any]) -> Update | Failure:

@@ -193,6 +193,7 @@ def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
     """Start the SuperNode, again for a while if the SuperLink refuses it, and return the exit code."""
     until = 0.0
     while True:
+        began = time.monotonic()
         code, said = attempt()
         if code == 0 or _REFUSED not in said:
             for sign, why in _WHY.items() if code else ():
@@ -200,7 +201,7 @@ def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
                     _say(why)
             return code if code >= 0 else 128 - code
         now = time.monotonic()
-        until = until or now + _RETRY_S
+        until = now + _RETRY_S if not until or now - began > _RETRY_S else until
         refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
         refused += "killed does for a minute."
         if now + _PAUSE_S > until:

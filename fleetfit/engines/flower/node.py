@@ -47,6 +47,8 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
         return node_of(config).answer(parts)
     except FleetFitError as error:
         return packed({"refused": str(error)})
+    except MemoryError:
+        return packed({"refused": "no memory was left on the node"})
     except Exception:  # a message that no server of ours sends, or a bug: say which, and go on with the next one
         return packed({"refused": f"it failed unexpectedly: {traceback.format_exc(limit=-3)}"})
 
@@ -118,11 +120,19 @@ class Node:
         build(header["method"])
         there = not header["base"] or self._remembered.base(header["base"]) is not None
         if there:
-            self._problem(header)
+            with self._limited():
+                self._problem(header)
         return {"ready": there}
 
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Hold what is done to the memory limit; the data are loaded before, and belong to the node."""
+        _ = self.data
+        with self._memory.held():
+            yield
+
     def _problem(self, header: Header) -> Problem:
-        key = json.dumps([header["problem"], header["base"]], sort_keys=True)
+        key = _key(header)
         if key not in self._problems:
             spec = {**header["problem"], "model": {**header["problem"]["model"], **self.settings.model}}
             found = rebuilt(spec)
@@ -138,8 +148,13 @@ class Node:
 
     def _job(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         _check_names(header, self.settings.allow)
-        if header["base"] and self._remembered.base(header["base"]) is None:
+        key = _key(header)
+        if key not in self._problems and header["base"] and self._remembered.base(header["base"]) is None:
             return packed({"lost": True})
+        with self._limited():
+            return self._done(header, parts)
+
+    def _done(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         shared = {name: unpack(parts[name]) if name in parts else {} for name in ("state", "statistics")}
         job = job_of({**header["job"], **shared})
         method, problem = build(job.method), self._problem(header)
@@ -152,8 +167,7 @@ class Node:
             reason = "declined: it is more than the device affords"
             return packed({"reply": reply_nest(_failed(job, reason, declined=True))})
         try:
-            with self._memory.held():
-                reply, remembers = run_job(job, device)
+            reply, remembers = run_job(job, device)
         except MemoryError:
             reply, remembers = _failed(job, "no memory was left"), memory
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
@@ -166,6 +180,10 @@ class Node:
         conditions = Conditions(job.local.batch_size or len(data.split("train")) or BATCH_SIZE)
         return Device(problem, data, job.client, _fractions(settings, problem, cost, conditions), settings.tolerance,
                       conditions, memory, self._accelerator)  # fmt: skip
+
+
+def _key(header: Header) -> str:
+    return json.dumps([header["problem"], header["base"]], sort_keys=True)
 
 
 def _failed(job: Job, reason: str, declined: bool = False) -> Failure:

@@ -76,7 +76,8 @@ class Post:
         """Send a message; its reply will be put into the box. Return its id, or "" where it could not be sent."""
         try:
             sent = [found for found in self._grid.push_messages([message]) if found]
-        except httpx.HTTPError:
+        except Exception as error:  # also Flower's own, of a push that took too long: one message must not end a run
+            print(f"A message could not be sent: {type(error).__name__}: {error}", flush=True)
             sent = []
         if not sent:
             return ""
@@ -97,11 +98,6 @@ class Post:
             thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-post")
             self._pulling[thread] = 0.0
         thread.start()
-
-    def forget(self, message: str) -> None:
-        """Ask for a reply no more."""
-        with self._changed:
-            self._boxes.pop(message, None)
 
     def nodes(self) -> set[int]:
         """Return the ids of the nodes that are connected; none where the SuperLink does not answer."""
@@ -149,9 +145,11 @@ class Post:
     def _asked(self, message: str) -> Letter | None:
         try:
             found = list(self._grid.pull_messages([message]))
+            return self._letter(message, found[0]) if found else None
         except httpx.HTTPError:  # the SuperLink is away, perhaps for a moment
             return None
-        return self._letter(message, found[0]) if found else None
+        except Exception as error:  # whatever a node sends, the thread that reads it goes on
+            return Letter(message, None, f"its reply cannot be read: {type(error).__name__}: {error}"[:500])
 
     def _letter(self, message: str, reply: Message) -> Letter:
         if reply.has_error():

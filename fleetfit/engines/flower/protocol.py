@@ -9,7 +9,6 @@ Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `lost` (
 `refused` with a reason.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +43,7 @@ def checked_header(nest: Any) -> Header:
     """
     if not isinstance(nest, dict):
         raise RunError("a message's header is no table.")
-    if nest.get("protocol") != PROTOCOL:
+    if type(nest.get("protocol")) is not int or nest["protocol"] != PROTOCOL:
         raise RunError(
             f"the server speaks version {nest.get('protocol')!r} of the protocol, and this node version {PROTOCOL}. "
             "Bring both to the same version of FleetFit."
@@ -73,7 +72,7 @@ def answer_of(content: bytes | bytearray) -> dict[str, Any]:
     nest = unpack(content)
     if not isinstance(nest, dict):
         raise RunError("its answer is no table.")
-    if nest.get("protocol") != PROTOCOL:
+    if type(nest.get("protocol")) is not int or nest["protocol"] != PROTOCOL:
         raise RunError(f"it speaks version {nest.get('protocol')!r:.40} of the protocol, and the server {PROTOCOL}.")
     return nest
 
@@ -129,7 +128,7 @@ def _budget(nest: Any) -> Budget | None:
 def _amount(value: Any) -> bool:
     if isinstance(value, str):
         return 0 < len(value) <= 40
-    return type(value) in (int, float) and math.isfinite(value) and value > 0
+    return type(value) in (int, float) and 0 < value < 1e30  # neither infinite nor NaN
 
 
 def _count(value: Any) -> bool:

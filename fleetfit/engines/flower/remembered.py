@@ -15,6 +15,7 @@ from fleetfit.records.writing import into_place
 from fleetfit.wire import pack, unpack
 
 _RUNS = 8  # whose memory is kept
+_BASES = 3
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -36,7 +37,7 @@ class Remembered:
         """Keep a new version beside the one that it began with."""
         kept = {v: m for v, m in self._versions(run).items() if v == before and v != version}
         self._write(self._file(run), {"versions": list(kept), "memories": list(kept.values())}, version, memory)
-        self._forget_old_runs()
+        _keep_newest(self._folder / "runs", _RUNS)
 
     def _write(self, path: Path, nest: dict[str, Any], version: int, memory: Any) -> None:
         _written(path, pack({"versions": [*nest["versions"], version], "memories": [*nest["memories"], memory]}))
@@ -55,11 +56,6 @@ class Remembered:
         if not _RUN.fullmatch(run):
             raise RunError(f'"{run[:40]}" is no name of a run.')
         return self._folder / "runs" / f"{run}.ffit"
-
-    def _forget_old_runs(self) -> None:
-        files = sorted((self._folder / "runs").glob("*.ffit"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in files[_RUNS:]:
-            path.unlink(missing_ok=True)
 
     # -- tensors that are never trained
 
@@ -80,6 +76,7 @@ class Remembered:
         if digest_of(content) != digest:
             raise RunError("the tensors that came are not those that were announced.")
         _written(self._folder / "base" / f"{_digest_checked(digest)}.ffit", content)
+        _keep_newest(self._folder / "base", _BASES)
 
 
 def digest_of(content: bytes | bytearray) -> str:
@@ -91,6 +88,12 @@ def _digest_checked(digest: str) -> str:
     if not _RUN.fullmatch(digest):
         raise RunError("a digest has 64 hexadecimal digits.")
     return digest
+
+
+def _keep_newest(folder: Path, count: int) -> None:
+    files = sorted(folder.glob("*.ffit"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[count:]:
+        path.unlink(missing_ok=True)
 
 
 def _written(path: Path, content: bytes | bytearray) -> None:

@@ -28,11 +28,13 @@ class Member:
     Attributes:
         node: Flower's id of it, which belongs to its key.
         told: What it told of itself.
+        known: Whether it has told it since it was last away.
         ready: Whether it has said that it can train this model.
     """
 
     node: int
     told: Told
+    known: bool = False
     ready: bool = False
 
 
@@ -108,6 +110,12 @@ class Roll:
             self.members.remove(member)
 
     @property
+    def willing(self) -> int:
+        """How many members have not refused, or been refused, a short while ago; connected or not."""
+        now = time.monotonic()
+        return sum(now >= self._not_before.get(member.node, 0.0) for member in self.members)
+
+    @property
     def unsettled(self) -> bool:
         """Whether somebody who is connected is still being asked."""
         now = time.monotonic()
@@ -128,14 +136,13 @@ class Roll:
         for node in sorted(self.online - before):
             member = self._member(node)
             if member is not None:
-                member.ready = False
-                self._ask(node, "hello")
+                member.ready = member.known = False
         busy = {node for node, _ in self._asked.values()}
         for node in sorted(self.online - busy):
             member = self._member(node)
             if time.monotonic() < self._not_before.get(node, 0.0):
                 continue
-            if member is None:
+            if member is None or not member.known:
                 self._ask(node, "hello")
             elif self.setup is not None and not member.ready:
                 self._ask(node, "setup")
@@ -207,9 +214,11 @@ class Roll:
             raise RunError(wrong)
         member = self._member(node)
         if member is None:
-            self._new.append(Member(node, told))
+            self._new.append(Member(node, told, known=True))
             self.say(f"Node {told.name} has enrolled: {told.num_examples} training samples{_afforded(told)}.")
-        elif told != member.told:
+            return
+        member.known = True
+        if told != member.told:
             member.told, self.changed = replace(told), True
             self.say(f"Node {told.name} is back, and is another than before{_afforded(told)}.")
 

@@ -11,10 +11,11 @@ from fleetfit import names
 from fleetfit.config.checking import validated
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
+from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.planner import Budget, absolute
+from fleetfit.planner import Budget, absolute, budget_problem
 
 _NAME = re.compile(r"[\w.-]{1,60}")
 
@@ -58,7 +59,7 @@ class NodeSettings(Section):
         device: "cpu", "cuda" or "cuda:N".
         threads: Threads for a job.
         memory_limit: How much memory a job may take, such as "300 MB": beyond it the job fails, and not the device.
-        folder: Where the node keeps what it remembers; "fleetfit-node" beside this file by default.
+        folder: Where the node keeps what it remembers; "fleetfit-node/NAME" beside this file by default.
         model: Keys of the run's `[model]` that are different here, such as where a checkpoint lies.
     """
 
@@ -97,11 +98,29 @@ def read_settings(path: str | Path) -> NodeSettings:
         if (found.data.partition is None) != (found.data.client is None):
             raise ConfigError("[data] partition and client go together: which part of which division is this node's?")
         _ = found.limit_bytes
+        default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
+        found = found.model_copy(update=default)
         allow = [names.anchored(name, folder) for name in found.allow]
         place = str((folder / Path(found.folder).expanduser()).resolve())
-        return found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
+        found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
+        _check_budget(found.budget)
+        return found
     except FleetFitError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _check_budget(budget: Budget | None) -> None:
+    if budget is None:
+        return
+    cost = next(iter(budget), "parameters") if isinstance(budget, Mapping) else "parameters"
+    unknown = isinstance(budget, str)  # a unit says of which cost it is meant in the run
+    wrong = "" if unknown and _in_any_cost(budget) else budget_problem(budget, cost)
+    if wrong:
+        raise ConfigError(f"budget: {wrong}")
+
+
+def _in_any_cost(budget: Budget) -> bool:
+    return any(not budget_problem(budget, cost) for cost in COSTS)
 
 
 def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:

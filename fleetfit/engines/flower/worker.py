@@ -1,4 +1,4 @@
-"""The warm worker of a node (see `fleetfit.engines.flower.warm`): comes with the first message goes with the node."""
+"""The warm worker of a node (see `fleetfit.engines.flower.warm`): comes with its first message, goes with the node."""
 
 import contextlib
 import os
