@@ -222,7 +222,8 @@ def test_the_superlink_is_killed_and_started_again_and_the_run_completes(lab: De
     lab.start_superlink()
     run = going.ended()
     assert len(run.metrics) == 8 and all(trained(report) >= 2 for report in run.metrics)
-    assert lab.runs()[0]["status"] == "finished:completed"
+    ended = "finished:completed"  # told to the SuperLink a moment after the summary is written
+    until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"), 60.0)
     after = finished(lab, "after", run_file(1), tmp_path / "after")  # starts when all three nodes are back
     assert trained(after.metrics[0]) == 3
 
