@@ -3,18 +3,21 @@
 import contextlib
 import json
 import tomllib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from fleetfit import evaluate, rounds
+from fleetfit.api import inference
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.enrolled import assemble_fleet
 from fleetfit.config.writing import dumped, objects_in, to_table
 from fleetfit.engines.flower.protocol import hello_of
 from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
+from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.values import Server, Told
@@ -37,6 +40,7 @@ class Run:
     ) -> None:
         """Take what is known; `run`, `resume` and `load` make runs."""
         self.files, self.experiment, self._engine = folder, experiment, engine
+        self._modules: dict[str, nn.Module] = {}
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -143,18 +147,102 @@ class Run:
         Raises:
             ConfigError: There is no such level.
         """
-        assembly = self.assembly
-        known = [entry.name for entry in assembly.federation.levels]
+        assembly, name = self.assembly, self.level_name(level)
+        index = [entry.name for entry in assembly.federation.levels].index(name)
+        found = self.checkpoint["statistics"]
+        if found is None and evaluate.has_batch_norm(assembly.federation):
+            with contextlib.closing(assembly.engine()) as engine:
+                found, _ = evaluate.statistics(assembly.federation, engine, self.server, assembly.settings.wanted)
+        return evaluate.level_module(assembly.federation, self.server, index, found)
+
+    def level_name(self, level: int | str | None = None) -> str:
+        """Return the name of a level.
+
+        Args:
+            level: 1..L, or its name; the largest by default.
+
+        Raises:
+            ConfigError: There is no such level.
+        """
+        known = [entry.name for entry in self.assembly.federation.levels]
         wanted = known[-1] if level is None else str(level)
         if isinstance(level, int) and wanted not in known and 1 <= level <= len(known):
             wanted = known[level - 1]
         if wanted not in known:
             raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
-        found = self.checkpoint["statistics"]
-        if found is None and evaluate.has_batch_norm(assembly.federation):
-            with contextlib.closing(assembly.engine()) as engine:
-                found, _ = evaluate.statistics(assembly.federation, engine, self.server, assembly.settings.wanted)
-        return evaluate.level_module(assembly.federation, self.server, known.index(wanted), found)
+        return wanted
+
+    def served(self, level: int | str | None = None) -> nn.Module:
+        """Return a level's model as `model` does, the same object each time: for predictions, not to be trained."""
+        name = self.level_name(level)
+        if name not in self._modules:
+            self._modules[name] = self.model(name)
+        return self._modules[name]
+
+    # -- inference
+
+    @overload
+    def predict(self, x: Tensor, level: int | str | None = None, adaptive: Literal[False] = False) -> Tensor: ...
+    @overload
+    def predict(self, x: Tensor, level: int | str | None, adaptive: Literal[True]) -> Iterator[Tensor]: ...
+    @overload
+    def predict(self, x: Tensor, *, adaptive: Literal[True]) -> Iterator[Tensor]: ...
+    def predict(self, x: Tensor, level: int | str | None = None, adaptive: bool = False) -> Tensor | Iterator[Tensor]:
+        """Return a level's last logits [B, classes], or yield those of each exit (ScaleFL, Algorithm 4).
+
+        Args:
+            x: Samples [B, ...], as `Data.batch` returns them.
+            level: 1..L, or its name; the largest by default.
+            adaptive: Yield logits as soon as they are computed, nothing twice; who stops early saves the rest.
+
+        Raises:
+            ConfigError: There is no such level.
+            ModelError: The model cannot be run segment by segment.
+        """
+        return inference.predict(self.served(level), x, adaptive)
+
+    def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
+        """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
+
+        Args:
+            level: 1..L, or its name; the largest by default.
+            client: Whose validation data; all by default.
+
+        Raises:
+            ConfigError: There is no such level or client, or the task is no classification.
+            DataError: There are no validation samples.
+        """
+        return inference.best_exit(self, level, client)
+
+    def calibrate(
+        self,
+        level: int | str | None = None,
+        budget: float | str = 0.5,
+        cost: str = "multiply_adds",
+        mode: Mode = "budgeted",
+        measure: Measure = "max",
+        temperature: bool = False,
+        client: int | None = None,
+    ) -> Calibration:
+        """Choose on validation data when samples leave early for an average budget, and try it on test data.
+
+        What is found is also written into the run folder, `inference/level-N.json`, unless it is for one client.
+
+        Args:
+            level: 1..L, or its name; the largest by default.
+            budget: Average cost of a sample: up to 1 a share of what the last exit costs, above absolute, or with a
+                unit ("35 ms", "20 M").
+            cost: "multiply_adds", or "latency_s", which is measured on this machine, one sample at a time.
+            mode: "budgeted": all samples share the budget. "anytime": each sample has it.
+            measure: Confidence: "max" (highest probability), "entropy" or "margin".
+            temperature: Scale each exit's logits by a temperature fitted to the validation data.
+            client: On whose data; all by default.
+
+        Raises:
+            ConfigError: The budget does not reach the first exit, or there is no such level, client, cost or measure.
+            DataError: There are no validation or test samples.
+        """
+        return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client)
 
     def evaluate(self, **sections: Any) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns; nothing is written.
@@ -178,6 +266,7 @@ class Run:
         """Forget what can be read again: the data, the checkpoint."""
         for name in ("assembly", "checkpoint"):
             self.__dict__.pop(name, None)
+        self._modules.clear()
 
     def take_engine(self) -> rounds.Engine:
         """Return an engine, started for this run; whoever takes it closes it."""

@@ -1,5 +1,41 @@
-"""What trained models are asked: where they look."""
+"""What trained models are asked: predictions exit by exit, when to stop early, and where they look."""
 
 from fleetfit.inference.attention import AttentionMaps, attention_maps
+from fleetfit.inference.confidence import Measure, calibration_error, confidence, fitted_temperature
+from fleetfit.inference.scores import COSTS, Scores, exit_costs, exit_latencies, scores
+from fleetfit.inference.stopping import (
+    Calibration,
+    Mode,
+    Outcome,
+    Policy,
+    Stopped,
+    calibrate,
+    outcome,
+    policy_for,
+    read_policy,
+    stop_early,
+)
 
-__all__ = ["AttentionMaps", "attention_maps"]
+__all__ = [
+    "COSTS",
+    "AttentionMaps",
+    "Calibration",
+    "Measure",
+    "Mode",
+    "Outcome",
+    "Policy",
+    "Scores",
+    "Stopped",
+    "attention_maps",
+    "calibrate",
+    "calibration_error",
+    "confidence",
+    "exit_costs",
+    "exit_latencies",
+    "fitted_temperature",
+    "outcome",
+    "policy_for",
+    "read_policy",
+    "scores",
+    "stop_early",
+]

@@ -15,7 +15,9 @@ from fleetfit.layout.axes import (
     State,
     default_sizes,
     outputs,
+    predictions,
     some_input,
+    with_segments,
 )
 from fleetfit.layout.declare import Declaration, alias, blocked, interleaved, segments
 from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
@@ -43,6 +45,8 @@ __all__ = [
     "interleaved",
     "named_tensors",
     "outputs",
+    "predictions",
     "segments",
     "some_input",
+    "with_segments",
 ]

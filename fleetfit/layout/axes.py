@@ -1,9 +1,9 @@
 """What a model family says of itself: its axes, how it is built, and the segments and heads of what it builds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, overload, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,20 @@ class ExitModel(nn.Module):
         new = torch.cat([token[:, None], tokens[:, 1:]], dim=1) if tokens.dim() == 3 else token
         return new if isinstance(carry, Tensor) else (new, *carry[1:])
 
+    @overload
+    def predict(self, x: Tensor, adaptive: Literal[False] = False) -> Tensor: ...
+    @overload
+    def predict(self, x: Tensor, adaptive: Literal[True]) -> Iterator[Tensor]: ...
+    def predict(self, x: Tensor, adaptive: bool = False) -> Tensor | Iterator[Tensor]:
+        """Return the last exit's logits [B, classes], or yield those of each exit (ScaleFL, Algorithm 4).
+
+        Args:
+            x: Samples [B, ...], as `forward` takes them.
+            adaptive: Yield logits as soon as they are computed; whoever stops early saves the rest.
+        """
+        found = predictions(self, x, every=adaptive)
+        return found if adaptive else next(found)
+
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of every exit, shallow to deep."""
         carry = self.start(x)
@@ -172,6 +186,44 @@ class ExitModel(nn.Module):
             carry = self.segment(i, carry)
             logits.append(self.head(i, carry))
         return logits
+
+
+def predictions(module: nn.Module, x: Tensor, every: bool = True) -> Iterator[Tensor]:
+    """Yield logits [B, classes] exit by exit, shallow to deep, each segment computed once and only when it is needed.
+
+    Args:
+        module: A module with `start`, `segment` and `head`.
+        x: Samples [B, ...].
+        every: Yield those of every exit; else only the last one's, without computing the others.
+
+    Raises:
+        ModelError: The module cannot be run segment by segment; the message says what it lacks.
+    """
+    return _each(with_segments(module), x, every)
+
+
+@torch.no_grad()
+def _each(module: HasSegments, x: Tensor, every: bool) -> Iterator[Tensor]:
+    carry, last = module.start(x), len(module.exits) - 1
+    for i in range(last + 1):
+        carry = module.segment(i, carry)
+        if every or i == last:
+            yield module.head(i, carry)
+
+
+def with_segments(module: nn.Module) -> HasSegments:
+    """Return the module as one that can be run segment by segment.
+
+    Raises:
+        ModelError: It cannot; the message says what it lacks.
+    """
+    lacking = [name for name in ("exits", "start", "segment", "head") if not hasattr(module, name)]
+    if lacking:
+        raise ModelError(
+            f"adaptive inference runs a model segment by segment, and {type(module).__name__} has no "
+            f"{', no '.join(lacking)}. Inherit from fleetfit.ExitModel, or write them (see docs/own-model.md)."
+        )
+    return cast(HasSegments, module)
 
 
 def _tokens(carry: Carry) -> Tensor:

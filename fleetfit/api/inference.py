@@ -1,0 +1,134 @@
+"""What a trained run is asked: predictions, the best exit, early stopping for a budget."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+from fleetfit import inference
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, PlanError, did_you_mean
+from fleetfit.inference import Calibration, Measure, Mode, Scores
+from fleetfit.layout import predictions
+from fleetfit.planner import Amount, absolute
+from fleetfit.submodel import Submodel
+from fleetfit.values import Facts
+
+if TYPE_CHECKING:
+    from fleetfit.api.results import Run
+
+LevelName = int | str | None
+"""1..L or a level's name; None for the largest."""
+
+
+def predict(model: nn.Module, x: Tensor, adaptive: bool) -> Tensor | Iterator[Tensor]:
+    """Return the last exit's logits, or yield those of each exit."""
+    found = predictions(model, x, every=adaptive)
+    return found if adaptive else next(found)
+
+
+def scores_of(run: "Run", level: LevelName, split: str, client: int | None) -> Scores:
+    """Return the logits of a level's exits for a split of the data, or for that of one client."""
+    return inference.scores(run.served(level), data_of(run, client), split)
+
+
+def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
+    """Return the exit, from 1, with the highest accuracy on validation data; of equal ones the shallowest."""
+    found = scores_of(run, level, "validation", client).accuracies
+    return 1 + found.index(max(found))
+
+
+def data_of(run: "Run", client: int | None) -> Data:
+    """Return the run's data, or one client's share of it.
+
+    Raises:
+        ConfigError: There is no such client, or the data are on the nodes of a fleet.
+    """
+    assembly = run.assembly
+    if isinstance(assembly.data, Facts) or assembly.simulation is None:
+        raise ConfigError(
+            "this run's data are on the nodes of a fleet. Load samples yourself and hand them to "
+            "run.model(level).predict, or fleetfit.inference.scores."
+        )
+    if client is None:
+        return assembly.data
+    count = len(assembly.simulation.parts)
+    if not 0 <= client < count:
+        raise ConfigError(f"this run has clients 0 to {count - 1}; there is no client {client}.")
+    return assembly.data.share(assembly.simulation.parts[client])
+
+
+def calibrate(
+    run: "Run", level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
+    client: int | None,
+) -> Calibration:  # fmt: skip
+    """Choose when samples leave, try it on the test samples, and write it into the run folder."""
+    data = data_of(run, client)
+    validation, test = (scores_of(run, level, split, client) for split in ("validation", "test"))
+    costs = costs_of(run, level, cost, data)
+    limit = absolute_budget(budget, cost, costs)
+    name = run.level_name(level)
+    found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
+    if client is None:
+        run.files.path.joinpath("inference").mkdir(exist_ok=True)
+        run.files.write(calibration_file(name), json.dumps(found.numbers(), indent=1) + "\n")
+    return found
+
+
+def calibration_file(level: str) -> str:
+    """Return where a level's calibration lies in a run folder."""
+    return f"inference/level-{level}.json"
+
+
+def saved_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
+    """Return what `calibrate` wrote for a level, or None."""
+    path = run.folder / calibration_file(run.level_name(level))
+    if not path.is_file():
+        return None
+    with contextlib.suppress(ValueError, OSError):
+        return cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    raise ConfigError(f"{path} is damaged. Calibrate again.")
+
+
+def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]:
+    """Return what a sample that leaves at each exit of a level costs [E].
+
+    Raises:
+        ConfigError: Costs are not counted like that.
+    """
+    if cost not in inference.COSTS:
+        known = inference.COSTS
+        raise ConfigError(f'there is no cost "{cost}" of a prediction; there are {" and ".join(known)}.'
+                          f"{did_you_mean(cost, known)}")  # fmt: skip
+    if cost == "latency_s":
+        x, _ = data.batch(data.split("test")[:1])
+        return inference.exit_latencies(run.served(level), x)
+    problem, piece = run.assembly.federation.problem, submodel_of(run, level)
+    sizes = {**problem.layout.full_sizes, **piece.sizes}
+    return inference.exit_costs(problem.architecture, sizes, piece.exits, problem.input_shape)
+
+
+def submodel_of(run: "Run", level: LevelName) -> Submodel:
+    """Return a level's sub-model."""
+    name = run.level_name(level)
+    return next(entry.submodel for entry in run.assembly.federation.levels if entry.name == name)
+
+
+def absolute_budget(budget: Amount, cost: str, costs: list[float]) -> float:
+    """Return a budget in the unit of the costs: a number up to 1 is a share of what the last exit costs.
+
+    Raises:
+        ConfigError: It is no amount above 0.
+    """
+    try:
+        found = absolute(budget, cost) if isinstance(budget, str) else float(budget)
+    except PlanError as error:
+        raise ConfigError(str(error)) from None
+    if not found > 0:
+        raise ConfigError(f"a budget must be above 0, got {budget}.")
+    return found * costs[-1] if not isinstance(budget, str) and found <= 1 else found
+
+
+__all__ = ["best_exit", "calibrate", "data_of", "predict", "saved_calibration", "scores_of"]

@@ -1,0 +1,114 @@
+"""What every exit of a model says about samples, and what it costs to get there."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleetfit.cost import submodel_cost
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, DataError
+from fleetfit.layout import Architecture, outputs, with_segments
+
+COSTS = ("multiply_adds", "latency_s")
+"""What an average budget may be meant in."""
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The logits of every exit for the samples of a split.
+
+    Attributes:
+        logits: [E, N, classes], on the host.
+        labels: int64 [N].
+        indices: Which samples of the data set these are, int64 [N].
+    """
+
+    logits: Tensor
+    labels: Tensor
+    indices: Tensor
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The accuracy of each exit, from 0 to 1."""
+        right = (self.logits.argmax(-1) == self.labels).double().mean(1)
+        return [float(value) for value in right]
+
+
+def scores(module: nn.Module, data: Data, split: str = "test", batch_size: int = 256) -> Scores:
+    """Run all exits of a module over a split, in one pass.
+
+    Args:
+        module: In eval mode.
+        data: A classification data set.
+        split: "test", "validation" or "train".
+        batch_size: Samples per forward pass.
+
+    Raises:
+        ConfigError: The task is no classification, whose predictions have a confidence.
+        DataError: The split is empty.
+    """
+    if data.task != "classification":
+        raise ConfigError(
+            f"stopping early by confidence needs one class for each sample; the task of {data.name} is {data.task}."
+        )
+    indices = data.split(split)
+    if not len(indices):
+        raise DataError(f"{data.name} has no {split} samples; choose another split, or set data.validation.")
+    found, labels = [], []
+    with torch.no_grad():
+        for x, y in batches(data, indices, batch_size):
+            found.append(torch.stack(outputs(module, x)).float())
+            labels.append(y)
+    return Scores(torch.cat(found, dim=1), torch.cat(labels), indices)
+
+
+def batches(data: Data, indices: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield samples and labels in the order of the indices."""
+    for part in indices.split(batch_size):
+        yield data.batch(part)
+
+
+def exit_costs(
+    architecture: Architecture, sizes: Mapping[str, int], exits: Sequence[int], input_shape: Sequence[int]
+) -> list[float]:
+    """Return the multiply-adds of one sample that leaves at each exit [E], all classifiers on its way included."""
+    return [
+        float(submodel_cost(architecture, (sizes, tuple(exits[: i + 1])), input_shape).multiply_adds)
+        for i in range(len(exits))
+    ]
+
+
+@torch.no_grad()
+def exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> list[float]:
+    """Return the median seconds until each exit's prediction [E], one thread, the classifiers on the way included.
+
+    Args:
+        module: In eval mode, with `start`, `segment` and `head`.
+        x: One sample [1, ...], or a batch; seconds are those of the whole batch.
+        passes: How often it is measured.
+
+    Raises:
+        ModelError: The module cannot be run segment by segment.
+    """
+    parts, threads = with_segments(module), torch.get_num_threads()
+    rows = []
+    torch.set_num_threads(1)
+    try:
+        for i in range(-_WARM_UP, passes):
+            began, row = time.perf_counter(), []
+            carry = parts.start(x)
+            for exit in range(len(parts.exits)):
+                carry = parts.segment(exit, carry)
+                parts.head(exit, carry)
+                row.append(time.perf_counter() - began)
+            if i >= 0:
+                rows.append(row)
+    finally:
+        torch.set_num_threads(threads)
+    medians = np.median(rows, axis=0)
+    return [float(value) for value in np.maximum.accumulate(medians)]
