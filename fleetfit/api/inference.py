@@ -11,6 +11,7 @@ from fleetfit import inference
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, PlanError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
+from fleetfit.inference.export import Shipped
 from fleetfit.layout import predictions
 from fleetfit.planner import Amount, absolute
 from fleetfit.submodel import Submodel
@@ -108,6 +109,31 @@ def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]
     problem, piece = run.assembly.federation.problem, submodel_of(run, level)
     sizes = {**problem.layout.full_sizes, **piece.sizes}
     return inference.exit_costs(problem.architecture, sizes, piece.exits, problem.input_shape)
+
+
+def shipped(run: "Run", level: LevelName, data: Data | None) -> Shipped:
+    """Return a level's model with all that an export needs to know of it.
+
+    Args:
+        run: The run.
+        level: 1..L, or its name.
+        data: The data whose preprocessing, validation and test samples are used; the run's by default.
+    """
+    experiment, problem, piece = run.experiment, run.assembly.federation.problem, submodel_of(run, level)
+    name, sizes = run.level_name(level), {**problem.layout.full_sizes, **piece.sizes}
+    calibration = saved_calibration(run, level)
+    model = experiment.model.name
+    facts = {
+        "model": model if isinstance(model, str) else type(problem.architecture).__name__,
+        "method": experiment.method.name,
+        "trained": f"{run.server.round} rounds, {len(run.assembly.federation.clients)} clients, seed {experiment.seed}",
+        "costs": inference.exit_costs(problem.architecture, sizes, piece.exits, problem.input_shape),
+        "calibration": calibration,
+    }
+    policy = None if calibration is None else inference.read_policy(calibration)
+    return Shipped(
+        name, problem.architecture, sizes, piece.exits, run.served(level), data or run.assembly.data, policy, facts
+    )
 
 
 def submodel_of(run: "Run", level: LevelName) -> Submodel:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -15,9 +15,11 @@ from fleetfit.api import inference
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.enrolled import assemble_fleet
 from fleetfit.config.writing import dumped, objects_in, to_table
+from fleetfit.data import Data
 from fleetfit.engines.flower.protocol import hello_of
 from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode
+from fleetfit.inference.export import Export, Forms, export
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.values import Server, Told
@@ -243,6 +245,44 @@ class Run:
             DataError: There are no validation or test samples.
         """
         return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client)
+
+    def export(
+        self,
+        level: int | str | None,
+        out: str | Path,
+        *,
+        onnx: bool = True,
+        int8: bool = False,
+        static_int8: bool = False,
+        transformers: bool = False,
+        executorch: bool = False,
+        data: Data | None = None,
+        say: Callable[[str], None] = lambda what: None,
+    ) -> Export:
+        """Write a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.
+
+        Every form is checked against the model on test samples before anything is left behind. If the level was
+        calibrated, what is written says when samples leave early.
+
+        Args:
+            level: 1..L, or its name; None for the largest.
+            out: A folder that is new or empty.
+            onnx: ONNX graphs: one with all exits, and one for each segment, so that a device can stop early.
+            int8: The same in dynamic int8.
+            static_int8: The same in static int8, calibrated on validation samples.
+            transformers: A `transformers` folder of the last exit.
+            executorch: One .pte file lowered to XNNPACK.
+            data: Whose preprocessing and samples are used; the run's by default.
+            say: Told what is being done.
+
+        Raises:
+            ConfigError: There is no such level.
+            RunError: The folder is not empty or cannot be written.
+            ModelError: The model cannot be traced, or a form does not compute what the model does.
+            MissingExtra: A form needs an optional dependency.
+        """
+        forms = Forms(onnx, int8, static_int8, transformers, executorch)
+        return export(inference.shipped(self, level, data), out, forms, say)
 
     def evaluate(self, **sections: Any) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns; nothing is written.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit.cli.fleet import app as flower
+from fleetfit.cli.shipping import app as shipping
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 app.add_typer(flower, name="flower")
+app.add_typer(shipping)
 
 RunFile = Annotated[Path | None, typer.Argument(help="Run file (TOML). Without one, ScaleFL on handwritten digits.")]
 Folder = Annotated[Path, typer.Argument(help="Run folder.")]

@@ -148,9 +148,8 @@ class Data:
             x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data. Targets of a
             regression have mean 0 and variance 1 over the training split.
         """
-        placed = indices.to(self.x.device)
-        y = self._labels(placed)
-        x = picked(self.x, indices if isinstance(self.x, Encoded) else placed, self.augment, rng)
+        y = self._labels(indices.to(self.x.device))
+        x = self.stored(indices, rng)
         if x.dtype == torch.int64:
             return (x, y) if self.padding < 0 else _without_tail(x, y, self.padding)
         x = x.to(torch.float32)
@@ -161,6 +160,16 @@ class Data:
         if self.resize is not None:
             x = F.interpolate(x, self.resize, mode="bilinear", antialias=False, align_corners=False)
         return x, y
+
+    def stored(self, indices: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """Return samples as they are stored, [B, ...]: uint8 images, floats or tokens; with `rng`, augmented."""
+        placed = indices if isinstance(self.x, Encoded) else indices.to(self.x.device)
+        return picked(self.x, placed, self.augment, rng)
+
+    @property
+    def normalisation(self) -> tuple[Tensor | None, Tensor | None]:
+        """What stored samples are multiplied by, and what is added then, to broadcast over [B, C, ...]; or None."""
+        return self._scale, self._shift
 
     def _labels(self, indices: Tensor) -> Tensor:
         y = self.y.index_select(0, indices)

@@ -1,5 +1,7 @@
 """From a level's model to files that a device needs, and nothing more."""
 
+from fleetfit.inference.export.checked import Variant
 from fleetfit.inference.export.shipped import Shipped
+from fleetfit.inference.export.writing import Export, Forms, export
 
-__all__ = ["Shipped"]
+__all__ = ["Export", "Forms", "Shipped", "Variant", "export"]

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fleetfit.data import Data
-from fleetfit.layout import Architecture
+from fleetfit.inference.stopping import Policy
+from fleetfit.layout import Architecture, some_input
+from fleetfit.values import Facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +23,10 @@ class Shipped:
         sizes: The size of every axis.
         exits: Block counts of its exits, shallow to deep.
         module: The module, in eval mode, with static batch-norm statistics re-estimated for this level.
-        data: The data that it was trained on: preprocessing, class names, tokeniser, validation and test samples.
-        facts: What a model card tells: method, model, rounds, accuracy of each exit, costs; empty where unknown.
+        data: The data that it was trained on: preprocessing, class names, tokeniser, validation and test samples. Of a
+            real fleet only what its nodes told.
+        policy: When samples leave early, if it was calibrated.
+        facts: What a model card tells: method, model, rounds, costs; empty where unknown.
     """
 
     level: str
@@ -29,5 +34,27 @@ class Shipped:
     sizes: Mapping[str, int]
     exits: tuple[int, ...]
     module: nn.Module
-    data: Data
+    data: Data | Facts
+    policy: Policy | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether samples are token ids."""
+        return self.data.vocabulary > 0
+
+    def samples(self, split: str, most: int) -> tuple[Tensor, Tensor]:
+        """Return samples as they are stored, and labels: evenly spread over a split; of a fleet, drawn samples.
+
+        Args:
+            split: "test", "validation" or "train".
+            most: At most so many.
+        """
+        if isinstance(self.data, Facts):
+            rng = torch.Generator().manual_seed(0)
+            return some_input(self.architecture, self.data.sample_shape, 8, rng), torch.empty(0, dtype=torch.int64)
+        there = self.data.split(split)
+        count = min(most, len(there))
+        indices = there[torch.arange(count) * len(there) // max(1, count)]
+        x, y = self.data.stored(indices), self.data.batch(indices)[1]
+        return x, y

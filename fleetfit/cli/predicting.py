@@ -1,0 +1,238 @@
+"""What `predict`, `calibrate` and `export` do, and the tables that they print."""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit import names
+from fleetfit.api import Run, load
+from fleetfit.api.inference import data_of, saved_calibration
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, DataError
+from fleetfit.inference import Calibration, Policy, read_policy, stop_early
+from fleetfit.inference.export import Export
+from fleetfit.layout import predictions
+from fleetfit.report.text import Table, percent
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of `predict`; see its options."""
+
+    folder: Path
+    level: str | None
+    adaptive: bool
+    stop: bool
+    best: bool
+    client: int | None
+    data: str | None
+    split: str
+    batch_size: int
+    out: Path | None
+
+
+def predicted(asked: Asked) -> Table:
+    """Classify a data set, write the predictions if they are wanted, and return how good they are.
+
+    Raises:
+        ConfigError: Options contradict each other, or the level was not calibrated.
+        FleetFitError: It is no run folder, or its model cannot do what is asked.
+    """
+    if asked.adaptive + asked.stop + asked.best > 1:
+        raise ConfigError("--adaptive, --stop and --best-exit exclude each other; choose one.")
+    run = load(asked.folder)
+    data = own_data(run, asked.data, asked.client)
+    if data.task != "classification":
+        raise ConfigError(f"predict classifies; the task of this run is {data.task}. Its scores: fleetfit eval.")
+    indices = data.split(asked.split)
+    if not len(indices):
+        raise DataError(f"{data.name} has no {asked.split} samples.")
+    exit = run.best_exit(asked.level, asked.client) if asked.best else None
+    policy = _policy(run, asked.level) if asked.stop else None
+    model = run.served(asked.level)
+    rows = []
+    for part in indices.split(asked.batch_size):
+        x, y = data.batch(part)
+        answers, exits = _answers(model, x, asked.adaptive, policy, exit)
+        rows.append((part, y, answers, exits))
+    found = _Predicted(*(torch.cat(column, dim=-1) for column in zip(*rows, strict=True)))
+    if asked.out is not None:
+        _write(found, data, asked)
+    return _table(found, run, asked, data)
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """Samples, labels [N], answers [exits shown, N], and the exits where samples left, from 1 [N]."""
+
+    indices: Tensor
+    labels: Tensor
+    answers: Tensor
+    exits: Tensor
+
+
+def own_data(run: Run, name: str | None, client: int | None) -> Data:
+    """Return the run's data, a client's, or another data set of the same shape and classes.
+
+    Raises:
+        ConfigError: It does not fit, or the run's data are on the nodes of a fleet.
+    """
+    if name is None:
+        return data_of(run, client)
+    if client is not None:
+        raise ConfigError("--client chooses among the clients of the run's own data; leave --data or --client out.")
+    data = names.call(names.resolve("data", name), name, "--data", {})
+    ours = run.assembly.data
+    if not isinstance(data, Data):
+        raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.")
+    if (data.sample_shape, data.classes, data.vocabulary) != (ours.sample_shape, ours.classes, ours.vocabulary):
+        raise ConfigError(
+            f"{data!r} does not fit a model of samples {list(ours.sample_shape)} and {ours.classes} classes."
+        )
+    return data
+
+
+def _policy(run: Run, level: str | None) -> Policy:
+    found = saved_calibration(run, level)
+    if found is None:
+        name = run.level_name(level)
+        raise ConfigError(
+            f'level {name} was not calibrated. First: "fleetfit calibrate {run.folder} --level {name} --budget 0.5".'
+        )
+    return read_policy(found)
+
+
+def _answers(
+    model: nn.Module, x: Tensor, adaptive: bool, policy: Policy | None, exit: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return predicted classes [exits shown, B], and where samples left, from 1 [B]."""
+    if policy is not None:
+        stopped = stop_early(model, x, policy)
+        return stopped.logits.argmax(-1)[None], stopped.exits + 1
+    every = adaptive or exit is not None
+    found: list[Tensor] = []
+    for logits in predictions(model, x, every=every):
+        found.append(logits.argmax(-1))
+        if len(found) == exit:  # nothing behind it is computed
+            break
+    last = len(found) if every else len(getattr(model, "exits", found))
+    return torch.stack(found if adaptive else found[-1:]), torch.full((len(x),), last)
+
+
+def _write(found: _Predicted, data: Data, asked: Asked) -> None:
+    shown = [f"exit{i + 1}" for i in range(len(found.answers))] if asked.adaptive else ["prediction"]
+    named = data.class_names or tuple(map(str, range(data.classes)))
+    try:
+        with Path(str(asked.out)).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["sample", "label", *shown, "exit"])
+            columns = [found.indices.tolist(), [named[y] for y in found.labels.tolist()]]
+            columns += [[named[a] for a in row] for row in found.answers.tolist()]
+            writer.writerows(zip(*columns, found.exits.tolist(), strict=True))
+    except OSError as error:
+        raise ConfigError(f"the predictions cannot be written to {asked.out}: {error.strerror}.") from None
+
+
+def _table(found: _Predicted, run: Run, asked: Asked, data: Data) -> Table:
+    right = (found.answers == found.labels).double()
+    name = run.level_name(asked.level)
+    title = f"level {name} on {len(found.labels)} {asked.split} samples of {data.name}"
+    if asked.adaptive:
+        rows = [(str(i + 1), str(len(found.labels)), percent(float(r.mean()))) for i, r in enumerate(right)]
+        return Table(("exit", "samples", "accuracy %"), tuple(rows), title)
+    rows = []
+    for exit in sorted(set(found.exits.tolist())):
+        here = found.exits == exit
+        rows.append((str(exit), str(int(here.sum())), percent(float(right[0][here].mean()))))
+    if len(rows) > 1:
+        rows.append(("all", str(len(found.labels)), percent(float(right[0].mean()))))
+    return Table(("left at exit", "samples", "accuracy %"), tuple(rows), title)
+
+
+# ---- calibrate -----------------------------------------------------------------------------------------------------
+
+
+def calibrated(
+    folder: Path, level: str | None, budget: str, cost: str, mode: Any, measure: Any, temperature: bool,
+    client: int | None,
+) -> Calibration:  # fmt: skip
+    """Calibrate a level of a run."""
+    try:
+        amount: float | str = float(budget)
+    except ValueError:
+        amount = budget
+    return load(folder).calibrate(level, amount, cost, mode, measure, temperature, client)
+
+
+def calibration_tables(found: Calibration) -> Iterator[Table]:
+    """Yield what was chosen, exit by exit, and the curve over budgets."""
+    policy, count = found.policy, len(found.costs)
+    rows = []
+    for i in range(count):
+        before, after = found.calibration_errors[i]
+        threshold = "-" if i == count - 1 else "never" if policy.thresholds[i] > 1 else f"{policy.thresholds[i]:.4f}"
+        rows.append((
+            str(i + 1), _amount(found.costs[i], found.cost), threshold,
+            f"{policy.temperatures[i]:.2f}" if policy.temperatures else "-", percent(found.test.shares[i]),
+            percent(found.accuracies[i]), percent(before), percent(after) if policy.temperatures else "-",
+        ))  # fmt: skip
+    heads = ("exit", _unit(found.cost), "threshold", "temperature", "test samples that leave %", "accuracy of all %",
+             "calibration error %", "after temperature %")  # fmt: skip
+    test = found.test
+    saved = 1 - test.cost / found.costs[-1]
+    notes = (
+        f"Test samples: accuracy {percent(test.accuracy)}% at {_amount(test.cost, found.cost)} {_unit(found.cost)} on "
+        f"average (budget {_amount(found.budget, found.cost)}); all at the last exit: {percent(test.full)}% at "
+        f"{_amount(found.costs[-1], found.cost)}: {100 * saved:.0f}% less.",
+    )
+    what = "all samples share the budget" if found.mode == "budgeted" else "each sample has the budget"
+    yield Table(heads, tuple(rows), f"level {found.level}: leaving early by {policy.measure}, {what}", notes)
+    every = found.curve[:: max(1, len(found.curve) // 10)]
+    curve = [
+        (_amount(p["budget"], found.cost), _amount(p["cost"], found.cost), percent(p["accuracy"]),
+         " ".join(f"{100 * share:.0f}" for share in p["shares"])) for p in every
+    ]  # fmt: skip
+    yield Table(("budget", f"average {_unit(found.cost)}", "accuracy %", "leave at exits %"), tuple(curve),
+                "test samples over budgets")  # fmt: skip
+
+
+def _unit(cost: str) -> str:
+    return "ms" if cost == "latency_s" else "multiply-adds"
+
+
+def _amount(value: float, cost: str) -> str:
+    return f"{1000 * value:.3g}" if cost == "latency_s" else f"{value:,.0f}"
+
+
+# ---- export --------------------------------------------------------------------------------------------------------
+
+
+def exported(
+    folder: Path, level: str | None, out: Path, data: str | None, say: Callable[[str], None], **forms: bool
+) -> Export:
+    """Export a level of a run.
+
+    Raises:
+        FleetFitError: It cannot be exported.
+    """
+    run = load(folder)
+    other = None if data is None else own_data(run, data, None)
+    return run.export(level, out, data=other, say=lambda what: say(f"Writing {what}"), **forms)
+
+
+def export_table(found: Export) -> Table:
+    """Return how large each form is, and how it compares with the model in PyTorch."""
+    exits = len(found.variants[0].agreement)
+    heads = ("form", "kB", *(f"exit {i + 1}: accuracy %" for i in range(exits)), "same answer %", "largest difference")
+    rows = []
+    for each in found.variants:
+        scores = [percent(a) for a in each.accuracies] or ["-"] * exits
+        same = percent(min(each.agreement))
+        rows.append((each.name, f"{each.size_bytes / 1000:.0f}", *scores, same, f"{each.difference:.1e}"))
+    title = f"level {found.level} on {found.variants[0].samples} test samples"
+    return Table(heads, tuple(rows), title, found.notes)

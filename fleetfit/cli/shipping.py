@@ -1,0 +1,139 @@
+"""From the trained model to the device: `predict`, `calibrate`, `export`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+Folder = Annotated[Path, typer.Argument(help="Run folder.")]
+LevelName = Annotated[str | None, typer.Option(help="Level, 1 for the smallest; the largest by default.")]
+Client = Annotated[int | None, typer.Option(help="On one client's data.")]
+Other = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]
+
+
+class Cost(StrEnum):
+    """What an average budget is meant in."""
+
+    multiply_adds = "multiply_adds"
+    latency_s = "latency_s"
+
+
+class Measure(StrEnum):
+    """How confidence is measured."""
+
+    max = "max"
+    entropy = "entropy"
+    margin = "margin"
+
+
+class Split(StrEnum):
+    """Which samples."""
+
+    test = "test"
+    validation = "validation"
+    train = "train"
+
+
+@app.command()
+def predict(
+    folder: Folder,
+    level: LevelName = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="A prediction at each exit, as it is computed.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Leave early, as `fleetfit calibrate` found.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best-exit", help="Use the exit that is best on validation data (with --client: its own).")
+    ] = False,
+    client: Client = None,
+    data: Other = None,
+    split: Annotated[Split, typer.Option(help="Which samples.")] = Split.test,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write, a line for each sample.")] = None,
+) -> None:
+    """Classify a data set with a level's model (ScaleFL, Algorithm 4).
+
+    By default the level's last exit answers. With --adaptive every exit answers, nothing is computed twice. With --stop
+    a sample leaves at the first exit that is sure enough.
+    """
+    from fleetfit.cli import display, predicting
+
+    asked = predicting.Asked(folder, level, adaptive, stop, best, client, data, split.value, batch_size, out)
+    display.show(predicting.predicted(asked))
+    if out is not None:
+        display.say(f"Written: {out}")
+
+
+@app.command()
+def calibrate(
+    folder: Folder,
+    level: LevelName = None,
+    budget: Annotated[
+        str, typer.Option(help="Average cost of a sample: up to 1, a share of the last exit's; or 35 ms, 20 M.")
+    ] = "0.75",
+    cost: Annotated[Cost, typer.Option(help="What the budget is meant in.")] = Cost.multiply_adds,
+    anytime: Annotated[
+        bool, typer.Option("--anytime", help="Each sample has the budget, not the average one.")
+    ] = False,
+    measure: Annotated[Measure, typer.Option(help="How confidence is measured.")] = Measure.max,
+    temperature: Annotated[
+        bool, typer.Option("--temperature", help="Scale each exit's logits by a temperature fitted to validation data.")
+    ] = False,
+    client: Client = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Choose on validation data when samples leave early for an average budget, and try it on test data.
+
+    Written into the run folder (inference/level-N.json), where `predict --stop`, `export` and `pictures` find it.
+    """
+    import json
+
+    from fleetfit.cli import display, predicting
+
+    found = predicting.calibrated(
+        folder, level, budget, cost.value, "anytime" if anytime else "budgeted", measure.value, temperature, client
+    )
+    if as_json:
+        typer.echo(json.dumps(found.numbers(), indent=2))
+        return
+    for table in predicting.calibration_tables(found):
+        display.show(table)
+
+
+@app.command()
+def export(
+    folder: Folder,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must be new or empty.")],
+    level: LevelName = None,
+    onnx: Annotated[bool, typer.Option(help="Write ONNX: one graph with all exits, and one for each segment.")] = True,
+    int8: Annotated[bool, typer.Option("--int8", help="ONNX in dynamic int8 as well.")] = False,
+    static_int8: Annotated[
+        bool, typer.Option("--static-int8", help="ONNX in static int8 as well, calibrated on validation samples.")
+    ] = False,
+    transformers: Annotated[
+        bool, typer.Option("--transformers", help="A transformers folder of the last exit (BERT, ViT, DeiT).")
+    ] = False,
+    executorch: Annotated[bool, typer.Option("--executorch", help="One .pte file lowered to XNNPACK.")] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Data set for preprocessing and checks, such as for a fleet's run.")
+    ] = None,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="REPO", help="Upload to this repository of the Hugging Face hub.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")] = False,
+) -> None:
+    """Write a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
+
+    Every form is checked against the model on test samples before anything is left behind.
+    """
+    from fleetfit.cli import display, predicting
+
+    found = predicting.exported(folder, level, out, data, display.say, onnx=onnx, int8=int8, static_int8=static_int8,
+                                transformers=transformers, executorch=executorch)  # fmt: skip
+    display.show(predicting.export_table(found))
+    display.say(f"Written: {out}")
+    if push is not None:
+        from fleetfit.inference.export.hub import push as upload
+
+        display.say(f"Uploaded: {upload(out, push, private=private)}")

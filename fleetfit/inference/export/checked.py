@@ -1,0 +1,115 @@
+"""Exported graphs beside the model in PyTorch: how far logits differ, how often the answer is the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetfit.errors import ModelError
+from fleetfit.inference.export.graphs import Prepared
+from fleetfit.inference.export.shipped import Shipped
+from fleetfit.layout import outputs
+
+TOLERANCE = 1e-4
+"""How far logits of a float export may be from the model's, relative to the larger of 1 and their size."""
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What became of the model in one of its forms.
+
+    Attributes:
+        name: "pytorch", "float", "int8", "static-int8", "executorch".
+        size_bytes: Of its files.
+        accuracies: Of each exit on test samples [E]; () where there are no labels.
+        agreement: Share of the samples for which each exit answers as in PyTorch [E].
+        difference: The largest difference of a logit.
+        samples: How many samples were looked at.
+    """
+
+    name: str
+    size_bytes: int
+    accuracies: tuple[float, ...]
+    agreement: tuple[float, ...]
+    difference: float
+    samples: int
+
+
+def session(path: Path, threads: int = 1) -> Any:
+    """Return an onnxruntime session on the processor, one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def in_torch(shipped: Shipped, x: Tensor) -> Tensor:
+    """Return the logits [E, N, classes] of stored samples [N, ...], by the model itself."""
+    prepared = Prepared(shipped.data)
+    return torch.cat([torch.stack(outputs(shipped.module, prepared(part))) for part in x.split(_BATCH)], dim=1)
+
+
+def in_whole(path: Path, x: Tensor) -> Tensor:
+    """Return the logits [E, N, classes] by the ONNX graph with all exits."""
+    run = session(path)
+    name = run.get_inputs()[0].name
+    parts = [np.stack(run.run(None, {name: part.numpy()})) for part in x.split(_BATCH)]
+    return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def in_segments(paths: Sequence[Path], x: Tensor) -> Tensor:
+    """Return the logits [E, N, classes] by the ONNX segments, one after the other."""
+    runs = [session(path) for path in paths]
+    parts = []
+    for part in x.split(_BATCH):
+        carry, row = [part.numpy()], []
+        for run in runs:
+            logits, *carry = run.run(None, {a.name: c for a, c in zip(run.get_inputs(), carry, strict=True)})
+            row.append(logits)
+        parts.append(np.stack(row))
+    return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def compared(name: str, size_bytes: int, ours: Tensor, theirs: Tensor, labels: Tensor) -> Variant:
+    """Compare logits [E, N, classes] with those of the model itself.
+
+    Args:
+        name: Of the variant.
+        size_bytes: Of its files.
+        ours: The model's.
+        theirs: The variant's.
+        labels: int64 [N], or empty.
+    """
+    answers, expected = theirs.argmax(-1), ours.argmax(-1)
+    accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
+    return Variant(
+        name,
+        size_bytes,
+        tuple(accuracies),
+        tuple((answers == expected).double().mean(1).tolist()),
+        float((ours - theirs).abs().max()),
+        answers.shape[1],
+    )
+
+
+def must_equal(what: str, ours: Tensor, theirs: Tensor) -> None:
+    """Refuse a float export that does not compute what the model does.
+
+    Raises:
+        ModelError: A logit differs by more than the tolerance.
+    """
+    scale = max(1.0, float(ours.abs().max()))
+    off = float((ours - theirs).abs().max())
+    if not off <= TOLERANCE * scale:
+        raise ModelError(
+            f"{what} does not compute what the model does: logits differ by up to {off:.2g}. The exporter may have "
+            "fixed something that depends on the input; nothing was written."
+        )

@@ -1,0 +1,91 @@
+"""One ExecuTorch file for a level, lowered to XNNPACK: a method for each segment, so that a device can stop early."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fleetfit.errors import MissingExtra, ModelError
+from fleetfit.inference.export.graphs import Graph
+from fleetfit.inference.export.programs import exported
+
+FILE = "model.pte"
+MOST = 8
+"""Samples in a batch, at most: memory is planned ahead. Above 15, lowering a convolution silently lowers the bound."""
+
+
+def write(graphs: Sequence[Graph], folder: Path) -> Path:
+    """Lower the graphs and write `model.pte`; its methods have the graphs' names.
+
+    Raises:
+        MissingExtra: ExecuTorch is not installed.
+        ModelError: A graph cannot be lowered.
+    """
+    if importlib.util.find_spec("executorch") is None:
+        raise MissingExtra("executorch", "Writing .pte files")
+    with _quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+
+        programs = {graph.name: exported(graph, most=MOST) for graph in graphs}
+        try:
+            lowered = to_edge_transform_and_lower(
+                programs, partitioner={name: [XnnpackPartitioner()] for name in programs}
+            )
+            buffer = lowered.to_executorch().buffer
+        except Exception as error:
+            raise ModelError(f"ExecuTorch cannot lower this model: {str(error).splitlines()[0]}") from error
+    path = folder / FILE
+    path.write_bytes(buffer)
+    return path
+
+
+def run(path: Path, graphs: Sequence[Graph], x: Tensor) -> Tensor:
+    """Return the logits [E, N, classes] by ExecuTorch's Python runtime, a segment after the other."""
+    with _quiet(), _silent():
+        from executorch.runtime import Runtime
+
+        program = Runtime.get().load_program(path)
+        methods = [program.load_method(graph.name) for graph in graphs]
+        parts = []
+        for part in x.split(MOST):
+            carry, row = [part.contiguous()], []
+            for method in methods:
+                logits, *carry = method.execute(carry)
+                row.append(logits.clone())
+                carry = [each.clone() for each in carry]
+            parts.append(torch.stack(row) if len(methods) > 1 else torch.stack([row[0], *carry]))
+    return torch.cat(parts, dim=1)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what the runtime writes about the processor off the terminal; errors are raised all the same."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,174 @@
+"""A level's model as plain functions of tensors: the whole, with every exit, and each segment by itself.
+
+Exporters trace functions from tensors to tensors. Normalising and resizing are part of the graph, so that a device
+hands over what its camera gives: uint8 images, or tokens. Between segments goes a carry, any nest of tensors; a segment
+takes and gives them in a flat row.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fleetfit.data import Data
+from fleetfit.inference.export.shipped import Shipped
+from fleetfit.layout import HasSegments, outputs, with_segments
+
+Dims = Mapping[int, str]
+"""Which dimensions of a tensor change from call to call, by name."""
+BATCH, TOKENS = "batch", "tokens"
+
+
+class Prepared(nn.Module):
+    """From stored samples to what a model gets: scale, shift, resize, as `Data.batch` does it."""
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        scale, shift = data.normalisation if isinstance(data, Data) else (None, None)
+        self.register_buffer("scale", None if scale is None else scale.cpu().clone(), persistent=False)
+        self.register_buffer("shift", None if shift is None else shift.cpu().clone(), persistent=False)
+        self.resize = data.resize if isinstance(data, Data) else None
+        self.whole = data.vocabulary > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the model gets [B, ...] of stored samples [B, ...]."""
+        if self.whole:
+            return x
+        x = x.to(torch.float32)
+        if self.scale is not None:
+            x = x * self.scale
+        if self.shift is not None:
+            x = x + self.shift
+        if self.resize is not None:
+            x = F.interpolate(x, self.resize, mode="bilinear", antialias=False, align_corners=False)
+        return x
+
+
+class Whole(nn.Module):
+    """The logits of every exit [B, classes], shallow to deep, of stored samples."""
+
+    def __init__(self, shipped: Shipped) -> None:
+        super().__init__()
+        self.prepared, self.model = Prepared(shipped.data), shipped.module
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return one tensor for each exit."""
+        return tuple(outputs(self.model, self.prepared(x)))
+
+
+class FirstSegment(nn.Module):
+    """From stored samples to the first exit: its logits, then the carry in a row."""
+
+    def __init__(self, shipped: Shipped) -> None:
+        super().__init__()
+        self.prepared, self.model = Prepared(shipped.data), shipped.module
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return logits and carry."""
+        model: Any = self.model
+        carry = model.segment(0, model.start(self.prepared(x)))
+        return model.head(0, carry), *_tensors(carry, last=len(model.exits) == 1)
+
+
+class Segment(nn.Module):
+    """From one exit's carry to the next exit: its logits, then the carry in a row, which the last one has none of."""
+
+    def __init__(self, shipped: Shipped, exit: int, spec: TreeSpec) -> None:
+        super().__init__()
+        self.model, self.exit, self.spec = shipped.module, exit, spec
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        """Return logits and carry."""
+        model: Any = self.model
+        carry = model.segment(self.exit, tree_unflatten(list(flat), self.spec))
+        return model.head(self.exit, carry), *_tensors(carry, last=self.exit == len(model.exits) - 1)
+
+
+def _tensors(carry: Any, last: bool) -> list[Tensor]:
+    return [] if last else tree_flatten(carry)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A function that an exporter traces.
+
+    Attributes:
+        name: "model" for the whole, else "segment1", "segment2", ...
+        module: The function.
+        inputs: Example inputs, batch of two.
+        dims: For each input, which dimensions change.
+        results: Names of what it returns.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    dims: tuple[Dims, ...]
+    results: tuple[str, ...]
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes any number of tensors, `*flat`."""
+        return isinstance(self.module, Segment)
+
+
+def whole_graph(shipped: Shipped, x: Tensor) -> Graph:
+    """Return the graph with every exit, for examples x [2, ...] as they are stored."""
+    names = tuple(f"exit{i + 1}" for i in range(len(shipped.exits)))
+    return Graph("model", Whole(shipped).eval(), (x,), (_input_dims(shipped),), names)
+
+
+@torch.no_grad()
+def segment_graphs(shipped: Shipped, x: Tensor) -> list[Graph]:
+    """Return one graph for each exit; together they are the model, each picks up where the one before stopped.
+
+    Args:
+        shipped: The model.
+        x: Examples [2, ...] as they are stored.
+
+    Raises:
+        ModelError: The model cannot be run segment by segment.
+    """
+    model = with_segments(shipped.module)
+    prepared = Prepared(shipped.data)
+    found = [x]
+    if shipped.takes_tokens:  # which dimensions of a carry follow the number of tokens, a second length tells
+        found.append(x[:, : max(1, x.shape[1] // 2)])
+    carries = [_carries(model, prepared(each)) for each in found]
+    graphs = [Graph("segment1", FirstSegment(shipped).eval(), (x,), (_input_dims(shipped),), _results(carries[0], 0))]
+    for i in range(1, len(shipped.exits)):
+        flat, spec = tree_flatten(carries[0][i - 1])
+        others = tree_flatten(carries[-1][i - 1])[0]
+        dims = tuple(_dims(one, other) for one, other in zip(flat, others, strict=True))
+        segment = Segment(shipped, i, spec).eval()
+        graphs.append(Graph(f"segment{i + 1}", segment, tuple(flat), dims, _results(carries[0], i)))
+    return graphs
+
+
+def _carries(model: HasSegments, x: Tensor) -> list[Any]:
+    carry, found = model.start(x), []
+    for i in range(len(model.exits)):
+        carry = model.segment(i, carry)
+        found.append(carry)
+    return found
+
+
+def _results(carries: Sequence[Any], exit: int) -> tuple[str, ...]:
+    count = 0 if exit == len(carries) - 1 else len(tree_flatten(carries[exit])[0])
+    return "logits", *(f"next{i}" for i in range(count))
+
+
+def _input_dims(shipped: Shipped) -> Dims:
+    return {0: BATCH, 1: TOKENS} if shipped.takes_tokens and shipped.data.padding >= 0 else {0: BATCH}
+
+
+def _dims(one: Tensor, other: Tensor) -> Dims:
+    changed = {d: TOKENS for d, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)) if a != b}
+    return {0: BATCH, **changed}

@@ -1,0 +1,89 @@
+"""ONNX graphs in int8: dynamic (weights; activations as they come) and static (both, measured on validation samples).
+
+For convolutional models dynamic int8 saves space and not time; logits move, so accuracy and agreement are what counts.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleetfit.errors import ModelError
+from fleetfit.inference.export.programs import strip
+
+CALIBRATION_SAMPLES = 256
+_BATCH = 32
+Feed = Mapping[str, np.ndarray]
+
+
+def dynamic(source: Path, target: Path) -> None:
+    """Write a graph with int8 weights, whose activations are scaled call by call."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    with _preprocessed(source) as ready, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_dynamic(ready, target)
+    strip(target)
+
+
+def static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
+    """Write a graph with int8 weights and activations, scaled once for what these inputs show.
+
+    Args:
+        source: A float graph.
+        target: The file to write.
+        feeds: Inputs by name, a batch each.
+
+    Raises:
+        ModelError: There are none.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    if not feeds:
+        raise ModelError("static int8 is calibrated on validation samples, and this data set has none.")
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left: Iterator[Feed] = iter(feeds)
+
+        def get_next(self) -> Any:
+            return next(self.left, None)
+
+    with _preprocessed(source) as ready, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_static(ready, target, Reader(), quant_format=QuantFormat.QDQ, per_channel=True)
+    strip(target)
+
+
+class _preprocessed:
+    """A copy of a graph, simplified and with shapes, as quantisation wants it."""
+
+    def __init__(self, source: Path) -> None:
+        self._source, self._place = source, tempfile.TemporaryDirectory(prefix="fleetfit-int8-")
+
+    def __enter__(self) -> Path:
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        ready = Path(self._place.name) / "ready.onnx"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            quant_pre_process(self._source, ready)
+        return ready
+
+    def __exit__(self, *error: Any) -> None:
+        self._place.cleanup()
+
+
+def chained_feeds(sessions: Sequence[Any], x: np.ndarray) -> list[list[Feed]]:
+    """Return what each segment gets, batch by batch, when samples run through the float segments before it."""
+    found: list[list[Feed]] = [[] for _ in sessions]
+    for start in range(0, len(x), _BATCH):
+        carry = [x[start : start + _BATCH]]
+        for i, session in enumerate(sessions):
+            feed = {given.name: value for given, value in zip(session.get_inputs(), carry, strict=True)}
+            found[i].append(feed)
+            carry = session.run(None, feed)[1:]
+    return found

@@ -1,0 +1,59 @@
+"""Classify samples with an exported model, early exits included: numpy and onnxruntime are all that it needs.
+
+python run.py samples.npy --labels labels.npy --stop
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+
+class Model:
+    def __init__(self, folder=".", variant="float", threads=1):
+        self.config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        files = [str(Path(folder) / name) for name in self.config["onnx"][variant]["segments"]]
+        self.segments = [onnxruntime.InferenceSession(f, options, providers=["CPUExecutionProvider"]) for f in files]
+
+    def leaves(self, exit, logits):
+        policy = self.config["policy"]
+        z = logits / (policy["temperatures"][exit] if policy["temperatures"] else 1.0)
+        p = np.exp(z - z.max(1, keepdims=True))
+        p = np.sort(p / p.sum(1, keepdims=True), axis=1)
+        if policy["measure"] == "entropy":
+            sure = np.clip(1 + (p * np.log(np.maximum(p, 1e-30))).sum(1) / np.log(p.shape[1]), 0, 1)
+        else:
+            sure = p[:, -1] - (p[:, -2] if policy["measure"] == "margin" else 0)
+        return sure >= policy["thresholds"][exit]
+
+    def predict(self, x, stop=True):
+        """Return classes [N] and the exits [N], from 1, where samples left; without `stop` all take the last one."""
+        carry, here = [np.ascontiguousarray(x, self.config["input"]["dtype"])], np.arange(len(x))
+        classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
+        for i, segment in enumerate(self.segments):
+            logits, *carry = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
+            classes[here] = logits.argmax(1)
+            if stop and self.config["policy"] and i < len(self.segments) - 1:
+                stays = ~self.leaves(i, logits)
+                exits[here[~stays]] = i + 1
+                here, carry = here[stays], [c[stays] for c in carry]
+            if not len(here):
+                break
+        return classes, exits
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("samples", help=".npy: uint8 images or token ids, one sample per row")
+    parser.add_argument("--labels", help=".npy, to print the accuracy")
+    parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
+    parser.add_argument("--stop", action="store_true", help="let samples leave early")
+    given = parser.parse_args()
+    classes, exits = Model(Path(__file__).parent, given.variant).predict(np.load(given.samples), given.stop)
+    print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
+    if given.labels:
+        print(f"accuracy {(classes == np.load(given.labels)).mean():.4f}, mean exit {exits.mean():.2f}")

@@ -1,0 +1,126 @@
+"""Graphs become files: `torch.export` programs and ONNX, without anything of the machine that wrote them.
+
+Both exporters leave stack traces with absolute paths in their files; they are taken out.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleetfit.errors import MissingExtra, ModelError
+from fleetfit.inference.export.graphs import Graph
+
+OPSET = 20
+
+
+def need_onnx(what: str = "Writing ONNX") -> None:
+    """Say which extra to install where ONNX is not there.
+
+    Raises:
+        MissingExtra: It is not.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
+        raise MissingExtra("export", what)
+
+
+def exported(graph: Graph, most: int | None = None) -> torch.export.ExportedProgram:
+    """Trace a graph with `torch.export`, its batch free, and take the stack traces out.
+
+    Args:
+        graph: The graph.
+        most: The largest size of what is free (samples, tokens); None: any.
+
+    Raises:
+        ModelError: It cannot be traced.
+    """
+    free = tuple({d: _free(size, most) for d, size in dims.items()} for dims in graph.dims)
+    shapes = (free,) if graph.several else free
+    with _quiet(), _explained(graph, "torch.export"), torch.no_grad():
+        program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=False)
+    for part in program.graph_module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+def _free(name: str, most: int | None) -> Any:
+    return torch.export.Dim.AUTO if most is None else torch.export.Dim(name, min=1, max=most)
+
+
+def write_program(graph: Graph, path: Path) -> None:
+    """Write a graph as a `torch.export` program (.pt2), which PyTorch loads without FleetFit.
+
+    Raises:
+        ModelError: It cannot be traced.
+    """
+    program = exported(graph)
+    with _quiet():
+        torch.export.save(program, path)
+
+
+def write_onnx(graph: Graph, path: Path) -> None:
+    """Write a graph as one ONNX file; inputs are called input0, ..., what it returns `graph.results`.
+
+    Raises:
+        ModelError: It cannot be traced.
+        MissingExtra: ONNX is not installed.
+    """
+    need_onnx()
+    free = tuple(dict(dims) for dims in graph.dims)
+    with _quiet(), _explained(graph, "torch.onnx"), torch.no_grad():
+        torch.onnx.export(
+            graph.module, graph.inputs, path, dynamo=True, opset_version=OPSET, verbose=False, external_data=False,
+            dynamic_shapes=(free,) if graph.several else free, output_names=list(graph.results),
+            input_names=[f"input{i}" for i in range(len(graph.inputs))],
+        )  # fmt: skip
+    strip(path)
+
+
+def strip(path: Path) -> None:
+    """Take out of an ONNX file what is not needed to run it: stack traces, notes, inferred shapes."""
+    import onnx
+
+    found: Any = onnx.load(path)
+    inner = found.graph
+    for part in (found, inner, *inner.node, *inner.input, *inner.output, *inner.initializer, *found.functions):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    for function in found.functions:
+        for node in function.node:
+            del node.metadata_props[:]
+    del inner.value_info[:]
+    onnx.save(found, path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings and log lines of the exporters to themselves: none asks anything of the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _explained(graph: Graph, what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        first = lines[0] if lines else type(error).__name__
+        raise ModelError(
+            f"{what} cannot trace {graph.name} of this model: {first} A forward pass whose steps depend on values of "
+            "tensors cannot be exported."
+        ) from error

@@ -1,0 +1,200 @@
+"""The folder that goes to a device: all its files, each checked against the model before anything is left behind."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fleetfit.errors import ModelError, RunError
+from fleetfit.inference.export import checked, int8
+from fleetfit.inference.export.card import card
+from fleetfit.inference.export.checked import Variant
+from fleetfit.inference.export.graphs import Graph, segment_graphs, whole_graph
+from fleetfit.inference.export.plain import WEIGHTS, config_of, write_config, write_tensors
+from fleetfit.inference.export.programs import need_onnx, write_onnx, write_program
+from fleetfit.inference.export.shipped import Shipped
+
+PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
+FLOAT, DYNAMIC, STATIC = "float", "int8", "static-int8"
+_TEST_SAMPLES = 1000
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Which files are wanted beside safetensors, config and `torch.export` program.
+
+    Attributes:
+        onnx: The graph with all exits, and one for each segment.
+        int8: Both in dynamic int8.
+        static_int8: Both in static int8, calibrated on validation samples.
+        transformers: A `transformers` folder of the last exit, in `transformers/`.
+        executorch: One .pte lowered to XNNPACK, a method for each segment.
+    """
+
+    onnx: bool = True
+    int8: bool = False
+    static_int8: bool = False
+    transformers: bool = False
+    executorch: bool = False
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported model.
+
+    Attributes:
+        folder: Where it is.
+        level: Of the model.
+        variants: The model in PyTorch, then each of its forms, on the same test samples.
+        notes: Sentences that the user must see.
+    """
+
+    folder: Path
+    level: str
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+
+
+def export(shipped: Shipped, out: str | Path, forms: Forms = Forms(), say: Say = lambda what: None) -> Export:
+    """Write a level's model for devices.
+
+    Everything is written beside `out` first and moved there when it is whole and checked.
+
+    Args:
+        shipped: The model.
+        out: A folder that is new or empty.
+        forms: Which files are wanted.
+        say: Told what is being done.
+
+    Raises:
+        RunError: The folder is not empty or cannot be written.
+        ModelError: The model cannot be traced, or a form does not compute what the model does.
+        MissingExtra: A form needs an optional dependency.
+    """
+    target = Path(out).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunError(f"{target} exists and is not empty; choose another folder for the export.")
+    if forms.onnx or forms.int8 or forms.static_int8:
+        need_onnx()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+    try:
+        found = _Writing(shipped, part, forms, say).all()
+        part.chmod(0o755)
+        for file in part.rglob("*"):
+            file.chmod(0o755 if file.is_dir() else 0o644)
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+    except OSError as error:
+        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Export(target, shipped.level, tuple(found.variants), tuple(found.notes))
+
+
+class _Writing:
+    """One export on its way."""
+
+    def __init__(self, shipped: Shipped, folder: Path, forms: Forms, say: Say) -> None:
+        self.shipped, self.folder, self.forms, self.say = shipped, folder, forms, say
+        self.x, labels = shipped.samples("test", _TEST_SAMPLES)
+        self.labels = labels if shipped.data.task == "classification" else labels[:0]
+        self.ours = checked.in_torch(shipped, self.x)
+        self.onnx: dict[str, Any] = {}
+        self.variants: list[Variant] = []
+        self.notes: list[str] = []
+
+    def all(self) -> "_Writing":
+        """Write everything."""
+        shipped, folder = self.shipped, self.folder
+        self.say("safetensors")
+        write_tensors(shipped.module, folder / WEIGHTS)
+        self._note("pytorch", [WEIGHTS], self.ours)
+        examples = self.x[:2] if len(self.x) > 1 else self.x.repeat(2, *[1] * (self.x.dim() - 1))
+        whole = whole_graph(shipped, examples)
+        self.say("torch.export")
+        write_program(whole, folder / PROGRAM)
+        if self.forms.onnx or self.forms.int8 or self.forms.static_int8:
+            self._onnx([whole, *self._segments(examples)])
+        if self.forms.executorch:
+            self._executorch(examples)
+        if self.forms.transformers:
+            self._transformers()
+        write_config(config_of(shipped, self.onnx), folder)
+        (folder / CARD).write_text(card(shipped, self.variants, self.onnx), encoding="utf-8")
+        return self
+
+    def _segments(self, examples: Any) -> list[Graph]:
+        try:
+            return segment_graphs(self.shipped, examples)
+        except ModelError as error:
+            if len(self.shipped.exits) > 1:
+                self.notes.append(f"No segments were written, so a device cannot stop early: {error}")
+            return []
+
+    def _onnx(self, graphs: Sequence[Graph]) -> None:
+        for graph in graphs:
+            self.say(f"ONNX: {graph.name}")
+            write_onnx(graph, self.folder / f"{graph.name}.onnx")
+        names = [graph.name for graph in graphs]
+        self._variant(FLOAT, [f"{name}.onnx" for name in names])
+        if self.shipped.data.task == "classification" and len(names) > 1:
+            script = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text(encoding="utf-8")
+            (self.folder / SCRIPT).write_text(script, encoding="utf-8")
+        if self.forms.int8:
+            self.say("int8")
+            for name in names:
+                int8.dynamic(self.folder / f"{name}.onnx", self.folder / f"{name}.{DYNAMIC}.onnx")
+            self._variant(DYNAMIC, [f"{name}.{DYNAMIC}.onnx" for name in names])
+        if self.forms.static_int8:
+            self._static(names)
+
+    def _static(self, names: Sequence[str]) -> None:
+        self.say("static int8")
+        x = self.shipped.samples("validation", int8.CALIBRATION_SAMPLES)[0].numpy()
+        sessions = [checked.session(self.folder / f"{name}.onnx") for name in names]
+        feeds = [*int8.chained_feeds(sessions[:1], x), *int8.chained_feeds(sessions[1:], x)]
+        for name, given in zip(names, feeds, strict=True):
+            int8.static(self.folder / f"{name}.onnx", self.folder / f"{name}.{STATIC}.onnx", given)
+        self._variant(STATIC, [f"{name}.{STATIC}.onnx" for name in names])
+
+    def _variant(self, name: str, files: Sequence[str]) -> None:
+        """Check the files of an ONNX variant, the whole graph first, and note what they are worth."""
+        whole, *segments = [self.folder / file for file in files]
+        found = checked.in_whole(whole, self.x)
+        chained = checked.in_segments(segments, self.x) if segments else found
+        if name == FLOAT:
+            checked.must_equal("the ONNX graph", self.ours, found)
+            checked.must_equal("the chain of ONNX segments", self.ours, chained)
+        self.onnx[name] = {"all_exits": files[0], "segments": list(files[1:])}
+        self._note(name, files[1:] or files, chained)
+
+    def _executorch(self, examples: Any) -> None:
+        from fleetfit.inference.export import executorch
+
+        self.say("ExecuTorch")
+        graphs = self._segments(examples) or [whole_graph(self.shipped, examples)]
+        file = executorch.write(graphs, self.folder)
+        found = executorch.run(file, graphs, self.x)
+        checked.must_equal("the ExecuTorch program", self.ours, found)
+        self._note("executorch", [file.name], found)
+
+    def _transformers(self) -> None:
+        from fleetfit.inference.export.to_transformers import write_transformers
+
+        self.say("transformers")
+        inner = self.folder / "transformers"
+        inner.mkdir()
+        write_transformers(self.shipped, inner)
+
+    def _note(self, name: str, files: Sequence[str], found: Any) -> None:
+        size = sum((self.folder / file).stat().st_size for file in files)
+        self.variants.append(checked.compared(name, size, self.ours, found, self.labels))
