@@ -1,5 +1,6 @@
 """The device's side of engine flower: configuration, what it tells, keeps and refuses; keys, certificates, the app."""
 
+import dataclasses
 import stat
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ import tomli_w
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny_federation
 
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, FleetFitError, RunError
@@ -26,7 +28,10 @@ from fleetfit.engines.flower.node import answer, node_of
 from fleetfit.engines.flower.protocol import answer_of, checked_header, hello_of, packed
 from fleetfit.engines.flower.remembered import Remembered, digest_of
 from fleetfit.engines.flower.settings import read_settings
-from fleetfit.wire import pack, unpack
+from fleetfit.rounds import start
+from fleetfit.train import run_job
+from fleetfit.values import Device, Job, Local
+from fleetfit.wire import job_nest, pack, unpack
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
 THREE = {"kind": "iid", "clients": 3}
@@ -346,3 +351,30 @@ def test_a_nodes_key_is_an_openssh_pair(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "keys" / "pi").stat().st_mode) == 0o600
     with pytest.raises(FleetFitError, match="not written over"):
         make_node_key(tmp_path / "keys" / "pi")
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier runs left in the process must not count against this one, so it is let go of first."""
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem, calls = federation.problem, []
+
+    def scarce(job: Job, device: Device) -> Any:
+        calls.append(job)
+        if len(calls) <= fails:
+            raise MemoryError
+        return run_job(job, device)
+
+    monkeypatch.setattr("fleetfit.engines.flower.node.run_job", scarce)
+    sub = federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, sub)
+    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=Local(0.1, 1, 8))
+    path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
+    header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
+    bare = job_nest(dataclasses.replace(job, state={}))
+    found = answer_of(answer(path, {"header": packed({**header, "job": bare}), "state": pack(dict(state))}))
+    assert len(calls) == min(fails, 1) + 1, found
+    assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found

@@ -19,7 +19,7 @@ import torch
 from fleetfit import names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts
-from fleetfit.engines.allocator import keep_freed_memory
+from fleetfit.engines.allocator import give_back_freed_memory, keep_freed_memory
 from fleetfit.engines.flower.protocol import Header, checked_header, facts_of, hello_of, packed
 from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
@@ -134,6 +134,7 @@ class Node:
     def _problem(self, header: Header) -> Problem:
         key = _key(header)
         if key not in self._problems:
+            self._forget()
             spec = {**header["problem"], "model": {**header["problem"]["model"], **self.settings.model}}
             found = rebuilt(spec)
             if header["base"]:
@@ -144,6 +145,12 @@ class Node:
             self._problems = {key: found}
         return self._problems[key]
 
+    def _forget(self) -> None:
+        """Let go of what can be built again: on a small device it must not stand in the way of the next job."""
+        self._problems = {}
+        if self.settings.limit_bytes is not None:
+            give_back_freed_memory()
+
     # -- jobs
 
     def _job(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
@@ -151,8 +158,15 @@ class Node:
         key = _key(header)
         if key not in self._problems and header["base"] and self._remembered.base(header["base"]) is None:
             return packed({"lost": True})
-        with self._limited():
-            return self._done(header, parts)
+        if self.settings.limit_bytes is not None:  # what earlier runs left behind must not count against this one
+            with contextlib.suppress(_OutOfMemory, MemoryError), self._limited():
+                return self._done(header, parts)
+            self._forget()
+        try:
+            with self._limited():
+                return self._done(header, parts)
+        except _OutOfMemory as error:
+            return packed({"reply": reply_nest(error.reply)})
 
     def _done(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         shared = {name: unpack(parts[name]) if name in parts else {} for name in ("state", "statistics")}
@@ -161,7 +175,8 @@ class Node:
         memory, forgot = self._remembered.memory(header["run"], job.memory_version)
         device = self._device(problem, job, header["cost"], memory)
         torch.set_num_threads(self.settings.threads)
-        keep_freed_memory()
+        if self.settings.limit_bytes is None:
+            keep_freed_memory()
         beyond = job.kind != "train" and not job.evaluation.own and not device.affords(job.submodel)
         if beyond and not method.told:
             reason = "declined: it is more than the device affords"
@@ -170,6 +185,8 @@ class Node:
             reply, remembers = run_job(job, device)
         except MemoryError:
             reply, remembers = _failed(job, "no memory was left"), memory
+        if isinstance(reply, Failure) and any(sign in reply.reason for sign in _NO_MEMORY):
+            raise _OutOfMemory(reply)
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
         if keeps:
             self._remembered.keep(header["run"], job.memory_version, job.round, remembers)
@@ -227,6 +244,17 @@ def _texts(nest: Any) -> Iterator[str]:
     elif isinstance(nest, list | tuple):
         for value in nest:
             yield from _texts(value)
+
+
+_NO_MEMORY = ("no memory was left", "can't allocate memory")  # ours, and torch's
+
+
+class _OutOfMemory(Exception):
+    """A job failed since there was no memory; the reply says so."""
+
+    def __init__(self, reply: Failure) -> None:
+        super().__init__(reply.reason)
+        self.reply = reply
 
 
 class _MemoryLimit:
