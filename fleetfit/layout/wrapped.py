@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
+from fleetfit.errors import ModelError
 from fleetfit.layout.axes import Architecture, Axis, State
 
 
@@ -16,8 +17,10 @@ class Wrapped(Architecture):
 
     Attributes:
         inner: The other one.
+        more: What its module has that the other one's has not, as a message names it.
     """
 
+    more: ClassVar[str] = "what this model has beyond the one inside it"
     inner: Architecture
     axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
     blocks: int = field(init=False, repr=False, compare=False)
@@ -72,3 +75,14 @@ class Wrapped(Architecture):
         """Tell whether a checkpoint may lack a tensor."""
         found = getattr(self.inner, "added", None)
         return False if found is None else bool(found(name))
+
+    def merged(self, state: State) -> State:
+        """Return the tensors with which the other one's module computes what this one's does.
+
+        Args:
+            state: All tensors of a module of this family.
+
+        Raises:
+            ModelError: It cannot.
+        """
+        raise ModelError(f"{self.more} cannot be merged into the tensors of a plain {type(self.inner).__name__}.")

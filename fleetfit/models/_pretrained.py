@@ -1,7 +1,11 @@
-"""Hugging Face checkpoint folders: config.json and safetensors, whole or in shards; no pickle, no `transformers`."""
+"""Hugging Face checkpoint folders: config.json and safetensors, whole or in shards; no pickle, no `transformers`.
+
+Read, and the other way: a model by the names and the config that `transformers` has for it.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,47 @@ from torch import Tensor
 
 from fleetfit.errors import ModelError
 
+CLASSIFIER = "classifier."
+"""What the names of a classifier's tensors begin with in a checkpoint."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # layer norms in the oldest BERT checkpoints
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as `transformers` keeps it.
+
+    Attributes:
+        config: What config.json says of it.
+        tensors: Its tensors by their names there.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+def renamed(state: Mapping[str, Tensor], names: Mapping[str, Sequence[str]], prefix: str) -> dict[str, Tensor]:
+    """Return tensors by the names of a checkpoint, the reverse of `read_tensors`.
+
+    Args:
+        state: Tensors by our names.
+        names: Our modules and parameters, and what each may be called there; the first one is taken.
+        prefix: What the names there begin with, but that of the classifier.
+
+    Raises:
+        ModelError: A tensor is not among the names.
+    """
+    found = {}
+    for ours, tensor in state.items():
+        part, _, kind = ours.rpartition(".")
+        if ours in names:
+            theirs = names[ours][0]
+        elif part in names:
+            theirs = f"{names[part][0]}.{kind}"
+        else:
+            raise ModelError(f'there is no place for "{ours}" in a model of that type.')
+        found[theirs if theirs.startswith(CLASSIFIER) else prefix + theirs] = tensor
+    return found
 
 
 def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:

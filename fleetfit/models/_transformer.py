@@ -92,6 +92,25 @@ class Encoder:
         """Why a narrow model computes something else than the masked full one, if it does."""
         return "" if self.heads == "whole" else "attention is divided by the root of the head's size, which width cuts"
 
+    def heads_at(self, axes: Mapping[str, int]) -> tuple[int, int]:
+        """Return how many heads a model of these sizes has, and the channels of each."""
+        if self.heads == "whole":
+            return axes["attention"] // self.head_size, self.head_size
+        return self.attention_heads, axes["head"]
+
+    def config(self, axes: Mapping[str, int], layers: int) -> dict[str, Any]:
+        """Return what the config.json of a checkpoint says of a model of these sizes and so many blocks."""
+        return {
+            "hidden_size": axes["hidden"],
+            "num_hidden_layers": layers,
+            "num_attention_heads": self.heads_at(axes)[0],
+            "intermediate_size": axes["mlp"],
+            "hidden_act": self.activation,
+            "hidden_dropout_prob": self.dropout,
+            "attention_probs_dropout_prob": self.attention_dropout,
+            "layer_norm_eps": self.eps,
+        }
+
     def block(self, axes: Mapping[str, int]) -> "Block":
         """Return one block of these sizes."""
         return Block(self, axes)

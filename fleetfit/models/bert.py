@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, State
-from fleetfit.models._pretrained import read_config, read_tensors
+from fleetfit.models._pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise, table
 
 _TYPES = 2
+_PREFIX = "bert."
 _USUAL = {"dropout": 0.1, "attention_dropout": 0.1, "eps": 1e-12, "norm_first": False}
 _STEM = {
     "embeddings.tokens": ("embeddings.word_embeddings",),
@@ -140,13 +141,52 @@ class Bert(Architecture):
         """Return the checkpoint's tensors by our names; the pooler and the classifier only at full depth."""
         if self.checkpoint is None:
             return {}
-        names: dict[str, tuple[str, ...]] = dict(_STEM)
-        for i in range(self.blocks):
-            names |= {f"blocks.{i}.{ours}": (f"encoder.layer.{i}.{theirs}",) for ours, theirs in _BLOCK.items()}
-        heads: dict[str, tuple[str, ...]] = {}
-        if self.whole_depth:
-            heads = {f"heads.{self.blocks}.{ours}": theirs for ours, theirs in _HEAD.items()}
-        return read_tensors(self.checkpoint, names | heads, ("bert.",), may_lack=heads)
+        heads = _head(self.blocks) if self.whole_depth else {}
+        return read_tensors(self.checkpoint, _trunk(self.blocks) | heads, (_PREFIX,), may_lack=heads)
+
+    def to_checkpoint(self, sizes: Mapping[str, int], last: int, state: State) -> Checkpoint:
+        """Return a sub-model with its last exit only, as a `BertForSequenceClassification` keeps it.
+
+        Args:
+            sizes: Size of each axis.
+            last: Block count of the last exit.
+            state: The tensors of a module with these sizes and that exit.
+
+        Raises:
+            ModelError: BERT's config cannot say these sizes.
+        """
+        hidden, (heads, size) = sizes["hidden"], self.encoder.heads_at(sizes)
+        if heads * size != hidden:
+            raise ModelError(
+                f"{heads} heads of {size} channels do not make up its width of {hidden}: transformers gives every head "
+                'of a BERT hidden / heads channels, so hidden must be divisible by heads. With [model] heads = "fixed" '
+                "every level fits."
+            )
+        if not self.encoder.bias:
+            raise ModelError("its query, key and value have no biases, those of a BERT in transformers have.")
+        config = {
+            "model_type": "bert",
+            "architectures": ["BertForSequenceClassification"],
+            **self.encoder.config(sizes, last),
+            "classifier_dropout": self.head_dropout,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.max_positions,
+            "type_vocab_size": self.types,
+            "pad_token_id": self.padding if self.padding >= 0 else None,
+        }
+        return Checkpoint(config, renamed(state, _trunk(last) | _head(last), _PREFIX))
+
+
+def _trunk(blocks: int) -> dict[str, tuple[str, ...]]:
+    """Return our names of everything but classifiers, and those in a checkpoint."""
+    found: dict[str, tuple[str, ...]] = dict(_STEM)
+    for i in range(blocks):
+        found |= {f"blocks.{i}.{ours}": (f"encoder.layer.{i}.{theirs}",) for ours, theirs in _BLOCK.items()}
+    return found
+
+
+def _head(last: int) -> dict[str, tuple[str, ...]]:
+    return {f"heads.{last}.{ours}": theirs for ours, theirs in _HEAD.items()}
 
 
 def bert(

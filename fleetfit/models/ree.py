@@ -163,6 +163,7 @@ class Recurrent(Wrapped):
     heads: int
     bottleneck: int
     mlp: float
+    more = "Ree's recurrent exit, or the classifier that all exits share,"
 
     def __post_init__(self) -> None:
         super().__post_init__()

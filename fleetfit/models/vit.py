@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, State
 from fleetfit.layout.axes import default_sizes
-from fleetfit.models._pretrained import read_config, read_tensors
+from fleetfit.models._pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise
 
 _USUAL = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
@@ -144,17 +144,43 @@ class Vit(Architecture):
         """Return the checkpoint's tensors by our names; final norm and classifier only at full depth."""
         if self.checkpoint is None:
             return {}
-        names: dict[str, tuple[str, ...]] = dict(_STEM)
-        if self.distilled:
-            names["embeddings.distillation_token"] = ("embeddings.distillation_token",)
-        for i in range(self.blocks):
-            for ours, (four, five) in _BLOCK.items():
-                names[f"blocks.{i}.{ours}"] = (f"encoder.layer.{i}.{four}", f"layers.{i}.{five}")
-        heads: dict[str, tuple[str, ...]] = {}
-        if self.whole_depth:
-            heads = {f"heads.{self.blocks}.{ours}": theirs for ours, theirs in _HEAD.items()}
-        found = read_tensors(self.checkpoint, names | heads, ("vit.", "deit."), may_lack=heads)
+        heads = _head(self.blocks) if self.whole_depth else {}
+        found = read_tensors(self.checkpoint, self._trunk(self.blocks) | heads, ("vit.", "deit."), may_lack=heads)
         return found | self._fitted(found)
+
+    def to_checkpoint(self, sizes: Mapping[str, int], last: int, state: State) -> Checkpoint:
+        """Return a sub-model with its last exit only, as `ViTForImageClassification` or DeiT's keeps it.
+
+        Args:
+            sizes: Size of each axis.
+            last: Block count of the last exit.
+            state: The tensors of a module with these sizes and that exit.
+        """
+        channels, height, width = self.image
+        heads, size = self.encoder.heads_at(sizes)
+        config = {
+            "model_type": "deit" if self.distilled else "vit",
+            "architectures": ["DeiTForImageClassification" if self.distilled else "ViTForImageClassification"],
+            **self.encoder.config(sizes, last),
+            "qkv_bias": self.encoder.bias,
+            "image_size": height if height == width else [height, width],
+            "patch_size": self.patch,
+            "num_channels": channels,
+        }
+        if heads * size != sizes["hidden"]:
+            config["head_dim"] = size  # transformers 5; 4 has none, and opens only what does without
+        prefix = f"{config['model_type']}."
+        return Checkpoint(config, renamed(state, self._trunk(last) | _head(last), prefix))
+
+    def _trunk(self, blocks: int) -> dict[str, tuple[str, ...]]:
+        """Return our names of everything but classifiers, and those in a checkpoint."""
+        found: dict[str, tuple[str, ...]] = dict(_STEM)
+        if self.distilled:
+            found["embeddings.distillation_token"] = ("embeddings.distillation_token",)
+        for i in range(blocks):
+            for ours, (four, five) in _BLOCK.items():
+                found[f"blocks.{i}.{ours}"] = (f"encoder.layer.{i}.{four}", f"layers.{i}.{five}")
+        return found
 
     def _fitted(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Fit kernels and positions of a checkpoint to our images."""
@@ -164,6 +190,10 @@ class Vit(Architecture):
         if positions.shape[1] != self.places:
             positions = _resized(positions, 1 + self.distilled, [side // self.patch for side in self.image[1:]])
         return {"embeddings.patches.weight": kernel, "embeddings.positions": positions}
+
+
+def _head(last: int) -> dict[str, tuple[str, ...]]:
+    return {f"heads.{last}.{ours}": theirs for ours, theirs in _HEAD.items()}
 
 
 def _resized(positions: Tensor, first: int, grid: list[int]) -> Tensor:

@@ -41,6 +41,7 @@ class Adapted(Tuned):
 
     rank: int
     serial: bool
+    more = "an adapter, which has an activation between its layers,"
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Declaration, Wrapped, build_module
+from fleetfit.layout import Declaration, State, Wrapped, build_module
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -90,6 +90,10 @@ class Tuned(Wrapped):
     def added(self, name: str) -> bool:
         """Tell whether a tensor is put in."""
         return f".{PUT_IN}." in name
+
+    def merged(self, state: State) -> State:
+        """Return the tensors as they are where nothing is put in."""
+        return super().merged(state) if self.places else state
 
     @cached_property
     def declared(self) -> Mapping[str, Any]:

@@ -59,6 +59,19 @@ class Lora(Tuned):
             found[f"{layer}.{BASE}.{kind}" if layer in self.places else name] = tensor
         return found
 
+    def merged(self, state: State) -> State:
+        """Return the tensors with W + (alpha / rank) B A for W, computed in double precision."""
+        found = {name: tensor for name, tensor in state.items() if not self.added(name) and f".{BASE}." not in name}
+        for layer in self.places:
+            for kind in ("weight", "bias"):
+                if (tensor := state.get(f"{layer}.{BASE}.{kind}")) is not None:
+                    found[f"{layer}.{kind}"] = tensor
+            if f"{layer}.{B}" in state:
+                product = state[f"{layer}.{B}"].double() @ state[f"{layer}.{A}"].double()
+                weight = found[f"{layer}.weight"]
+                found[f"{layer}.weight"] = (weight.double() + self.alpha / self.rank * product).to(weight.dtype)
+        return found
+
     def follows(self, name: str) -> dict[str, dict[int | None, int | None]]:
         """Return that B's rows are declared like the layer's, and A's columns like its columns."""
         layer, _, kind = name.rpartition(".")

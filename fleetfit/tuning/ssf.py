@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.layout import Architecture
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, State
 from fleetfit.tuning._tuned import PUT_IN, Tuned
 
 _KINDS = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.RMSNorm, nn.BatchNorm2d, nn.GroupNorm)
@@ -48,6 +49,23 @@ class Ssf(Tuned):
         part.register_forward_hook(_passed_on)
         weight = next(iter(part.parameters()))  # its first dimension is that of the output, for every kind
         return ScaleShift(len(weight), isinstance(part, _MAPS))
+
+    def merged(self, state: State) -> State:
+        """Return the tensors with each layer's factors and terms within its weight and bias.
+
+        Raises:
+            ModelError: A layer has no bias, so that its terms have no place.
+        """
+        found = {name: tensor for name, tensor in state.items() if not self.added(name)}
+        for layer in self.places:
+            if (scale := state.get(f"{layer}.{PUT_IN}.scale")) is None:
+                continue
+            if f"{layer}.bias" not in state:
+                raise ModelError(f"SSF cannot be merged into {layer}: it has no bias for the terms to go into.")
+            weight = state[f"{layer}.weight"]
+            found[f"{layer}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
+            found[f"{layer}.bias"] = state[f"{layer}.bias"] * scale + state[f"{layer}.{PUT_IN}.shift"]
+        return found
 
     def follows(self, name: str) -> dict[str, dict[int | None, int | None]]:
         """Return that the vectors are declared like the output of their layer."""

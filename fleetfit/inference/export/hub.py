@@ -1,0 +1,60 @@
+"""An export folder on the Hugging Face hub. Nothing is uploaded unless it is asked for."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from fleetfit.errors import FleetFitError, MissingExtra, RunError
+
+
+def push(folder: str | Path, repo: str, *, private: bool = True, message: str = "Upload from FleetFit") -> str:
+    """Upload a folder to a repository of models on the hub, which is made where it is not there.
+
+    Who uploads is the user that has logged in (`hf auth login`) or whose token is in HF_TOKEN. Files of other names
+    that the repository has stay.
+
+    Args:
+        folder: Any export folder.
+        repo: "owner/name", or "name" of one's own.
+        private: Whether a repository that is made is private; one that is there stays as it is.
+        message: Of the commit.
+
+    Returns:
+        Where it is, a URL.
+
+    Raises:
+        RunError: There is nothing to upload, no network, no token, or the hub refuses.
+        MissingExtra: `huggingface_hub` is not installed.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir() or not any(path.iterdir()):
+        raise RunError(f"{path} is no folder with files in it, so there is nothing to upload. Export a level first.")
+    try:
+        library: Any = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise MissingExtra("hub", "Uploading to the hub") from None
+    token = library.get_token()
+    if not token:
+        raise RunError(f"uploading to {repo} needs a token of the hub: log in with `hf auth login`, or set HF_TOKEN.")
+    try:
+        api = library.HfApi(token=token, library_name="fleetfit")
+        made = api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=path, repo_type="model", commit_message=message)
+    except Exception as error:  # whatever the network, the hub or the library comes across
+        raise _sentence(repo, error, token) from None
+    return str(made)
+
+
+def _sentence(repo: str, error: Exception, token: str) -> FleetFitError:
+    """Return what went wrong in one sentence, without the token."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        advice = "The token is not valid, or it may not write there: make one with write access and log in again."
+    elif isinstance(error, ValueError):
+        advice = 'A repository is "owner/name", or "name" of one\'s own.'
+    elif status is None:
+        advice = "Without a network nothing can be uploaded; the folder is complete, and may be pushed later."
+    else:
+        advice = "The folder is complete, and may be pushed again."
+    said = " ".join(f"{type(error).__name__}: {error}".replace(token, "***").split())
+    return RunError(f"uploading to {repo} on the Hugging Face hub failed: {said.rstrip('.')}. {advice}")
