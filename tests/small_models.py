@@ -114,6 +114,18 @@ def data_of(name: str, n: int = 24) -> Data:
     return Data("noise", x, following, splits, VOCABULARY, task="next_token", vocabulary=VOCABULARY, padding=PADDING)
 
 
+def sentences(n: int = 600) -> Data:
+    """Token ids whose class is that of their first word, padded to different lengths."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(5, 20, (n, 7), generator=rng)
+    y = torch.randint(0, 4, (n,), generator=rng)
+    x[:, 0] = 1 + y
+    x[torch.arange(7) >= 3 + (torch.arange(n) % 5)[:, None]] = 0
+    splits = {"train": torch.arange(n // 2), "validation": torch.arange(n // 2, 3 * n // 4),
+              "test": torch.arange(3 * n // 4, n)}  # fmt: skip
+    return Data("sentences", x, y, splits, 4, vocabulary=20, padding=0)
+
+
 def problem_of(name: str, exits: tuple[int, ...] = ()) -> Problem:
     """Return the problem of a model on its data; by default with the first and the last exit."""
     architecture = architecture_of(name)

@@ -119,9 +119,16 @@ def export(
         str | None, typer.Option("--data", help="Data set for preprocessing and checks, such as for a fleet's run.")
     ] = None,
     push: Annotated[
-        str | None, typer.Option("--push", metavar="REPO", help="Upload to this repository of the Hugging Face hub.")
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="REPO",
+            help="Upload to this repository of the Hugging Face hub, which is made, private, if it is new.",
+        ),
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: a repository that is new is public, not private.")
+    ] = False,
 ) -> None:
     """Write a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
 
@@ -136,4 +143,4 @@ def export(
     if push is not None:
         from fleetfit.inference.export.hub import push as upload
 
-        display.say(f"Uploaded: {upload(out, push, private=private)}")
+        display.say(f"Uploaded: {upload(out, push, private=not public)}")

@@ -50,7 +50,7 @@ class PeepholeLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, L, after] of x [B, L, before]."""
-        h = c = x.new_zeros(len(x), len(self.to_i))
+        h = c = x.new_zeros(x.shape[0], len(self.to_i))
         states = []
         for from_x in F.linear(x, self.weight_ih, self.bias).unbind(1):
             i, f, g, o = (from_x + F.linear(h, self.weight_hh)).chunk(4, dim=-1)

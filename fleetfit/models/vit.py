@@ -62,7 +62,7 @@ class PatchEmbeddings(nn.Module):
         """Return [B, tokens, hidden] of images [B, channels, height, width]."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         first = [self.class_token] if self.distillation_token is None else [self.class_token, self.distillation_token]
-        tokens = torch.cat([*(token.expand(len(x), -1, -1) for token in first), patches], dim=1)
+        tokens = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in first), patches], dim=1)
         embedded: Tensor = self.drop(tokens + self.positions)
         return embedded
 

@@ -88,13 +88,13 @@ def compared(name: str, size_bytes: int, ours: Tensor, theirs: Tensor, labels: T
         theirs: The variant's.
         labels: int64 [N], or empty.
     """
-    answers, expected = theirs.argmax(-1), ours.argmax(-1)
+    answers, expected = theirs.argmax(-1), ours.argmax(-1)  # [E, N], or [E, N, L] of a next-token task
     accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
     return Variant(
         name,
         size_bytes,
         tuple(accuracies),
-        tuple((answers == expected).double().mean(1).tolist()),
+        tuple((answers == expected).double().flatten(1).mean(1).tolist()),
         float((ours - theirs).abs().max()),
         answers.shape[1],
     )

@@ -119,19 +119,26 @@ class Graph:
         return isinstance(self.module, Segment)
 
 
-def whole_graph(shipped: Shipped, x: Tensor) -> Graph:
-    """Return the graph with every exit, for examples x [2, ...] as they are stored."""
+def whole_graph(shipped: Shipped, x: Tensor, free_tokens: bool = True) -> Graph:
+    """Return the graph with every exit.
+
+    Args:
+        shipped: The model.
+        x: Examples [2, ...] as they are stored.
+        free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
+    """
     names = tuple(f"exit{i + 1}" for i in range(len(shipped.exits)))
-    return Graph("model", Whole(shipped).eval(), (x,), (_input_dims(shipped),), names)
+    return Graph("model", Whole(shipped).eval(), (x,), (_input_dims(shipped, free_tokens),), names)
 
 
 @torch.no_grad()
-def segment_graphs(shipped: Shipped, x: Tensor) -> list[Graph]:
+def segment_graphs(shipped: Shipped, x: Tensor, free_tokens: bool = True) -> list[Graph]:
     """Return one graph for each exit; together they are the model, each picks up where the one before stopped.
 
     Args:
         shipped: The model.
         x: Examples [2, ...] as they are stored.
+        free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
 
     Raises:
         ModelError: The model cannot be run segment by segment.
@@ -139,10 +146,11 @@ def segment_graphs(shipped: Shipped, x: Tensor) -> list[Graph]:
     model = with_segments(shipped.module)
     prepared = Prepared(shipped.data)
     found = [x]
-    if shipped.takes_tokens:  # which dimensions of a carry follow the number of tokens, a second length tells
+    if shipped.takes_tokens and free_tokens:  # a second length tells which dimensions of a carry follow it
         found.append(x[:, : max(1, x.shape[1] // 2)])
     carries = [_carries(model, prepared(each)) for each in found]
-    graphs = [Graph("segment1", FirstSegment(shipped).eval(), (x,), (_input_dims(shipped),), _results(carries[0], 0))]
+    free: tuple[Dims, ...] = (_input_dims(shipped, free_tokens),)
+    graphs = [Graph("segment1", FirstSegment(shipped).eval(), (x,), free, _results(carries[0], 0))]
     for i in range(1, len(shipped.exits)):
         flat, spec = tree_flatten(carries[0][i - 1])
         others = tree_flatten(carries[-1][i - 1])[0]
@@ -165,8 +173,9 @@ def _results(carries: Sequence[Any], exit: int) -> tuple[str, ...]:
     return "logits", *(f"next{i}" for i in range(count))
 
 
-def _input_dims(shipped: Shipped) -> Dims:
-    return {0: BATCH, 1: TOKENS} if shipped.takes_tokens and shipped.data.padding >= 0 else {0: BATCH}
+def _input_dims(shipped: Shipped, free_tokens: bool) -> Dims:
+    free = free_tokens and shipped.takes_tokens and shipped.data.padding >= 0
+    return {0: BATCH, 1: TOKENS} if free else {0: BATCH}
 
 
 def _dims(one: Tensor, other: Tensor) -> Dims:

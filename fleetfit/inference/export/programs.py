@@ -6,6 +6,7 @@ Both exporters leave stack traces with absolute paths in their files; they are t
 import contextlib
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from fleetfit.errors import MissingExtra, ModelError
 from fleetfit.inference.export.graphs import Graph
 
 OPSET = 20
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_SAID = 300  # characters of an exporter's own message
 
 
 def need_onnx(what: str = "Writing ONNX") -> None:
@@ -42,7 +45,10 @@ def exported(graph: Graph, most: int | None = None) -> torch.export.ExportedProg
     free = tuple({d: _free(size, most) for d, size in dims.items()} for dims in graph.dims)
     shapes = (free,) if graph.several else free
     with _quiet(), _explained(graph, "torch.export"), torch.no_grad():
-        program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=False)
+        try:
+            program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=False)
+        except Exception:  # reading the code follows more than running it: len(x), for one
+            program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=True)
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
@@ -51,7 +57,7 @@ def exported(graph: Graph, most: int | None = None) -> torch.export.ExportedProg
 
 
 def _free(name: str, most: int | None) -> Any:
-    return torch.export.Dim.AUTO if most is None else torch.export.Dim(name, min=1, max=most)
+    return torch.export.Dim.DYNAMIC if most is None else torch.export.Dim(name, min=1, max=most)
 
 
 def write_program(graph: Graph, path: Path) -> None:
@@ -118,9 +124,11 @@ def _explained(graph: Graph, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        first = lines[0] if lines else type(error).__name__
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        said = " ".join(_COLOUR.sub("", str(cause)).split())[:_MOST_SAID] or type(cause).__name__
         raise ModelError(
-            f"{what} cannot trace {graph.name} of this model: {first} A forward pass whose steps depend on values of "
+            f"{what} cannot trace {graph.name} of this model: {said}. A forward pass whose steps depend on values of "
             "tensors cannot be exported."
         ) from error

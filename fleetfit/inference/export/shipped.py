@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.data import Data
+from fleetfit.errors import ConfigError
 from fleetfit.inference.stopping import Policy
 from fleetfit.layout import Architecture, some_input
 from fleetfit.values import Facts
@@ -37,6 +38,20 @@ class Shipped:
     data: Data | Facts
     policy: Policy | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_data(self) -> Data:
+        """The data themselves.
+
+        Raises:
+            ConfigError: They are on the nodes of a fleet.
+        """
+        if isinstance(self.data, Facts):
+            raise ConfigError(
+                "this run's data are on the nodes of a fleet, and what is wanted needs some: name a data set like "
+                "theirs with --data (from Python: data=...)."
+            )
+        return self.data
 
     @property
     def takes_tokens(self) -> bool:

@@ -66,10 +66,10 @@ def write_transformers(shipped: Shipped, folder: Path) -> list[Path]:
     """
     try:
         checkpoint = _checkpoint(shipped)
-        config = {**checkpoint.config, **_labels(shipped.data)}
+        config = {**checkpoint.config, **_labels(shipped.own_data)}
     except ModelError as error:
         raise ModelError(f"level {shipped.level} cannot be written as a transformers folder: {error}") from None
-    texts = {"config.json": _json(config)} | _inputs(shipped.data)
+    texts = {"config.json": _json(config)} | _inputs(shipped.own_data)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -79,7 +79,7 @@ def write_transformers(shipped: Shipped, folder: Path) -> list[Path]:
 
 def notes_on_transformers(shipped: Shipped) -> tuple[str, ...]:
     """Return sentences on what is not in the folder, or otherwise there than here; the level is one that is written."""
-    data, notes = shipped.data, []
+    data, notes = shipped.own_data, []
     if len(shipped.exits) > 1:
         early = ", ".join(map(str, shipped.exits[:-1]))
         notes.append(
@@ -113,8 +113,8 @@ def _checkpoint(shipped: Shipped) -> Checkpoint:
     kept = {name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(f"heads.{last}.")}
     found = family.to_checkpoint(shipped.sizes, last, kept)
     tensors = {name: tensor.float().contiguous() for name, tensor in found.tensors.items()}
-    if shipped.data.task == "regression":
-        _in_their_unit(tensors, shipped.data)
+    if shipped.own_data.task == "regression":
+        _in_their_unit(tensors, shipped.own_data)
     return Checkpoint(found.config, tensors)
 
 

@@ -8,14 +8,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fleetfit.errors import ModelError, RunError
 from fleetfit.inference.export import checked, int8
 from fleetfit.inference.export.card import card
 from fleetfit.inference.export.checked import Variant
-from fleetfit.inference.export.graphs import Graph, segment_graphs, whole_graph
+from fleetfit.inference.export.graphs import TOKENS, Graph, segment_graphs, whole_graph
 from fleetfit.inference.export.plain import WEIGHTS, config_of, write_config, write_tensors
 from fleetfit.inference.export.programs import need_onnx, write_onnx, write_program
 from fleetfit.inference.export.shipped import Shipped
+from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
 
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 FLOAT, DYNAMIC, STATIC = "float", "int8", "static-int8"
@@ -111,6 +114,7 @@ class _Writing:
         self.onnx: dict[str, Any] = {}
         self.variants: list[Variant] = []
         self.notes: list[str] = []
+        self.free_tokens = True
 
     def all(self) -> "_Writing":
         """Write everything."""
@@ -119,9 +123,8 @@ class _Writing:
         write_tensors(shipped.module, folder / WEIGHTS)
         self._note("pytorch", [WEIGHTS], self.ours)
         examples = self.x[:2] if len(self.x) > 1 else self.x.repeat(2, *[1] * (self.x.dim() - 1))
-        whole = whole_graph(shipped, examples)
         self.say("torch.export")
-        write_program(whole, folder / PROGRAM)
+        whole = self._program(examples)
         if self.forms.onnx or self.forms.int8 or self.forms.static_int8:
             self._onnx([whole, *self._segments(examples)])
         if self.forms.executorch:
@@ -132,9 +135,23 @@ class _Writing:
         (folder / CARD).write_text(card(shipped, self.variants, self.onnx), encoding="utf-8")
         return self
 
-    def _segments(self, examples: Any) -> list[Graph]:
+    def _program(self, examples: Tensor) -> Graph:
+        """Write the program, and return the graph; where samples of any length cannot be traced, for those of one."""
+        whole = whole_graph(self.shipped, examples)
         try:
-            return segment_graphs(self.shipped, examples)
+            write_program(whole, self.folder / PROGRAM)
+        except ModelError:
+            if TOKENS not in whole.dims[0].values():
+                raise
+            self.free_tokens = False
+            self.notes.append(f"The graphs take samples of exactly {examples.shape[1]} tokens; pad shorter ones.")
+            whole = whole_graph(self.shipped, examples, free_tokens=False)
+            write_program(whole, self.folder / PROGRAM)
+        return whole
+
+    def _segments(self, examples: Tensor) -> list[Graph]:
+        try:
+            return segment_graphs(self.shipped, examples, self.free_tokens)
         except ModelError as error:
             if len(self.shipped.exits) > 1:
                 self.notes.append(f"No segments were written, so a device cannot stop early: {error}")
@@ -159,6 +176,7 @@ class _Writing:
 
     def _static(self, names: Sequence[str]) -> None:
         self.say("static int8")
+        _ = self.shipped.own_data
         x = self.shipped.samples("validation", int8.CALIBRATION_SAMPLES)[0].numpy()
         sessions = [checked.session(self.folder / f"{name}.onnx") for name in names]
         feeds = [*int8.chained_feeds(sessions[:1], x), *int8.chained_feeds(sessions[1:], x)]
@@ -177,23 +195,20 @@ class _Writing:
         self.onnx[name] = {"all_exits": files[0], "segments": list(files[1:])}
         self._note(name, files[1:] or files, chained)
 
-    def _executorch(self, examples: Any) -> None:
+    def _executorch(self, examples: Tensor) -> None:
         from fleetfit.inference.export import executorch
 
         self.say("ExecuTorch")
-        graphs = self._segments(examples) or [whole_graph(self.shipped, examples)]
+        graphs = self._segments(examples) or [whole_graph(self.shipped, examples, self.free_tokens)]
         file = executorch.write(graphs, self.folder)
         found = executorch.run(file, graphs, self.x)
         checked.must_equal("the ExecuTorch program", self.ours, found)
         self._note("executorch", [file.name], found)
 
     def _transformers(self) -> None:
-        from fleetfit.inference.export.to_transformers import write_transformers
-
         self.say("transformers")
-        inner = self.folder / "transformers"
-        inner.mkdir()
-        write_transformers(self.shipped, inner)
+        write_transformers(self.shipped, self.folder / "transformers")
+        self.notes += notes_on_transformers(self.shipped)
 
     def _note(self, name: str, files: Sequence[str], found: Any) -> None:
         size = sum((self.folder / file).stat().st_size for file in files)

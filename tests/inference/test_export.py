@@ -1,0 +1,311 @@
+"""Exported files: the same logits without FleetFit, at any batch size; nothing of this machine in them."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import SMALL, data_of, problem_of
+from torch import nn
+
+import fleetfit as ff
+from fleetfit.data import Data
+from fleetfit.errors import FleetFitError, ModelError
+from fleetfit.inference import Policy, stop_early
+from fleetfit.inference.export import Forms, Shipped, export
+from fleetfit.inference.export.checked import in_segments, in_whole, session
+from fleetfit.inference.export.graphs import Prepared
+from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
+from fleetfit.method import modelled
+from fleetfit.seeds import own_randomness
+from fleetfit.values import Facts
+
+onnx = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+
+def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, method: str = "") -> Shipped:
+    """A cut model with drawn parameters and statistics."""
+    problem = problem_of(name)
+    if method:
+        problem = modelled(problem, {"name": method})
+    architecture, exits = problem.architecture, problem.exits
+    sizes = {**problem.layout.full_sizes, **architecture.sizes(width)}
+    with own_randomness(torch.device("cpu")):
+        torch.manual_seed(0)
+        module = build_module(architecture, sizes, exits).eval()
+        for norm in batch_norms(module).values():
+            norm.track_running_stats = True
+            norm.running_mean, norm.running_var = torch.randn(norm.num_features), 0.5 + torch.rand(norm.num_features)
+        for parameter in module.parameters():
+            parameter.data += 0.02 * torch.randn_like(parameter)
+    return Shipped("2", architecture, sizes, exits, module, data_of(name, 48), policy)
+
+
+def logits_of(shipped: Shipped, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.stack(ff.outputs(shipped.module, Prepared(shipped.data)(x)))
+
+
+FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "mlp_2nn"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path: Path) -> None:
+    shipped = shipped_of(name)
+    found = export(shipped, tmp_path / "out")
+    out, x = found.folder, shipped.samples("test", 24)[0]
+    config = json.loads((out / "config.json").read_text())
+    segments = [out / file for file in config["onnx"]["float"]["segments"]]
+    assert len(segments) == len(shipped.exits) == 2
+    program = torch.export.load(out / "model.pt2").module()
+    for batch in (x[:1], x[:3], x):
+        ours = logits_of(shipped, batch)
+        scale = max(1.0, float(ours.abs().max()))
+        for theirs in (
+            in_whole(out / "model.onnx", batch),
+            in_segments(segments, batch),
+            torch.stack(program(batch)).detach(),
+        ):
+            assert float((ours - theirs).abs().max()) < 1e-4 * scale, batch.shape
+    assert {v.name for v in found.variants} == {"pytorch", "float"}
+    assert ("exactly 7 tokens" in str(found.notes)) == (name == "char_lstm")  # torch unrolls an LSTM over its steps
+    state = load_file(out / "model.safetensors")
+    assert state.keys() == shipped.module.state_dict().keys()
+    assert all(torch.equal(state[n], t) for n, t in shipped.module.state_dict().items())
+    assert config["exits"] == list(shipped.exits) and config["sizes"] == dict(shipped.sizes)
+    _holds_nothing_of_this_machine(out)
+
+
+def test_the_batch_as_a_data_set_gives_it_is_what_the_graphs_compute_inside() -> None:
+    for name in ("resnet18", "bert"):
+        shipped = shipped_of(name)
+        assert isinstance(shipped.data, Data)
+        x, indices = shipped.samples("test", 5)[0], shipped.data.split("test")[torch.tensor([0, 4, 9, 14, 19])]
+        batch = shipped.data.batch(indices)[0]
+        prepared = Prepared(shipped.data)(x)
+        assert torch.allclose(prepared[..., : batch.shape[-1]].float(), batch.float(), atol=1e-6)
+
+
+def test_resizing_is_inside_too() -> None:
+    x = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    data = Data("d", x, torch.zeros(6, dtype=torch.int64), {"test": torch.arange(6)}, 2, mean=(0.4,), std=(0.3,),
+                resize=(12, 16))  # fmt: skip
+    assert torch.allclose(Prepared(data)(x), data.batch(torch.arange(6))[0], atol=1e-6)
+
+
+def _holds_nothing_of_this_machine(folder: Path) -> None:
+    """No path of this machine and no line of a stack trace, in zipped parts neither."""
+    signs = [str(Path.cwd()), str(folder.parent), str(Path.home()) + "/", "site-packages", 'File "']
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            continue
+        contents = [path.read_bytes()]
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as opened:
+                contents += [opened.read(name) for name in opened.namelist()]
+        for content in contents:
+            for sign in signs:
+                assert sign.encode() not in content, (path.name, sign)
+
+
+@pytest.mark.slow
+def test_a_recurrent_exit_is_exported_with_its_queue(tmp_path: Path) -> None:
+    shipped = shipped_of("vit", width=1.0, method="reefl")
+    found = export(shipped, tmp_path / "out")
+    assert found.variants[1].difference < 1e-4 and len(session(tmp_path / "out" / "segment2.onnx").get_inputs()) > 2
+
+
+# ---- on a device ---------------------------------------------------------------------------------------------------
+
+ALONE = """
+import runpy, sys
+for name in ("torch", "fleetfit", "transformers", "onnx"):
+    sys.modules[name] = None  # to import it fails
+sys.argv = ["run.py", *sys.argv[2:]]
+sys.path.insert(0, {folder!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def on_device(out: Path, x: torch.Tensor, *words: str) -> np.ndarray:
+    """Run the loader without PyTorch and FleetFit; return classes and exits [N, 2]."""
+    samples = out.parent / "samples.npy"
+    np.save(samples, x.numpy())
+    code = ALONE.format(folder=str(out), script=str(out / "run.py"))
+    done = subprocess.run([sys.executable, "-c", code, "-", str(samples), *words], cwd=out.parent, text=True,
+                          capture_output=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
+    return np.array([[int(n) for n in line.split()] for line in lines])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", ["max", "entropy", "margin"])
+def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: Path) -> None:
+    bare = shipped_of("mlp_2nn", width=1.0)
+    x = bare.samples("test", 24)[0]
+    sure = Policy((2.0, 0.0), measure, (0.7, 1.0))
+    from fleetfit.inference import confidence
+
+    middle = float(confidence(logits_of(bare, x)[0], measure, 0.7).median())
+    policy = Policy((middle, 0.0), measure, sure.temperatures)
+    shipped = Shipped(bare.level, bare.architecture, bare.sizes, bare.exits, bare.module, bare.data, policy)
+    out = export(shipped, tmp_path / "out").folder
+    expected = stop_early(shipped.module, Prepared(shipped.data)(x), policy)
+    assert 0 < int(expected.exits.sum()) < 24
+    found = on_device(out, x, "--stop")
+    assert found[:, 0].tolist() == expected.logits.argmax(1).tolist()
+    assert found[:, 1].tolist() == (expected.exits + 1).tolist()
+    last = on_device(out, x)
+    assert last[:, 0].tolist() == logits_of(shipped, x)[-1].argmax(1).tolist() and set(last[:, 1]) == {2}
+
+
+def test_the_loader_is_short() -> None:
+    from importlib import resources
+
+    text = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text()
+    assert len(text.splitlines()) < 60
+
+
+ROUND_TRIPS = {
+    "resnet18": ({"name": "resnet18", "base": 8}, {"name": "digits"}),
+    "mobilenetv2": ({"name": "mobilenetv2", "multiplier": 0.25, "stride": 8, "top": 64}, {"name": "digits"}),
+    "bert": (
+        {"name": "bert", **SMALL["bert"].keys, "hidden": 48, "intermediate": 96},
+        {"name": "small_models:sentences"},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
+    """The round trip: what `predict --stop` answers in PyTorch, the device answers with onnxruntime alone."""
+    model, data = ROUND_TRIPS[name]
+    run = ff.run(
+        {"rounds": 4, "data": {**data, "partition": {"kind": "iid", "clients": 4}}, "model": model,
+         "fleet": {"groups": [{"budget": 0.4}, {"budget": 1.0}]}, "cohort": {"fraction": 1.0},
+         "local": {"epochs": 2, "lr": 0.05}, "evaluate": {"every": 0}}, out=tmp_path / "run",
+    )  # fmt: skip
+    level = 2
+    costs = run.calibrate(level, budget=1.0).costs
+    calibration = run.calibrate(level, budget=(costs[0] + costs[-1]) / 2, temperature=True)
+    found = run.export(level, tmp_path / "out", int8=True, static_int8=True)
+    shipped = ff.api.inference.shipped(run, level, None)
+    x, y = shipped.samples("test", 10**6)
+    expected = stop_early(shipped.module, Prepared(shipped.data)(x), calibration.policy)
+    answers = on_device(found.folder, x, "--stop")
+    same = (answers[:, 0] == expected.logits.argmax(1).numpy()) & (answers[:, 1] == expected.exits.numpy() + 1)
+    assert same.mean() > 0.99  # a confidence may lie on its threshold
+    assert (answers[:, 0] == y.numpy()).mean() == pytest.approx(calibration.test.accuracy, abs=0.01)
+    named = {variant.name: variant for variant in found.variants}
+    assert named["float"].accuracies == named["pytorch"].accuracies and named["float"].difference < 1e-4 * 20
+    for kind in ("int8", "static-int8"):
+        assert named[kind].size_bytes < named["float"].size_bytes and min(named[kind].agreement) > 0.8, named[kind]
+        right = on_device(found.folder, x, "--variant", kind)[:, 0] == y.numpy()
+        assert right.mean() == pytest.approx(named["pytorch"].accuracies[-1], abs=0.08)
+    card = (found.folder / "README.md").read_text()
+    assert "Leaving early" in card and f"{100 * calibration.test.accuracy:.2f}%" in card
+    _holds_nothing_of_this_machine(found.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2"])
+def test_executorch_runs_every_segment(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="the extra executorch is not installed")
+    found = export(shipped_of(name), tmp_path / "out", Forms(onnx=False, executorch=True))
+    [pytorch, lowered] = found.variants
+    assert lowered.name == "executorch" and lowered.difference < 1e-4 and lowered.agreement == (1.0, 1.0)
+    assert lowered.samples == pytorch.samples > 8  # more than one batch
+    assert (tmp_path / "out" / "model.pte").stat().st_size == lowered.size_bytes
+
+
+# ---- what can go wrong ---------------------------------------------------------------------------------------------
+
+
+class Odd(ExitModel):
+    """Looks at a value: cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits, self.fc = (1,), nn.Linear(2, 2)
+        self.blocks, self.heads = nn.ModuleList([nn.Identity()]), nn.ModuleDict({"1": nn.Linear(2, 2)})
+
+    def start(self, x: torch.Tensor) -> torch.Tensor:
+        return x if float(x.sum()) > 0 else self.fc(x)
+
+
+class OddFamily(Architecture):
+    axes, blocks = {"classes": Axis(2, scaled=False)}, 1
+
+    def build(self, axes: Any, exits: Any) -> nn.Module:
+        return Odd()
+
+
+def of_module(module: nn.Module, exits: tuple[int, ...] = (1,)) -> Shipped:
+    x = torch.rand(8, 2)
+    data = Data("d", x, torch.zeros(8, dtype=torch.int64), {"test": torch.arange(8)}, 2)
+    return Shipped("1", OddFamily(), {"classes": 2}, exits, module.eval(), data)
+
+
+def test_what_cannot_be_traced_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"torch.export cannot trace model.*depend on values"):
+        export(of_module(Odd()), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(FleetFitError, match="not empty"):
+        export(of_module(nn.Linear(2, 2)), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.slow
+def test_a_module_without_segments_is_exported_whole_with_a_note(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [self.a(x), self.b(x)]
+
+    found = export(of_module(Two(), (1, 2)), tmp_path / "out")
+    assert "cannot stop early" in found.notes[0] and "no exits, no start" in found.notes[0]
+    assert not (tmp_path / "out" / "run.py").exists() and found.variants[1].difference < 1e-5
+
+
+def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fleetfit.inference.export.checked as checked
+
+    right = checked.in_whole
+    monkeypatch.setattr(checked, "in_whole", lambda path, x: right(path, x) + 0.01)
+    with pytest.raises(ModelError, match="does not compute what the model does"):
+        export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
+    facts = Facts("d", "classification", (2,), 2)
+    there = of_module(nn.Sequential(nn.Linear(2, 2)))
+    shipped = Shipped("1", there.architecture, there.sizes, there.exits, there.module, facts)
+    found = export(shipped, tmp_path / "out")
+    assert found.variants[1].accuracies == () and found.variants[1].difference < 1e-5
+    with pytest.raises(FleetFitError, match="--data"):
+        export(shipped, tmp_path / "other", Forms(static_int8=True))
+
+
+def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FleetFitError, match=r"fleetfit\[export\]"):
+        export(of_module(nn.Linear(2, 2)), tmp_path / "out")
+    with pytest.raises(FleetFitError, match=r"fleetfit\[executorch\]"):
+        export(of_module(nn.Linear(2, 2)), tmp_path / "out", Forms(onnx=False, executorch=True))

@@ -1,0 +1,103 @@
+"""Predictions exit by exit: the numbers of the forward pass, nothing computed twice, nothing that is not needed."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_federation
+from torch import nn
+
+import fleetfit as ff
+from fleetfit.errors import ModelError
+from fleetfit.evaluate import level_module
+from fleetfit.layout import predictions
+from fleetfit.rounds import start
+
+
+class Counted(nn.Module):
+    """Counts which parts of a module ran."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner, self.exits, self.ran = inner, inner.exits, []
+
+    def start(self, x: Any) -> Any:
+        self.ran.append("start")
+        return self.inner.start(x)
+
+    def segment(self, i: int, carry: Any) -> Any:
+        self.ran.append(f"segment{i}")
+        return self.inner.segment(i, carry)
+
+    def head(self, i: int, carry: Any) -> Any:
+        self.ran.append(f"head{i}")
+        return self.inner.head(i, carry)
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    federation, _ = tiny_federation({"name": "scalefl"}, norm=False)
+    return level_module(federation, start(federation), 2, None)
+
+
+def test_adaptive_predictions_are_those_of_the_forward_pass_and_cost_nothing_twice(module: nn.Module) -> None:
+    x, counted = torch.rand(5, 1, 4, 4), Counted(module)
+    steps = predictions(counted, x)
+    expected = module(x)
+    seen = []
+    for i, logits in enumerate(steps):
+        assert torch.equal(logits, expected[i]) and not logits.requires_grad
+        seen.append(list(counted.ran))
+    assert seen[0] == ["start", "segment0", "head0"]  # nothing beyond what the first prediction needs
+    assert seen[-1] == ["start", "segment0", "head0", "segment1", "head1", "segment2", "head2"]
+
+
+def test_without_adaptive_only_the_last_classifier_runs(module: nn.Module) -> None:
+    x, counted = torch.rand(5, 1, 4, 4), Counted(module)
+    [logits] = predictions(counted, x, every=False)
+    assert torch.equal(logits, module(x)[-1])
+    assert counted.ran == ["start", "segment0", "segment1", "segment2", "head2"]
+
+
+def test_the_modules_own_method(module: Any) -> None:
+    x = torch.rand(3, 1, 4, 4)
+    assert torch.equal(module.predict(x), module(x)[-1])
+    assert [z.shape for z in module.predict(x, adaptive=True)] == [(3, 4)] * 3
+
+
+def test_gradients_are_left_as_they_were(module: Any) -> None:
+    steps = module.predict(torch.rand(2, 1, 4, 4), adaptive=True)
+    next(steps)
+    assert torch.is_grad_enabled()
+
+
+def test_a_module_without_segments_is_told_what_it_lacks() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return [x]
+
+    with pytest.raises(ModelError, match="no exits, no start, no segment, no head"):
+        predictions(Plain(), torch.zeros(1))
+
+
+def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
+    run = ff.run(
+        {"rounds": 1, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 4}},
+         "model": {"name": "tiny:tiny"}, "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
+         "evaluate": {"every": 0}}, out=tmp_path / "run",
+    )  # fmt: skip
+    data = run.assembly.data
+    x, _ = data.batch(data.split("test")[:7])
+    for level in (1, 2):
+        model = run.model(level)
+        assert torch.equal(run.predict(x, level), model(x)[-1])
+        for ours, theirs in zip(run.predict(x, level, adaptive=True), model(x), strict=True):
+            assert torch.equal(ours, theirs)
+    assert run.served(1) is run.served("1")
+    best = run.best_exit(2)
+    x, y = data.batch(data.split("validation"))
+    accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in run.predict(x, 2, adaptive=True)]
+    assert accuracies[best - 1] == max(accuracies) and accuracies.index(max(accuracies)) == best - 1
+    assert 1 <= run.best_exit(2, client=3) <= len(run.served(2).exits)
+    with pytest.raises(ff.FleetFitError, match="clients 0 to 3"):
+        run.best_exit(2, client=4)
