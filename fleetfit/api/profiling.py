@@ -77,7 +77,7 @@ class Profiled:
         if "memory_bytes" in self.affords.budget:
             lines.append("memory_bytes is in bytes as the planner predicts them, less the tolerance")
         lines += [*self.affords.notes]
-        comment = "".join(f"# {' '.join(line.split()) if '  ' not in line else line}".rstrip() + "\n" for line in lines)
+        comment = "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)
         values = ", ".join(tomli_w.dumps({key: value}).strip() for key, value in self.affords.budget.items())
         return f"{comment}\nbudget = {{ {values} }}\ntolerance = {self.affords.tolerance}\n"
 
@@ -184,7 +184,7 @@ def _write(path: Path, text: str) -> None:
 def _checked(machine: Machine, wishes: Wishes) -> tuple[torch.device, Energy]:
     if not machine.limit_s > 0 or machine.threads < 1:
         raise ConfigError(
-            f"limit_s must be above 0 and threads at least 1, got {machine.limit_s:g}, {machine.threads}."
+            f"the time limit must be above 0 s, and threads at least 1; got {machine.limit_s:g} and {machine.threads}."
         )
     accelerator, energy = accelerator_named(machine.device), energy_of()
     if wishes.energy_j is not None and energy.joules is None:

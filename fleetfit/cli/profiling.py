@@ -57,13 +57,14 @@ def profile(
 
     if model is not None and file is not None:
         raise ConfigError("profile takes a run file or --model, not both.")
-    found = profile(
-        file if model is None else _tables(model, budgets, cost),
-        wishes=wished(step_s, latency_s, memory, energy_j),
-        machine=Machine(device, threads, limit_s),
-        facts=_facts(model is not None, input_shape, classes, task, vocabulary),
-        out=out, force=force, say=display.say, overrides=overrides or (),
-    )  # fmt: skip
+    with display.interruptible():
+        found = profile(
+            file if model is None else _tables(model, budgets, cost),
+            wishes=wished(step_s, latency_s, memory, energy_j),
+            machine=Machine(device, threads, limit_s),
+            facts=_facts(model is not None, input_shape, classes, task, vocabulary),
+            out=out, force=force, say=display.say, overrides=overrides or (),
+        )  # fmt: skip
     display.show(found.table)
     display.say(f"Energy: {found.energy}. Within: {found.wishes}.")
     for note in found.affords.notes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fleetfit.cost.conditions import Conditions
 from fleetfit.cost.count import accepting, layout_of, submodel_cost
 from fleetfit.cost.parts import Measure, Profile
-from fleetfit.layout import Architecture, build_module, some_input
+from fleetfit.layout import Architecture, batch_norms, build_module, some_input
 from fleetfit.seeds import own_randomness
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
@@ -139,6 +139,9 @@ def _real(
 ) -> tuple[nn.Module, Tensor]:
     with own_randomness(torch.device("cpu")):
         module = build_module(architecture, sizes, exits).eval()
+    for norm in batch_norms(module).values():  # static statistics, as where a model is used: one sample has no others
+        norm.track_running_stats = True
+        norm.running_mean, norm.running_var = torch.zeros(norm.num_features), torch.ones(norm.num_features)
     return module, some_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
 
 
