@@ -102,8 +102,8 @@ class Stopwatch:
         self.energy_j: float | None = None
         self._until, self._joules, self._fewest, self._most = until, joules, fewest, most
         self._before = warm_up
-        self._last = self._looked = 0.0
-        self._first_j = 0.0
+        self._last: float | None = None
+        self._looked = self._first_j = 0.0
 
     def __call__(self) -> None:
         """Note that a step has ended.
@@ -115,7 +115,7 @@ class Stopwatch:
         if self._before > 0:
             self._before -= 1
             return
-        if self._last:
+        if self._last is not None:
             self.seconds.append(now - self._last)
         done = len(self.seconds)
         end = done >= self._most or (done >= self._fewest and now >= self._until)
@@ -128,7 +128,7 @@ class Stopwatch:
         """Look at the energy at the beginning, at the end, and ten times a second."""
         if self._joules is None:
             return
-        if not self._last:
+        if self._last is None:
             self._first_j, self._looked = self._joules(), now
         elif end:
             self.energy_j = self._joules() - self._first_j
