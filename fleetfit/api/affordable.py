@@ -6,10 +6,10 @@ The device gets the largest level that was measured and keeps within every wish.
   the sixth digit. A planner that has this level gives it: c_l <= (1 + epsilon_k) B_k. The file has the fleet's
   tolerance epsilon_k, or half the way to the next level where that would come in as well;
 - `memory_bytes` is the memory M wished for, in bytes as the planner predicts them: M / (1 + epsilon_k) * p / max(m, p),
-  where a step of the level takes m bytes and p are predicted. So the levels of another plan keep within it too;
+  where a step of the level takes m bytes and the planner takes it to need p. So levels of another plan keep within it;
 - `latency_s`, only where asked for: the latency wished for, as a fraction of the full model's on this device, and at
-  least the level's own. A fraction, since the planner measures latency on its own machine. Where the full model was not
-  measured, its latency is that of the largest level measured times the ratio of their multiply-adds.
+  least the level's own. A fraction, since the planner measures latency on its own machine. The full model's, which has
+  no early classifiers, is that of the largest level measured times the ratio of their multiply-adds.
 
 Steps and energy have no cost of the planner: they count in the choice of the level only.
 """
@@ -65,7 +65,8 @@ class ProfiledLevel:
     Attributes:
         name: "1" for the smallest.
         share: What it costs in the fleet's cost, as a fraction of the full model.
-        predicted_bytes: Memory of a training step as the planner predicts it.
+        predicted_bytes: Memory of a training step as predicted, with all exits that it trains; the planner counts the
+            full model without its early ones.
         found: What was measured.
         against: Why the device cannot have it; empty where it keeps within all wishes.
     """
@@ -110,7 +111,7 @@ def against(found: Found, predicted_bytes: float, wishes: Wishes) -> tuple[str, 
         if wish is not None and value is None:
             reasons.append(f"{words.split(' takes')[0]} was not measured")
         elif wish is not None and value is not None and value > wish:
-            reasons.append(f"{words.format(value)}, and {wish:.4g} was wished for")
+            reasons.append(f"{words.format(value)}, over {wish:.4g}")
     return tuple(reasons)
 
 
@@ -150,8 +151,8 @@ def _derived(before: Beforehand, levels: Sequence[ProfiledLevel], chosen: int, w
     tolerance = _tolerance(before.experiment.fleet.tolerance, _ceiling(needs), [p.needs for p in planned[chosen + 1 :]])
     notes = []
     if wishes.memory_bytes is not None and cost != "memory_bytes":
-        predicted = level.predicted_bytes
-        takes = max(predicted, level.found.memory_bytes or 0.0)
+        predicted = before.cost(planned[chosen], "memory_bytes")
+        takes = max(level.predicted_bytes, level.found.memory_bytes or 0.0)
         budget["memory_bytes"] = _with_unit("memory_bytes", wishes.memory_bytes * predicted / takes / (1 + tolerance))
         if level.found.memory_bytes is None:
             notes.append("This platform does not tell the memory of a process: memory is as predicted.")

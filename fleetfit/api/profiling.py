@@ -204,7 +204,7 @@ def _measured(
     levels: list[ProfiledLevel] = []
     for index, level in enumerate(planned):
         left = until - time.monotonic()
-        share_s, predicted = left / (len(planned) - index), before.cost(level, "memory_bytes")
+        share_s, predicted = left / (len(planned) - index), before.memory(level)
         reason = _not_tried(levels, left, predicted, free)
         if reason:
             found = Found(failed=reason)

@@ -9,7 +9,7 @@ from fleetfit.config.fleet import counted_piece, fleet_of
 from fleetfit.config.naming import check_keys, load_data
 from fleetfit.config.needs import check_needs
 from fleetfit.config.schema import CLIENTS, Experiment
-from fleetfit.cost import cost_of
+from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 from fleetfit.method import build
@@ -42,6 +42,12 @@ class Beforehand:
         problem, whole = self.found.problem, Submodel({}, (self.found.problem.architecture.blocks,))
         piece = whole if level is None else counted_piece(problem, level)
         return cost_of(problem.architecture, piece, problem.input_shape, cost, self.found.fleet.conditions)
+
+    def memory(self, level: Level) -> int:
+        """Return the bytes that a training step of a level should take, with all the exits that it trains."""
+        problem, piece = self.found.problem, level.submodel
+        sizes = {**problem.layout.full_sizes, **piece.sizes}
+        return training_memory(problem.architecture, sizes, piece.exits, problem.input_shape, self.batch_size)
 
 
 def beforehand(experiment: Experiment, facts: Facts | None = None) -> Beforehand:

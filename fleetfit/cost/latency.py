@@ -140,7 +140,6 @@ def _real(
     with own_randomness(torch.device("cpu")):
         module = build_module(architecture, sizes, exits).eval()
     for norm in batch_norms(module).values():  # static statistics, as where a model is used: one sample has no others
-        norm.track_running_stats = True
         norm.running_mean, norm.running_var = torch.zeros(norm.num_features), torch.ones(norm.num_features)
     return module, some_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
 
