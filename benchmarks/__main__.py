@@ -24,7 +24,6 @@ from torch import Tensor
 from benchmarks import frozen
 from fleetfit.aggregate import Mean, applied
 from fleetfit.data import Data
-from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.engines.ray import ray
@@ -37,6 +36,7 @@ from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import cut, flat_of
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state
+from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Clients, Federation, Local, Problem, Resources, Simulation
 
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)

@@ -23,7 +23,7 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _PRIVATE = {
-    "engines": {"allocator", "memories", "pool", "work"},
+    "engines": {"memories", "pool", "work"},
     "models": {"blocks", "ree"},
     "data": {"dataset", "parquet", "augment", "partition", "stored", "dealing"},
 }  # modules that are no entry

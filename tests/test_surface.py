@@ -68,6 +68,10 @@ OPTIONS = {
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
     ],
+    "profile": [
+        "FILE", "--model", "--budgets", "--cost", "--input-shape", "--classes", "--task", "--vocabulary", "--step-s",
+        "--latency-s", "--memory", "--energy-j", "--limit-s", "--device", "--threads", "--out", "--force", "--set",
+    ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
     "attention": ["FOLDER", "--samples", "--out"],
     "list": ["KIND", "NAME"],

@@ -16,7 +16,7 @@ from fleetfit.config.naming import architecture_of
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError
-from fleetfit.layout import Architecture, State, build_module, outputs, some_input
+from fleetfit.layout import Architecture, State, build_module, outputs
 from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
 from fleetfit.report.text import Table, short
@@ -24,6 +24,7 @@ from fleetfit.seeds import torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
 from fleetfit.train import initial_state, run_job
+from fleetfit.train.synthetic import random_data
 from fleetfit.values import Device, Failure, Job, Level, Local, Problem
 
 _BUDGETS = (0.125, 0.25, 0.5, 1.0)
@@ -64,7 +65,7 @@ def checked(asked: Asked) -> Iterator[str | Table]:
     yield _section("Exits", what_exits(architecture, module))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _section("Proof", what_was_proved(proof))
-    data = _random_data(problem, classes)
+    data = random_data(problem, classes, _BATCH, torch_rng("check-model"))
     _check_outputs(problem, data)
     yield said
     yield _trained(problem, levels, data)
@@ -208,24 +209,6 @@ def _unused(problem: Problem, data: Data) -> list[str]:
     total = torch.stack([logits.float().sum() for logits in outputs(module, x)]).sum()
     found = torch.autograd.grad(total, [p for _, p in named_parameters], allow_unused=True)
     return [name for (name, _), grad in zip(named_parameters, found, strict=True) if grad is None]
-
-
-# ---- random data ---------------------------------------------------------------------------------------------------
-
-
-def _random_data(problem: Problem, classes: int) -> Data:
-    """Return random samples with labels of the problem's task."""
-    rng = torch_rng("check-model")
-    x = some_input(problem.architecture, problem.input_shape, _BATCH, rng)
-    labels = {
-        "classification": lambda: torch.randint(classes, (_BATCH,), generator=rng),
-        "next_token": lambda: torch.randint(classes, tuple(x.shape), generator=rng),
-        "regression": lambda: torch.randn(_BATCH, classes, generator=rng),
-        "multi_label": lambda: torch.randint(2, (_BATCH, classes), generator=rng).float(),
-    }
-    y, splits = labels[problem.task.name](), {"train": torch.arange(_BATCH)}
-    tokens = getattr(problem.architecture, "tokens", 0)
-    return Data("random", x, y, splits, classes, task=problem.task.name, vocabulary=tokens)
 
 
 def _check_outputs(problem: Problem, data: Data) -> None:

@@ -111,12 +111,13 @@ class Rounds:
 
 
 @contextlib.contextmanager
-def interruptible(command: str) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that says how to go on."""
+def interruptible(command: str = "") -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that says how to go on, or that nothing was written."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"\nfleetfit: stopped. Nothing half was written; go on with: {command}", file=sys.stderr)
+        said = f"Nothing half was written; go on with: {command}" if command else "Nothing was written."
+        print(f"\nfleetfit: stopped. {said}", file=sys.stderr)
         raise SystemExit(130) from None
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit.cli.fleet import app as flower
+from fleetfit.cli.profiling import profile
 from fleetfit.cli.shipping import app as shipping
 from fleetfit.errors import ConfigError
 
@@ -156,6 +157,9 @@ def plan(
     display.plan(found, title)
     if save is not None:
         _save(found, save)
+
+
+app.command()(profile)
 
 
 def _save(found: "Plan", path: Path) -> None:

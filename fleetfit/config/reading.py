@@ -14,8 +14,10 @@ from typing import Any
 import pydantic
 
 from fleetfit import names
+from fleetfit.config.budget_file import is_budget_file, read_budget
 from fleetfit.config.checking import checked
 from fleetfit.config.schema import Experiment
+from fleetfit.config.tables import read_table
 from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError
 
@@ -26,27 +28,6 @@ _STAYS = {"data": {"partition", "server"}, "engine": {"device"}}  # keys of the 
 _PLUGINS = ("data.name", "data.server.name", "model.name", "tuning.name", "method.name", "engine.name", "cohort.choose")
 
 # ---- from files --------------------------------------------------------------------------------------------------
-
-
-def read_table(path: str | Path) -> Table:
-    """Return the tables of a TOML file.
-
-    Raises:
-        ConfigError: The file is missing, cannot be read or is not TOML.
-    """
-    path = Path(path).expanduser()
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; a run file is a TOML file.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no TOML file: it is not UTF-8 text.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}.") from None
 
 
 def read_experiment(path: str | Path, overrides: Sequence[str] = (), **sections: Any) -> Experiment:
@@ -122,7 +103,13 @@ def _default_name(where: str) -> Any:
 
 
 def anchored(table: Mapping[str, Any], folder: Path) -> Table:
-    """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder."""
+    """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder.
+
+    Budget files are read: what they say stands in the tables, so that a run can be repeated without them.
+
+    Raises:
+        ConfigError: A budget file cannot be read.
+    """
     result: Table = _copied(table)
     for place in _PLUGINS:
         *sections, key = place.split(".")
@@ -166,6 +153,16 @@ def _anchor_files(table: Table, folder: Path) -> None:
                 place[key] = str(path.resolve())
     if isinstance(fleet, dict) and isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
         fleet["levels"] = str((folder / Path(fleet["levels"]).expanduser()).resolve())
+    if isinstance(fleet, dict) and isinstance(fleet.get("groups"), list):
+        fleet["groups"] = [_with_budget(group, folder) for group in fleet["groups"]]
+
+
+def _with_budget(group: Any, folder: Path) -> Any:
+    """Return a group with what its budget file says, if it names one; it is called as the file is."""
+    if not isinstance(group, dict) or not is_budget_file(group.get("budget")):
+        return group
+    path = (folder / Path(group["budget"]).expanduser()).resolve()
+    return {"name": path.stem} | group | read_budget(path)
 
 
 def _copied(value: Any) -> Any:

@@ -20,7 +20,7 @@ three add up exactly. Memory and latency do not: their grid is an estimate, and 
 from fleetfit.cost.conditions import BATCH_SIZE, Conditions
 from fleetfit.cost.count import Cost, Piece, full_cost, submodel_cost
 from fleetfit.cost.grid import COSTS, WIDTHS, Grid, Kind, cost_grid, cost_of, kind_of
-from fleetfit.cost.latency import Latency, latency_of
+from fleetfit.cost.latency import Latency, latency_now, latency_of
 from fleetfit.cost.memory import training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size
 
@@ -40,6 +40,7 @@ __all__ = [
     "cost_of",
     "full_cost",
     "kind_of",
+    "latency_now",
     "latency_of",
     "message_size",
     "submodel_cost",

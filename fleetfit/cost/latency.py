@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fleetfit.cost.conditions import Conditions
 from fleetfit.cost.count import accepting, layout_of, submodel_cost
 from fleetfit.cost.parts import Measure, Profile
-from fleetfit.layout import Architecture, build_module, some_input
+from fleetfit.layout import Architecture, batch_norms, build_module, some_input
 from fleetfit.seeds import own_randomness
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
@@ -32,10 +32,12 @@ class Latency:
     Attributes:
         median_s: Its median in seconds.
         spread_s: Between its quartiles.
+        count: Of how many passes; 0 where that is not known any more.
     """
 
     median_s: float
     spread_s: float
+    count: int = 0
 
 
 def latency_of(
@@ -59,12 +61,42 @@ def latency_of(
     """
     key = f"latency_s {_named(architecture, sizes, exits, input_shape)}"
     if key not in conditions.measured:
-        module, x = _real(architecture, sizes, tuple(exits), input_shape)
-        with accepting(architecture, input_shape):
-            times = [sum(row.values()) for row in _times(module, x, {})]
-        low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
-        conditions.measured[key] = [round(median, _DIGITS), round(high - low, _DIGITS)]
-    return Latency(*conditions.measured[key])
+        found = latency_now(architecture, sizes, exits, input_shape)
+        conditions.measured[key] = [round(found.median_s, _DIGITS), round(found.spread_s, _DIGITS)]
+    median, spread = conditions.measured[key]
+    return Latency(median, spread)
+
+
+def latency_now(
+    architecture: Architecture,
+    sizes: Mapping[str, int],
+    exits: Sequence[int],
+    input_shape: Sequence[int],
+    threads: int = 1,
+    accelerator: torch.device | None = None,
+    patience_s: float = _PATIENCE_S,
+) -> Latency:
+    """Measure the latency of a sub-model with random weights.
+
+    Args:
+        architecture: The model family.
+        sizes: Size of every axis.
+        exits: Its exits.
+        input_shape: Shape of one sample.
+        threads: Threads that it computes with.
+        accelerator: Where; the processor by default.
+        patience_s: No more passes after so many seconds, but a few in any case.
+
+    Raises:
+        ModelError: The model cannot be built or does not accept the input.
+    """
+    module, x = _real(architecture, sizes, tuple(exits), input_shape)
+    if accelerator is not None:
+        module, x = module.to(accelerator), x.to(accelerator)
+    with accepting(architecture, input_shape):
+        times = [sum(row.values()) for row in _times(module, x, {}, threads, patience_s)]
+    low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
+    return Latency(median, high - low, len(times))
 
 
 def latency_s(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
@@ -107,13 +139,17 @@ def _real(
 ) -> tuple[nn.Module, Tensor]:
     with own_randomness(torch.device("cpu")):
         module = build_module(architecture, sizes, exits).eval()
+    for norm in batch_norms(module).values():  # static statistics, as where a model is used: one sample has no others
+        norm.running_mean, norm.running_var = torch.zeros(norm.num_features), torch.ones(norm.num_features)
     return module, some_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
 
 
 Part = tuple[str, int] | None
 
 
-def _times(module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part]) -> list[dict[Part, float]]:
+def _times(
+    module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part], threads: int = 1, patience_s: float = _PATIENCE_S
+) -> list[dict[Part, float]]:
     """Run a module again and again; return for each pass the seconds of each part, None for what is in none."""
     row: dict[Part, float] = {}
     began: list[float] = []
@@ -127,8 +163,8 @@ def _times(module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part]) -> lis
         hooks.append(part.register_forward_pre_hook(lambda *_: began.append(time.perf_counter())))
         hooks.append(part.register_forward_hook(leave))
     rows: list[dict[Part, float]] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         with torch.no_grad():
             end = 0.0
@@ -136,15 +172,17 @@ def _times(module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part]) -> lis
                 row.clear()
                 start = time.perf_counter()
                 module(x)
+                if x.is_cuda:  # kernels run behind the host's back
+                    torch.cuda.synchronize(x.device)
                 now = time.perf_counter()
                 row[None] = now - start - sum(row.values())
-                end = now + _PATIENCE_S if i < 0 else end
+                end = now + patience_s if i < 0 else end
                 if i >= 0:
                     rows.append(dict(row))
                 if i >= _FEWEST - 1 and now > end:
                     break
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         for hook in hooks:
             hook.remove()
     return rows

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError
 from fleetfit.train import accelerator_named, run_job
+from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Failure, Job, Simulation, Update
 
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from fleetfit.data.stored import restored, store
-from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError
 from fleetfit.train import accelerator_named
+from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Job, Simulation
 from fleetfit.wire import job_nest, pack, unpack
 

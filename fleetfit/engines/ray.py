@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from fleetfit.data.stored import put_together, taken_apart
-from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
+from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Job, Simulation
 from fleetfit.wire import job_nest, pack, unpack
 

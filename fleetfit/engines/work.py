@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from fleetfit.data import Data
-from fleetfit.engines.allocator import keep_freed_memory
 from fleetfit.engines.local import on_accelerator
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import build, rebuilt
 from fleetfit.train import accelerator_named, run_job
+from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Resources, Simulation
 from fleetfit.wire import job_of, pack, reply_nest
 

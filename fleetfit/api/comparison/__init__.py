@@ -16,7 +16,8 @@ from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import to_toml
 from fleetfit.config.assembly import with_measured
 from fleetfit.config.checking import checked
-from fleetfit.config.reading import anchored, merged, override, read_table
+from fleetfit.config.reading import anchored, merged, override
+from fleetfit.config.tables import read_table
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.records import RunFolder
 from fleetfit.report.columns import best_so_far, curve, rounds_to

@@ -19,7 +19,6 @@ import torch
 from fleetfit import names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts
-from fleetfit.engines.allocator import give_back_freed_memory, keep_freed_memory
 from fleetfit.engines.flower.protocol import Header, checked_header, facts_of, hello_of, packed
 from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
@@ -27,6 +26,7 @@ from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
 from fleetfit.train import accelerator_named, run_job
+from fleetfit.train.allocator import give_back_freed_memory, keep_freed_memory
 from fleetfit.values import Device, Failure, Job, Problem
 from fleetfit.wire import job_of, reply_nest, unpack
 

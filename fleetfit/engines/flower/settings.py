@@ -8,9 +8,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fleetfit import names
+from fleetfit.config.budget_file import is_budget_file, read_budget
 from fleetfit.config.checking import validated
-from fleetfit.config.reading import anchored, read_table
+from fleetfit.config.reading import anchored
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
+from fleetfit.config.tables import read_table
 from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
@@ -125,16 +127,10 @@ def _in_any_cost(budget: Budget) -> bool:
 
 def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
     """Return the budget of a budget file, and its tolerance if it has one."""
-    if not isinstance(found.budget, str) or not found.budget.endswith(".toml"):
+    named = found.budget
+    if not isinstance(named, str) or not is_budget_file(named):
         return {}
-    table = read_table(folder / Path(found.budget).expanduser())
-    read = validated(_BudgetFile, table)
-    return {"budget": read.budget} | ({} if read.tolerance is None else {"tolerance": read.tolerance})
-
-
-class _BudgetFile(Section):
-    budget: Positive | Unit | dict[str, Positive | Unit]
-    tolerance: NotNegative | None = None
+    return read_budget(folder / Path(named).expanduser())
 
 
 def own_data(settings: NodeSettings) -> Data:

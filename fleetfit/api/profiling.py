@@ -1,0 +1,284 @@
+"""`profile`: what each level of a run costs on this device, and the budget file that follows from it."""
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from fleetfit.api.affordable import Affordable, ProfiledLevel, Wishes, affordable, against
+from fleetfit.api.runs import described
+from fleetfit.config import Experiment
+from fleetfit.config.beforehand import Beforehand, beforehand
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.planner import absolute
+from fleetfit.records import write_atomically
+from fleetfit.report.text import Table, size
+from fleetfit.train import accelerator_named
+from fleetfit.train.profiling import Asked, Energy, Found, Timing, energy_of, free_memory, measured
+from fleetfit.values import Facts
+
+Say = Callable[[str], None]
+_SHARE = 0.5  # of the memory that is free now, where nobody says how much a step may take
+_LEAST_S = 1.0  # a level is not tried with less time
+_SLOW = 1e-6  # learning rate: what is trained does not matter, and must not diverge
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how to measure.
+
+    Attributes:
+        device: "cpu", "cuda" or "cuda:N".
+        threads: Threads that a job computes with, as in a node's configuration.
+        limit_s: Seconds for everything.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    limit_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What was measured on a device, and what it affords.
+
+    Attributes:
+        levels: What each level costs here, smallest first.
+        affords: The level that it affords, and its budget.
+        wishes: Within which that is.
+        energy: What energy was measured of, or why it was not.
+        heading: Machine, date and run, line by line.
+    """
+
+    levels: tuple[ProfiledLevel, ...]
+    affords: Affordable
+    wishes: Wishes
+    energy: str
+    heading: tuple[str, ...]
+
+    @property
+    def table(self) -> Table:
+        """The levels as a table."""
+        columns = ("level", "share", "training step", "inference", "step's memory (predicted)", "whole process",
+                   "step's energy", "")  # fmt: skip
+        return Table(columns, tuple(_row(level, i == self.affords.level) for i, level in enumerate(self.levels)))
+
+    def to_toml(self) -> str:
+        """Return the budget file: what was measured as comments, `budget` and `tolerance`."""
+        table = self.table
+        lines = [*self.heading, f"energy: {self.energy}", "", *_aligned([table.columns, *table.rows]), ""]
+        lines += [f"level {self.levels[self.affords.level].name} is the largest within: {self.wishes}"]
+        if "memory_bytes" in self.affords.budget:
+            lines.append("memory_bytes is in bytes as the planner predicts them, less the tolerance")
+        lines += [*self.affords.notes]
+        comment = "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)
+        values = ", ".join(tomli_w.dumps({key: value}).strip() for key, value in self.affords.budget.items())
+        return f"{comment}\nbudget = {{ {values} }}\ntolerance = {self.affords.tolerance}\n"
+
+
+def profile(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    *,
+    wishes: Wishes | None = None,
+    machine: Machine | None = None,
+    facts: Facts | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    say: Say | None = None,
+    overrides: Sequence[str] = (),
+    **sections: Any,
+) -> Profiled:
+    """Measure what each level of a run costs on this device, and return, or write, what it affords.
+
+    Every level is measured in a process of its own, smallest first: the peak memory of a training step, the time and
+    the energy of steps (the method's loss and the optimiser of the run, on made-up samples), the inference of one
+    sample. A level that fails, or has no time left, ends it: larger ones are not tried, and none of them is afforded.
+    `fleetfit.api.affordable` says how the budget follows.
+
+    Args:
+        source: A run file, its tables, or an `Experiment`.
+        wishes: What the owner admits; without a wish for memory, half of what is free now.
+        machine: Where to measure, and how long.
+        facts: What a model needs to know of the data; without them the run's data are loaded to find out.
+        out: The budget file to write; None: nothing is written.
+        force: Whether it may be there already.
+        say: Gets a sentence before and after each level.
+        overrides: `a.b=c`, as on the command line.
+        **sections: Sections of a run file.
+
+    Raises:
+        PlanError: The device affords no level; nothing is written.
+        FleetFitError: Something does not fit.
+    """
+    machine, wishes, say = machine or Machine(), wishes or Wishes(), say or _quiet
+    path = None if out is None else _place(Path(out), force)
+    until = time.monotonic() + machine.limit_s
+    accelerator, energy = _checked(machine, wishes)
+    before = beforehand(described(source, overrides, **sections), facts)
+    free = free_memory(accelerator)
+    if wishes.memory_bytes is None and free is not None:
+        wishes = replace(wishes, memory_bytes=_SHARE * free)
+    spec = before.found.problem.spec
+    if spec is None:
+        raise ConfigError(
+            "a level is measured in a process of its own, which rebuilds the model, so it needs a model with an import "
+            'path ("package.module:function" or "file.py:function").'
+        )
+    levels = _measured(before, spec, machine, wishes, free, until, say)
+    found = Profiled(
+        tuple(levels), affordable(before, levels, wishes), wishes, energy.source, _heading(before, machine)
+    )
+    if path is not None:
+        _write(path, found.to_toml())
+    return found
+
+
+def wished(
+    step_s: float | None = None,
+    latency_s: float | None = None,
+    memory: str | None = None,
+    energy_j: float | None = None,
+) -> Wishes:
+    """Return wishes from what people write, such as "300 MB".
+
+    Raises:
+        ConfigError: One is no amount above 0.
+    """
+    try:
+        memory_bytes = None if memory is None else absolute(memory, "memory_bytes")
+    except FleetFitError as error:
+        raise ConfigError(f"--memory: {error}") from None
+    found = Wishes(step_s, latency_s, memory_bytes, energy_j)
+    for name, value in vars(found).items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"a wish for {name} must be above 0, got {value:g}.")
+    return found
+
+
+def _quiet(_: str) -> None:
+    return
+
+
+def _place(path: Path, force: bool) -> Path:
+    """Check that the file can be written, before anything is measured."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; write it anew with --force, or elsewhere with --out.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"the budget cannot be written to {path}: it is a folder, or its folder is not there.")
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise ConfigError(f"the budget cannot be written to {path}: {error.strerror}.") from None
+
+
+def _checked(machine: Machine, wishes: Wishes) -> tuple[torch.device, Energy]:
+    if not machine.limit_s > 0 or machine.threads < 1:
+        raise ConfigError(
+            f"the time limit must be above 0 s, and threads at least 1; got {machine.limit_s:g} and {machine.threads}."
+        )
+    accelerator, energy = accelerator_named(machine.device), energy_of()
+    if wishes.energy_j is not None and energy.joules is None:
+        raise ConfigError(f"energy is {energy.source}, so no level can be held to --energy-j; leave it out.")
+    return accelerator, energy
+
+
+def _measured(
+    before: Beforehand, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int | None, until: float,
+    say: Say,
+) -> list[ProfiledLevel]:  # fmt: skip
+    """Measure level by level; each may take an equal share of the time that is left."""
+    planned, cost = before.found.levels, before.experiment.fleet.cost
+    local = replace(before.local, lr=_SLOW, batch_size=before.batch_size, max_steps=None, patience=None,
+                    deadline_s=None, compress=None)  # fmt: skip
+    on_host = None if machine.device.startswith("cuda") else free
+    levels: list[ProfiledLevel] = []
+    for index, level in enumerate(planned):
+        left = until - time.monotonic()
+        share_s, predicted = left / (len(planned) - index), before.memory(level)
+        reason = _not_tried(levels, left, predicted, free)
+        if reason:
+            found = Found(failed=reason)
+        else:
+            say(f"Level {level.name} of {len(planned)}: measuring for {share_s:.0f} s at most.")
+            asked = Asked(spec, before.method, level.submodel, index, before.facts.classes, local, before.batch_size,
+                          machine.device, machine.threads, on_host)  # fmt: skip
+            found = measured(asked, share_s, left)
+        share = before.cost(level, cost) / before.cost(None, cost)
+        levels.append(ProfiledLevel(level.name, share, predicted, found, against(found, predicted, wishes)))
+        say(f"Level {level.name}: {_in_words(levels[-1])}.")
+    return levels
+
+
+def _not_tried(levels: Sequence[ProfiledLevel], left_s: float, predicted: float, free: int | None) -> str:
+    """Return why a level need not be tried, or ""."""
+    if levels and levels[-1].found.failed:
+        return "not tried, since a smaller one failed"
+    if free is not None and predicted > free:
+        return f"not tried: a step takes at least {size(predicted)}, and {size(free)} are free"
+    return "not tried: the time was over (more is had with --limit-s)" if left_s < _LEAST_S else ""
+
+
+# ---- in words ------------------------------------------------------------------------------------------------------
+
+
+def _heading(before: Beforehand, machine: Machine) -> tuple[str, ...]:
+    there = f"{platform.node()}, {platform.platform()}, {platform.machine()}"
+    if machine.device.startswith("cuda"):
+        there += f", {torch.cuda.get_device_name(torch.device(machine.device))}"
+    model, method = before.experiment.model.name, before.experiment.method.name
+    shape = " x ".join(map(str, before.found.problem.input_shape))
+    threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
+    return (
+        f"What this device affords, measured by `fleetfit profile`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+        f"machine: {there}; torch {torch.__version__}; {machine.device}, {threads}",
+        f"run: {model}, {method}, samples of {shape}, batches of {before.batch_size}; share is of "
+        f"{before.experiment.fleet.cost}",
+    )
+
+
+def _in_words(level: ProfiledLevel) -> str:
+    found = level.found
+    parts = [("a step", _time(found.step)), ("inference", _time(found.latency)), ("memory", _bytes(found.memory_bytes))]
+    said = ", ".join(f"{name} {value}" for name, value in parts if value != "-")
+    return "; ".join(part for part in (said, *level.against) if part)
+
+
+def _row(level: ProfiledLevel, chosen: bool) -> tuple[str, ...]:
+    found = level.found
+    return (
+        level.name,
+        f"{level.share:.3f}",
+        _time(found.step),
+        _time(found.latency),
+        f"{_bytes(found.memory_bytes)} ({size(level.predicted_bytes)})",
+        _bytes(found.process_bytes),
+        "-" if found.energy_j is None else f"{found.energy_j:.3g} J",
+        "; ".join(level.against) or ("this device's level" if chosen else "fits"),
+    )
+
+
+def _bytes(count: float | None) -> str:
+    return "-" if count is None else size(count)
+
+
+def _time(timing: Timing | None) -> str:
+    """Return median and spread: 3.12 ± 0.08 ms."""
+    if timing is None:
+        return "-"
+    unit, name = (1.0, "s") if timing.median_s >= 1 else (1e-3, "ms")
+    return f"{timing.median_s / unit:.3g} ± {timing.spread_s / unit:.2g} {name}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,351 @@
+"""`fleetfit profile`: from what levels cost on a device to the budget file, and from the file to the level again."""
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetfit.api import affordable, profiling
+from fleetfit.api.profiling import Machine, Profiled, profile, wished
+from fleetfit.cli import main, planning
+from fleetfit.config import assemble, experiment_of, read_experiment
+from fleetfit.config.beforehand import beforehand
+from fleetfit.config.enrolled import assemble_fleet
+from fleetfit.errors import ConfigError, DataError, PlanError
+from fleetfit.train.profiling import Asked, Energy, Found, Timing
+from fleetfit.values import Facts, Told
+
+FACTS = Facts("made-up samples", "classification", (1, 4, 4), 4)
+RATIOS = [0.25, 0.5, 1.0]
+TABLES: dict[str, Any] = {
+    "model": {"name": "tiny:tiny"}, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 6}},
+    "fleet": {"levels": RATIOS, "tolerance": 0.2, "groups": [{"budget": b} for b in RATIOS]},
+}  # fmt: skip
+
+
+def with_fleet(**fleet: Any) -> dict[str, Any]:
+    return {**TABLES, "fleet": {**TABLES["fleet"], **fleet}}
+
+
+def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Found:
+    return Found(Timing(step_s, 0.01, 9), Timing(latency_s, 0.001, 9), memory, 3 * 10**8, **more)
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Found]], list[Asked]]:
+    """Let every level be found as it is said, without a process; returns what was asked."""
+
+    def let(found: Sequence[Found]) -> list[Asked]:
+        asked: list[Asked] = []
+
+        def measured(what: Asked, share_s: float, most_s: float) -> Found:
+            asked.append(what)
+            assert share_s <= most_s
+            return found[what.level]
+
+        monkeypatch.setattr(profiling, "measured", measured)
+        monkeypatch.setattr(profiling, "free_memory", lambda *_: 10**9)
+        return asked
+
+    return let
+
+
+THREE = [found_of(0.1), found_of(0.2), found_of(0.4)]
+
+
+# ---- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [0, 1, 2])
+@pytest.mark.parametrize("wish", ["step_s", "memory", "latency_s"])
+def test_a_group_that_names_the_file_gets_the_level(chosen: int, wish: str, measuring: Any, tmp_path: Path) -> None:
+    """With a saved plan, as a fleet uses it: its levels stay, whatever the budgets of those who come."""
+    measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k) for k in (1, 2, 4)])
+    (tmp_path / "plan.toml").write_text(assemble(experiment_of(TABLES)).plan.to_toml())
+    most: dict[str, Any] = {"step_s": 0.1 * 2**chosen, "latency_s": 0.01 * 2**chosen, "memory": f"{2**chosen} MB"}
+    settled = with_fleet(levels=str(tmp_path / "plan.toml"))
+    found = profile(settled, wishes=wished(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
+    assert found.affords.level == chosen
+    groups = [{"budget": str(tmp_path / "pi.toml")}, {"budget": 1.0, "name": "whole"}]
+    assembly = assemble(experiment_of(with_fleet(levels=str(tmp_path / "plan.toml"), groups=groups)))
+    assert assembly.fleet.names == ("pi", "whole")
+    level = set(assembly.federation.level_of[assembly.fleet.group == 0])
+    if wish == "latency_s":  # the planner measures that itself, here of a model whose levels take the same time
+        assert max(level) <= chosen
+    else:
+        assert level == {chosen}
+
+
+@pytest.mark.parametrize("chosen", [0, 1, 2])
+def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="the extra flower is not installed")
+    from fleetfit.engines.flower.settings import read_settings, told_budget
+
+    measuring(THREE)
+    profile(TABLES, wishes=wished(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
+    (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
+    settings = read_settings(tmp_path / "node.toml")
+    told = Told("pi", FACTS, 20, told_budget(settings), settings.tolerance)
+    assembly = assemble_fleet(experiment_of({**TABLES, "data": {}}), [told, replace(told, name="whole", budget=1.0)])
+    assert assembly.federation.level_of.tolist() == [chosen, 2]
+
+
+@pytest.mark.parametrize("method", ["scalefl", "heterofl", "depthfl", "decoupled", "fedrolex", "adaptivefl"])
+@pytest.mark.parametrize("cost", ["parameters", "multiply_adds", "memory_bytes", "size_bytes"])
+def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, cost: str, measuring: Any) -> None:
+    """And no other one, as the planner gives levels: the largest whose every need is within (1 + epsilon) B."""
+    tables = {**with_fleet(cost=cost, tolerance=1.0 if method == "depthfl" else 0.4), "method": {"name": method}}
+    levels = beforehand(experiment_of(tables), FACTS).found.levels
+    for chosen, level in enumerate(levels):
+        measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
+        found = profile(tables, wishes=wished(step_s=0.1 * (chosen + 1)), facts=FACTS)
+        limit = (1 + found.affords.tolerance) * float(found.affords.budget[cost])
+        assert found.affords.level == chosen
+        assert [other.needs <= limit for other in levels[: chosen + 1]] == [True] * (chosen + 1), level.name
+        assert not any(other.needs <= limit for other in levels[chosen + 1 :]), level.name
+
+
+def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("fleet.groups = [{ budget = 0.2 }, { budget = 0.6 }, { budget = 1.0 }]\n")
+    planned, _ = planning.of_run_file(tmp_path / "run.toml", ())
+    asked = measuring([found_of()] * 3)
+    found = profile(tmp_path / "run.toml", facts=Facts("", "classification", (1, 8, 8), 10))
+    assert [level.share for level in found.levels] == [level.share for level in planned.levels]
+    assert [a.piece.exits for a in asked] == [level.exits for level in planned.levels]
+    assert [a.batch_size for a in asked] == [16, 16, 16]
+
+
+def test_with_a_model_the_levels_are_those_of_plan(measuring: Any, tmp_path: Path, capsys: Any) -> None:
+    measuring([found_of()] * 4)
+    with pytest.raises(SystemExit) as end:
+        main(["profile", "--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1", "--out",
+              str(tmp_path / "b.toml")])  # fmt: skip
+    assert end.value.code == 0, capsys.readouterr().err
+    planned, _ = planning.of_model(planning.Asked("cnn", "0.15,0.4,1", input_shape="1,8,8"), ())
+    shares = [f"{level.share:.3f}" for level in planned.levels]
+    rows = [line.split() for line in (tmp_path / "b.toml").read_text().splitlines() if line.startswith("# ")]
+    assert [row[2] for row in rows if row[1:2] and row[1].isdigit()] == shares
+
+
+# ---- which level -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wishes", "level"),
+    [
+        ({}, 2),
+        ({"step_s": 0.3}, 1),
+        ({"step_s": 0.2}, 1),
+        ({"latency_s": 0.015}, 0),
+        ({"memory": "3 MB"}, 1),
+        ({"memory": "3 MB", "step_s": 0.15}, 0),
+        ({"energy_j": 2.5}, 1),
+    ],
+)
+def test_the_largest_level_within_every_wish(
+    wishes: dict[str, Any], level: int, measuring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "energy_of", lambda: Energy("battery", lambda: 0.0))
+    measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k, energy_j=float(k)) for k in (1, 2, 4)])
+    found = profile(TABLES, wishes=wished(**wishes), facts=FACTS)
+    assert found.affords.level == level
+    assert [not one.against for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
+
+
+def test_a_level_that_fails_ends_it(measuring: Any) -> None:
+    asked = measuring([found_of(), Found(memory_bytes=5, failed="no memory was left for it"), found_of()])
+    said: list[str] = []
+    found = profile(TABLES, facts=FACTS, say=said.append)
+    assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
+    assert [level.against for level in found.levels[1:]] == [
+        ("no memory was left for it",),
+        ("not tried, since a smaller one failed",),
+    ]
+    assert any("no memory was left for it" in line for line in said)
+
+
+def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = measuring([found_of(memory=100)] * 3)
+    before = beforehand(experiment_of(TABLES), FACTS)
+    second = before.cost(before.found.levels[1], "memory_bytes")
+    monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
+    found = profile(TABLES, wishes=wished(memory="1 GB"), facts=FACTS)
+    assert len(asked) == 2 and asked[0].most_bytes == int(second)
+    assert "not tried: a step takes at least" in found.levels[2].against[0]
+
+
+def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = [0.0], []
+
+    def measured(asked: Asked, share_s: float, most_s: float) -> Found:
+        given.append((share_s, most_s))
+        now[0] += (2.0, 10.0, 90.0)[asked.level]
+        return found_of()
+
+    monkeypatch.setattr(profiling, "measured", measured)
+    monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
+    profile(TABLES, facts=FACTS, machine=Machine(limit_s=30.0))
+    assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
+    given.clear()
+    found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
+    assert len(given) == 2 and "the time was over" in found.levels[2].against[0]
+    assert found.affords.level == 1
+
+
+def test_what_is_not_measured_is_not_afforded() -> None:
+    known = affordable.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
+    assert affordable.against(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
+    without = Found(found_of().step, None, None, None, None)
+    said = affordable.against(without, 200.0, known)
+    assert [reason.partition(" ")[0] for reason in said] == ["inference", "a", "a"]
+    assert "was not measured" in said[0] and "was not measured" in said[1] and "MB" in said[2], "memory is as predicted"
+
+
+# ---- the budget ------------------------------------------------------------------------------------------------------
+
+
+def budget_of(found: Profiled) -> dict[str, Any]:
+    return tomllib.loads(found.to_toml())
+
+
+def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predicts_it(measuring: Any) -> None:
+    """A step that takes twice what is predicted leaves half of the memory, and the tolerance goes off it."""
+    before = beforehand(experiment_of(TABLES), FACTS)
+    predicted = before.cost(before.found.levels[1], "memory_bytes")
+    measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
+    found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
+    file = budget_of(found)
+    needs = before.found.levels[1].needs
+    assert needs <= file["budget"]["parameters"] < needs + 1.1e-6
+    assert file["budget"]["memory_bytes"] == "5 MB" and file["tolerance"] == 0.2  # 12 / 2 / 1.2
+    measuring([found_of(0.1, memory=100), found_of(0.2, memory=0), found_of(9.0)])
+    found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
+    assert found.affords.budget["memory_bytes"] == "10 MB", "never more than is predicted"
+
+
+def test_half_of_the_free_memory_where_nobody_says(measuring: Any) -> None:
+    measuring(THREE)
+    assert profile(TABLES, facts=FACTS).wishes.memory_bytes == 5 * 10**8
+    assert "latency_s" not in profile(TABLES, facts=FACTS).affords.budget
+
+
+def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
+    measuring([found_of(latency_s=0.01), found_of(latency_s=0.02), found_of(latency_s=0.1)])
+    found = profile(TABLES, wishes=wished(latency_s=0.06), facts=FACTS)
+    fraction = float(found.affords.budget["latency_s"])
+    assert found.affords.level == 1 and fraction == pytest.approx(0.06 / 0.1 / 1.2, rel=0.1) and not found.affords.notes
+    assert profile(TABLES, wishes=wished(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
+    measuring([found_of(latency_s=0.01), Found(failed="no memory was left for it")])
+    found = profile(TABLES, wishes=wished(latency_s=0.011), facts=FACTS)
+    before = beforehand(experiment_of(TABLES), FACTS)
+    levels = [before.cost(level, "multiply_adds") for level in (before.found.levels[0], None)]
+    assert float(found.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
+    assert "extrapolated from level 1" in found.affords.notes[0] and "extrapolated" in found.to_toml()
+
+
+def test_a_tolerance_under_which_the_next_level_does_not_come_in() -> None:
+    assert affordable._tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
+    assert affordable._tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
+    assert affordable._tolerance(0.1, 0.5, []) == 0.1
+
+
+def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:
+    measuring([found_of(), Found(failed='two\nlines "quoted" # and more')])
+    text = profile(TABLES, facts=FACTS).to_toml()
+    assert set(tomllib.loads(text)) == {"budget", "tolerance"}
+    assert "this device's level" in text and "tiny:tiny, scalefl, samples of 1 x 4 x 4, batches of 16" in text
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_fits_nothing_is_written(measuring: Any, tmp_path: Path) -> None:
+    measuring(THREE)
+    with pytest.raises(PlanError, match=r"affords no level: level 1, .* a step takes 0.1 s, over 0.05"):
+        profile(TABLES, wishes=wished(step_s=0.05), facts=FACTS, out=tmp_path / "b.toml")
+    assert not any(tmp_path.iterdir())
+
+
+def test_where_the_method_asks_for_more_no_budget_helps(measuring: Any) -> None:
+    """exclusivefl's levels all need the full model, so that a device of level 1 would get the last one."""
+    measuring(THREE)
+    tables = {**with_fleet(tolerance=0.9), "method": {"name": "exclusivefl", "exits": "all"}}
+    with pytest.raises(PlanError, match="no budget says so: the method exclusivefl"):
+        profile(tables, wishes=wished(step_s=0.1), facts=FACTS)
+    assert profile(tables, facts=FACTS).affords.level == 2
+
+
+def test_a_file_that_is_there_stays(measuring: Any, tmp_path: Path) -> None:
+    asked, path = measuring(THREE), tmp_path / "b.toml"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="there already"):
+        profile(TABLES, facts=FACTS, out=path)
+    assert path.read_text() == "mine" and not asked, "seen before anything is measured"
+    profile(TABLES, facts=FACTS, out=path, force=True)
+    assert budget_of_file(path) == {"parameters", "memory_bytes"} and [*tmp_path.iterdir()] == [path]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        profile(TABLES, facts=FACTS, out=tmp_path / "nowhere" / "b.toml")
+
+
+def budget_of_file(path: Path) -> set[str]:
+    return set(tomllib.loads(path.read_text())["budget"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--energy-j", "3"], "--energy-j; leave it out"),
+        (["--input-shape", "1,8,8"], "--input-shape and --classes go together"),
+        (["run.toml", "--model", "cnn"], "a run file or --model, not both"),
+        (["--memory", "300"], "--memory: a budget of memory_bytes"),
+        (["--step-s", "0"], "step_s must be above 0"),
+        (["--limit-s", "0"], "time limit must be above 0"),
+        (["--device", "tpu"], 'must be "cpu", "cuda" or "cuda:N"'),
+        (["--set", "data.name=cifar10", "--set", "data.folder=nowhere"], "--input-shape 3,32,32 --classes 10"),
+        (["--input-shape", "1,8,8", "--classes", "10", "--set", "local.batch_size=all"], "local.batch_size=64"),
+        (["--step-s", "0.001"], "affords no level"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    arguments: list[str], said: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiling, "energy_of", lambda: Energy("not told by this machine"))
+    measuring([found_of()] * 4)
+    with pytest.raises(SystemExit) as end:
+        main(["profile", *arguments])
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and said in err and err.count("\n") == 1 and "Traceback" not in err
+    assert not any(tmp_path.iterdir())
+
+
+def test_ctrl_c_writes_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    def stopped(*_: Any) -> Found:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiling, "measured", stopped)
+    with pytest.raises(SystemExit) as end:
+        main(["profile", "--out", str(tmp_path / "b.toml")])
+    assert end.value.code == 130 and "stopped." in capsys.readouterr().err and not any(tmp_path.iterdir())
+
+
+def test_objects_have_no_process_of_their_own() -> None:
+    from tiny import Tiny
+
+    with pytest.raises(ConfigError, match="import path"):
+        profile({**TABLES, "model": {"name": Tiny()}}, facts=FACTS)
+
+
+def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Path) -> None:
+    measuring(THREE)
+    profile(TABLES, wishes=wished(step_s=0.2), facts=FACTS, out=tmp_path / "pi.toml")
+    (tmp_path / "run.toml").write_text('fleet.groups = [{ budget = "pi.toml" }, { budget = 1.0 }]\n')
+    assert read_experiment(tmp_path / "run.toml").fleet.groups[0].tolerance == 0.2
+
+
+def test_data_that_are_missing_say_how_to_go_without(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="To go without the run's data"):
+        beforehand(experiment_of(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))

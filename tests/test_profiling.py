@@ -1,0 +1,360 @@
+"""What a level costs on a machine: steps, memory, energy, and the process that is held to its time."""
+
+import functools
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_profile import FACTS, TABLES, with_fleet
+from tiny import tiny_problem
+
+from fleetfit.api.profiling import Machine, profile
+from fleetfit.config import experiment_of
+from fleetfit.config.beforehand import beforehand
+from fleetfit.cost import latency_now, training_memory
+from fleetfit.errors import RunError
+from fleetfit.seeds import torch_rng
+from fleetfit.train.profiling import energy_of, free_memory, measured, process, steps
+from fleetfit.train.profiling.findings import Timing
+from fleetfit.train.profiling.memory import peak_of
+from fleetfit.train.profiling.started import Asked
+from fleetfit.train.synthetic import random_data
+from fleetfit.values import Job, Local
+
+CPU = torch.device("cpu")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, which only Linux has")
+
+
+def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> Asked:
+    before = beforehand(experiment_of({**TABLES, "model": {"name": model}}), FACTS)
+    assert before.found.problem.spec is not None
+    local = Local(lr=1e-6, batch_size=16, momentum=0.9)
+    return Asked(before.found.problem.spec, before.method, before.found.levels[level].submodel, level, 4, local, 16,
+                 **more)  # fmt: skip
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def run_watch(clock: Clock, watch: steps.Stopwatch, took: list[float]) -> int:
+    """Let steps take so long; return how many were done before there were enough."""
+    for done, seconds in enumerate(took):
+        try:
+            watch()
+        except steps.Enough:
+            return done
+        clock.now += seconds
+    return len(took)
+
+
+def test_a_stopwatch_warms_up_then_counts_until_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(steps, "time", clock)
+    watch = steps.Stopwatch(106.0, None)
+    assert run_watch(clock, watch, [5.0, 3.0, 1.0, 1.5, 1.0, 9.0, 9.0]) == 5
+    assert watch.seconds == [1.0, 1.5, 1.0] and watch.energy_j is None, "at least three, though the time is over"
+    clock.now = 0.0
+    watch = steps.Stopwatch(1e9, None, most=4, warm_up=0)
+    assert run_watch(clock, watch, [1.0] * 9) == 4 and watch.seconds == [1.0] * 4
+    found = Timing.of([1.0, 1.0, 2.0, 4.0, 4.0])
+    assert (found.median_s, found.spread_s, found.count) == (2.0, 3.0, 5)
+
+
+def test_energy_is_that_of_the_steps_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looked = Clock(), []
+    monkeypatch.setattr(steps, "time", clock)
+
+    def joules() -> float:
+        looked.append(clock.now)
+        return 7.0 + 2.0 * clock.now
+
+    watch = steps.Stopwatch(0.0, joules, fewest=4, warm_up=1)
+    run_watch(clock, watch, [50.0, 0.04, 0.04, 0.04, 0.5, 1.0])
+    assert watch.energy_j == pytest.approx(2.0 * (3 * 0.04 + 0.5)) and looked[0] == 150.0
+    assert len(looked) == 3, "at the beginning, at most ten times a second, and at the end"
+
+
+def test_what_is_timed_is_the_methods_own_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the method and the optimiser of the run move the weights as a client's job does."""
+    problem = tiny_problem()
+    piece, data = problem.submodel(0.5, (1, 2)), random_data(problem, 4, 16, torch_rng("x"))
+    state = steps.drawn(problem, piece)
+    assert {name: tuple(t.shape) for name, t in state.items()} == problem.layout.shapes(piece.sizes, piece.exits)
+    job = Job("train", 0, 1, 0, 0, piece, state, {"name": "scalefl"}, seed=0, local=Local(lr=0.1, batch_size=16))
+    whole, _ = steps.run_job(Job(**{**vars(job), "local": Local(lr=0.1, batch_size=16, epochs=3)}),
+                             steps.Device(problem, data))  # fmt: skip
+    piece_here = steps_workpiece(problem, piece)
+    steps.train(job, problem, data, CPU, steps.after(3))
+    after = piece_here.read()
+    assert all(torch.equal(after[name], whole.state[name]) for name in state)
+    with pytest.raises(RunError, match="there is no method|is not among the methods"):
+        steps.train(Job(**{**vars(job), "method": {"name": "nothing"}}), problem, data, CPU, steps.after(1))
+
+
+def steps_workpiece(problem: Any, piece: Any) -> Any:
+    from fleetfit.train import workpiece
+
+    return workpiece(problem, piece, CPU)
+
+
+def test_inference_of_one_sample_needs_no_batch() -> None:
+    """Batch norm has static statistics there: a batch of one has none of its own."""
+    problem = tiny_problem()
+    found = latency_now(problem.architecture, problem.layout.full_sizes, (1, 2, 3), (1, 4, 4), patience_s=0.0)
+    assert found.median_s > 0 and found.count == 9
+
+
+# ---- energy ----------------------------------------------------------------------------------------------------------
+
+
+def put(root: Path, files: dict[str, object]) -> None:
+    for name, value in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+
+
+RAPL = "class/powercap/intel-rapl:"
+
+
+def test_counters_go_around(tmp_path: Path) -> None:
+    """Packages and their memory count; cores are part of a package, psys contains it, and mmio is the same again."""
+    put(tmp_path, {
+        f"{RAPL}0/name": "package-0", f"{RAPL}0/energy_uj": 9_000_000, f"{RAPL}0/max_energy_range_uj": 10_000_000,
+        f"{RAPL}0:0/name": "core", f"{RAPL}0:0/energy_uj": 1,
+        f"{RAPL}0:1/name": "dram", f"{RAPL}0:1/energy_uj": 500_000, f"{RAPL}0:1/max_energy_range_uj": 10_000_000,
+        f"{RAPL}1/name": "psys", f"{RAPL}1/energy_uj": 5,
+        "class/powercap/intel-rapl-mmio:0/name": "package-0", "class/powercap/intel-rapl-mmio:0/energy_uj": 5,
+    })  # fmt: skip
+    found = energy_of(tmp_path)
+    assert found.source == "processor (package-0, dram)" and found.joules is not None
+    assert found.joules() == 0.0
+    put(tmp_path, {f"{RAPL}0/energy_uj": 9_500_000, f"{RAPL}0:1/energy_uj": 700_000, f"{RAPL}1/energy_uj": 10**9})
+    assert found.joules() == pytest.approx(0.7)
+    put(tmp_path, {f"{RAPL}0/energy_uj": 500_000})
+    assert found.joules() == pytest.approx(1.7), "9.5 to 10, and 0 to 0.5"
+    (tmp_path / f"{RAPL}0/energy_uj").unlink()
+    assert found.joules() == pytest.approx(1.7), "what cannot be read has not moved"
+
+
+def test_a_counter_for_root_only_says_so(tmp_path: Path) -> None:
+    put(tmp_path, {f"{RAPL}0/name": "package-0"})
+    found = energy_of(tmp_path)
+    assert found.joules is None and found.source.startswith("not told: ") and "for root only" in found.source
+    assert energy_of(tmp_path / "nothing").source == "not told by this machine"
+
+
+def test_rails_are_integrated_over_time(tmp_path: Path) -> None:
+    """The rail of the whole board alone where there is one; mV times mA; trapezoids."""
+    chip = "class/hwmon/hwmon3"
+    put(tmp_path, {
+        "class/hwmon/hwmon1/name": "cpu_thermal", f"{chip}/name": "ina3221",
+        f"{chip}/in1_label": "VDD_IN", f"{chip}/in1_input": 5000, f"{chip}/curr1_input": 1000,
+        f"{chip}/in2_label": "VDD_CPU", f"{chip}/in2_input": 5000, f"{chip}/curr2_input": 400,
+        f"{chip}/in7_label": "sum of shunt voltages", f"{chip}/in7_input": 80,
+    })  # fmt: skip
+    now = [10.0]
+    found = energy_of(tmp_path, lambda: now[0])
+    assert found.source == "board (VDD_IN)" and found.joules is not None
+    assert found.joules() == 0.0
+    now[0] = 12.0
+    put(tmp_path, {f"{chip}/curr1_input": 3000})
+    assert found.joules() == pytest.approx(20.0), "from 5 W to 15 W in 2 s"
+    (tmp_path / f"{chip}/in1_input").write_text("")
+    now[0] = 13.0
+    assert found.joules() == pytest.approx(20.0), "asked again the next time"
+    put(tmp_path, {f"{chip}/in1_input": 5000})
+    assert found.joules() == pytest.approx(35.0)
+
+
+def test_without_a_rail_of_the_board_all_rails_count(tmp_path: Path) -> None:
+    rails = "bus/i2c/drivers/ina3221x/1-0040/iio:device0"
+    put(tmp_path, {f"{rails}/rail_name_0": "VDD_GPU_SOC", f"{rails}/in_power0_input": 1500,
+                   f"{rails}/rail_name_1": "VDD_CPU_CV", f"{rails}/in_power1_input": 500,
+                   f"{rails}/rail_name_2": "NC", f"{rails}/in_power2_input": 9999})  # fmt: skip
+    now = [0.0]
+    found = energy_of(tmp_path, lambda: now[0])
+    assert found.source == "board (VDD_GPU_SOC, VDD_CPU_CV)" and found.joules is not None and found.joules() == 0.0
+    now[0] = 3.0
+    assert found.joules() == pytest.approx(6.0)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_free_memory_is_the_least_of_what_limits_it(tmp_path: Path) -> None:
+    assert free_memory(CPU, tmp_path) is None
+    put(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable:    2000 kB"})
+    assert free_memory(CPU, tmp_path) == 2000 * 1024
+    put(tmp_path, {"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": 5})
+    assert free_memory(CPU, tmp_path) == 2000 * 1024
+    put(tmp_path, {"sys/fs/cgroup/memory.max": 700, "sys/fs/cgroup/memory.current": 300})
+    assert free_memory(CPU, tmp_path) == 400
+
+
+@LINUX
+def test_a_peak_is_seen_though_it_is_over(tmp_path: Path) -> None:
+    def work() -> None:
+        torch.ones(16 * 2**20)  # 64 MiB, gone at once
+
+    found = peak_of(work, CPU)
+    assert found is not None and 60 * 2**20 < found.taken_bytes < 90 * 2**20
+    assert found.process_bytes is not None and found.process_bytes > found.taken_bytes
+    again = peak_of(lambda: None, CPU)
+    assert again is not None and again.taken_bytes < 20 * 2**20, "the peak before does not count"
+
+
+# ---- in the process --------------------------------------------------------------------------------------------------
+
+
+def nest_of(what: Asked, **more: Any) -> str:
+    from fleetfit.train.profiling.started import _ask
+
+    pipe = io.StringIO()
+    _ask(pipe, what, 0.0, 60.0)
+    return json.dumps({**json.loads(pipe.getvalue()), **more}) + "\n"
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process's own work run here, without its limits."""
+    monkeypatch.setattr(process, "hold_to", lambda _: None)
+    monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(process.signal, "setitimer", lambda *_: None)
+
+
+def test_every_finding_is_a_line(inside: None) -> None:
+    told = io.StringIO()
+    process.main(io.StringIO(nest_of(asked(1))), told)
+    lines = [json.loads(line) for line in told.getvalue().splitlines()]
+    keys = [key for line in lines for key in line if key != "energy_j"]
+    assert [key for key in keys if "bytes" not in key] == ["step", "latency", "done"], lines
+    step = next(line["step"] for line in lines if "step" in line)
+    assert step["count"] == 3 and step["median_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "no memory was left for it"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"), "no memory was left"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "no memory was left"),
+        (RunError("it does not fit"), "it does not fit"),
+        (KeyError("x"), "KeyError: 'x'"),
+    ],
+)
+def test_reasons_in_words(error: BaseException, said: str) -> None:
+    assert process.reason_of(error).startswith(said)
+
+
+def test_a_level_that_cannot_be_trained_says_why(inside: None) -> None:
+    told = io.StringIO()
+    nest = json.loads(nest_of(asked()))
+    process.main(io.StringIO(json.dumps({**nest, "method": {"name": "fedavgg"}}) + "\n"), told)
+    assert 'Did you mean "fedavg"' in json.loads(told.getvalue())["failed"]
+
+
+# ---- a process of its own --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_level_is_measured_in_a_process_of_its_own() -> None:
+    found = measured(asked(2, threads=1), 8.0, 120.0)
+    assert not found.failed and found.step is not None and found.latency is not None
+    assert found.step.count > 3 and found.memory_bytes and found.process_bytes
+    assert found.latency.median_s < found.step.median_s and found.process_bytes > 2**20 * 50
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize(("batch", "width"), [(128, 1.0), (128, 0.5)])
+def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
+    """Of a model whose activations are most of it; kernels take the rest, and so does the state as received."""
+    tables = {"model": {"name": "resnet20"}, "fleet": {"levels": [0.25, 1.0]}, "local": {"batch_size": batch}}
+    facts = type(FACTS)("", "classification", (3, 32, 32), 10)
+    before = beforehand(experiment_of(tables), facts)
+    problem, level = before.found.problem, before.found.levels[-1 if width == 1 else 0]
+    assert problem.spec is not None
+    local = Local(lr=1e-6, batch_size=batch, momentum=0.9)
+    found = measured(Asked(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
+    predicted = training_memory(problem.architecture, {**problem.layout.full_sizes, **level.submodel.sizes},
+                                level.submodel.exits, (3, 32, 32), batch)  # fmt: skip
+    assert found.memory_bytes is not None and 0.9 < found.memory_bytes / predicted < 1.4, found
+
+
+@pytest.mark.slow
+@LINUX
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("hungry:killed", "its process was killed, as it happens where no memory is left"),
+        ("hungry:full", "no memory was left for it"),
+        ("hungry:endless", "the time was over"),
+    ],
+)
+def test_what_happens_to_a_level_does_not_end_the_profile(model: str, said: str, tmp_path: Path) -> None:
+    """The first level is measured, and the budget says so; the second fails; the third is not tried."""
+    tables = {**with_fleet(), "model": {"name": model}}
+    found = profile(tables, facts=FACTS, machine=Machine(limit_s=30.0 if "endless" in model else 240.0))
+    assert [len(level.against) for level in found.levels] == [0, 1, 1] and found.affords.level == 0
+    assert found.levels[1].against[0].startswith(said) and "not tried" in found.levels[2].against[0]
+
+
+@pytest.mark.slow
+@LINUX
+def test_ctrl_c_ends_the_process_too(tmp_path: Path) -> None:
+    code = "from fleetfit.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    options = ["profile", "--model", "hungry:endless", "--input-shape", "1,4,4", "--classes", "4", "--budgets", "1",
+               "--limit-s", "300"]  # fmt: skip
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, *options], cwd=tmp_path, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    )  # fmt: skip
+    try:
+        assert running.stdout is not None
+        assert "measuring" in running.stdout.readline()
+        children = _children(running.pid)
+        os.kill(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130 and "stopped. Nothing was written." in said and "Traceback" not in said
+    assert children and not any(tmp_path.iterdir())
+    for child in children:
+        assert not _alive(child), "the process that measures goes with the one that started it"
+
+
+def _children(pid: int) -> list[int]:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if found:
+            return [int(child) for child in found]
+        time.sleep(0.05)
+    return []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except OSError:
+        return False
