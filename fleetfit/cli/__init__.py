@@ -1,4 +1,6 @@
-"""The command line: `run`, `plan`, `compare`, `resume`, `eval`, `attention`, `list`, `check-model`, `flower`.
+"""The command line.
+
+Verbs: `run`, `plan`, `compare`, `resume`, `eval`, `attention`, `pictures`, `list`, `check-model`, `flower`.
 
 What goes wrong is one sentence on stderr and exit code 2; an error that is no `FleetFitError` keeps its traceback.
 """
