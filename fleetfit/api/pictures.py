@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from fleetfit import inference
 from fleetfit.api.inference import (
@@ -17,15 +18,14 @@ from fleetfit.api.inference import (
     scores_of,
     submodel_of,
 )
-from fleetfit.cost import Conditions, latency_of, submodel_cost
+from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, ModelError, RunError
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
-from fleetfit.layout import Architecture, build_module, some_input
+from fleetfit.layout import outputs, some_input
 from fleetfit.report.exits import chosen_classes, class_names, exits_of_class, no_images
 from fleetfit.report.plots import shapes
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
-from fleetfit.seeds import own_randomness
 from fleetfit.values import Facts
 
 if TYPE_CHECKING:
@@ -187,25 +187,23 @@ def _file(names: Sequence[str], label: int) -> str:
 
 def _levels(run: "Run", drawn: Drawn) -> None:
     """Draw accuracies of the levels over what they cost."""
-    title = f"{run.experiment.method.name} on {run.experiment.data.name}: levels, and their exits as small markers"
+    found, without = [], []
     try:
         columns = run.columns[run.experiment.evaluate.norms[0]]
-    except RunError as error:
+        for level in run.assembly.federation.levels:
+            entry = columns["levels"].get(level.name, {})
+            accuracies = entry.get("exits") or [entry.get("local")]
+            if None in accuracies:
+                without.append(level.name)
+            else:
+                found.append(level_cost(run, level.name, accuracies))
+    except FleetFitError as error:
         drawn.notes.append(f"No picture of accuracy over cost: {str(error).rstrip('.')}.")
         return
-    found, without = [], []
-    for level in run.assembly.federation.levels:
-        entry = columns["levels"].get(level.name, {})
-        accuracies = entry.get("exits") or ([] if entry.get("local") is None else [entry["local"]])
-        if not accuracies or None in accuracies:
-            without.append(level.name)
-        else:
-            found.append(level_cost(run, level.name, accuracies))
     if without:
-        drawn.notes.append(
-            f"Not in the picture of accuracy over cost, for lack of clients: level {', '.join(without)}."
-        )
+        drawn.notes.append(f"Without clients, so not in the picture of accuracy over cost: level {', '.join(without)}.")
     if found:
+        title = f"{run.experiment.method.name} on {run.experiment.data.name}: levels, and their exits as small markers"
         measure = run.assembly.federation.problem.task.measure
         drawn.figures["accuracy-cost"] = accuracy_by_level(found, title, measure)
 
@@ -217,26 +215,42 @@ def level_cost(run: "Run", level: str, accuracies: Sequence[float]) -> LevelCost
         run: Whose level.
         level: Its name.
         accuracies: Of its exits [E], or of its last exit alone.
+
+    Raises:
+        FleetFitError: The level's model cannot be made.
     """
     problem, piece = run.assembly.federation.problem, submodel_of(run, level)
-    architecture, shape = problem.architecture, problem.input_shape
+    architecture, shape, module = problem.architecture, problem.input_shape, run.served(level)
     sizes, count = {**problem.layout.full_sizes, **piece.sizes}, len(piece.exits)
     parameters = [
         float(submodel_cost(architecture, (sizes, piece.exits[: i + 1]), shape).parameters) for i in range(count)
     ]
-    seconds = _latencies(architecture, sizes, piece.exits, shape)
+    x = some_input(architecture, shape, 1, torch.Generator().manual_seed(0))
+    try:
+        seconds = inference.exit_latencies(module, x)
+    except ModelError:  # it cannot be run segment by segment
+        seconds = [*[math.nan] * (count - 1), *inference.exit_latencies(_Whole(module), x)]
     last = count - len(accuracies)
     return LevelCost(level, tuple(accuracies), tuple(parameters[last:]), tuple(seconds[last:]))
 
 
-def _latencies(
-    architecture: Architecture, sizes: dict[str, int], exits: tuple[int, ...], shape: tuple[int, ...]
-) -> list[float]:
-    """Return the seconds until each exit; of the last one alone where the model cannot be run segment by segment."""
-    with own_randomness(torch.device("cpu")):
-        module = build_module(architecture, sizes, exits).eval()
-    try:
-        return inference.exit_latencies(module, some_input(architecture, shape, 1, torch.Generator().manual_seed(0)))
-    except ModelError:
-        whole = latency_of(architecture, sizes, exits, shape, Conditions()).median_s
-        return [*[math.nan] * (len(exits) - 1), whole]
+class _Whole(nn.Module):
+    """A module as one segment with one exit, whose time is that of the whole."""
+
+    exits = (1,)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def start(self, x: Tensor) -> Tensor:
+        """Return the samples."""
+        return x
+
+    def segment(self, i: int, carry: Tensor) -> Tensor:
+        """Return the samples."""
+        return carry
+
+    def head(self, i: int, carry: Tensor) -> Tensor:
+        """Return the last logits."""
+        return outputs(self.module, carry)[-1]
