@@ -96,7 +96,7 @@ def panels_of_class(found: Scores, exits: Tensor, label: int, share: float | Non
     if total > MOST:
         raise ConfigError(
             f"a share of {wanted:g} puts {total} of {count} samples into one picture, and {MOST} fit; choose a share "
-            f"up to {MOST / count:.2g}."
+            f"up to {math.floor(1000 * (MOST - len(shown)) / count) / 1000:g}."
         )
     return [Panel(len(places) / count, few) for places, few in zip(left, shown, strict=True)]
 

@@ -90,7 +90,7 @@ def test_a_share_is_drawn_evenly_and_at_least_one_of_each_exit() -> None:
         (0, 1.5, "share must be above 0 and at most 1, got 1.5"),
         (0, math.nan, "share must be above 0"),
         (1, 0.5, "none of the 900 test samples is of class 1"),
-        (0, 1.0, r"puts 900 of 900 samples into one picture, and 400 fit; choose a share up to 0\.44"),
+        (0, 1.0, r"puts 900 of 900 samples into one picture, and 400 fit; choose a share up to 0\.442\.$"),
     ],
 )
 def test_what_cannot_be_drawn_is_a_sentence(label: int, share: float, message: str) -> None:
