@@ -74,6 +74,10 @@ OPTIONS = {
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
     "attention": ["FOLDER", "--samples", "--out"],
+    "pictures": [
+        "FOLDER", "--level", "--budget", "--cost", "--measure", "--temperature", "--class", "--share", "--out",
+        "--format",
+    ],
     "list": ["KIND", "NAME"],
     "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],
     "flower": [],

@@ -1,7 +1,7 @@
 """The command line.
 
-`run`, `plan`, `compare`, `resume`, `eval`, `attention`, `list` and `check-model` are in `verbs`; `predict`, `calibrate`
-and `export` in `shipping`; `profile` in `profiling`; `flower` in `fleet`.
+`run`, `plan`, `compare`, `resume`, `eval`, `list` and `check-model` are in `verbs`; `predict`, `calibrate`, `export`,
+`pictures` and `attention` in `shipping`; `profile` in `profiling`; `flower` in `fleet`.
 
 What goes wrong is one sentence on stderr and exit code 2; an error that is no `FleetFitError` keeps its traceback.
 """

@@ -5,7 +5,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -58,6 +59,14 @@ def part(found: str | Table) -> None:
         indent = " " * (len(line) - len(line.lstrip()))
         say(textwrap.fill(line, width, subsequent_indent=f"{indent}    ", break_long_words=False,
                           break_on_hyphens=False))  # fmt: skip
+
+
+def drawn(files: Sequence[Path], notes: Sequence[str]) -> None:
+    """Print which pictures were drawn, and what is to be known of them."""
+    for note in notes:
+        say(f"Note: {note}")
+    for file in files:
+        say(f"Drawn: {file}")
 
 
 def plan(found: Plan, title: str) -> None:

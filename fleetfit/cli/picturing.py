@@ -1,11 +1,20 @@
 """Pictures that are drawn when they are asked for."""
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from fleetfit.api import load
-from fleetfit.errors import ConfigError
+from fleetfit.api.pictures import Asked
+from fleetfit.api.pictures import pictures as drawn_of
+from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.inference import Measure
 from fleetfit.report.attention import attention_of_samples
+from fleetfit.report.drawing import saved
 from fleetfit.values import Facts
+
+FORMATS = ("png", "pdf", "svg")
 
 
 def attention(folder: Path, samples: int, out: Path | None) -> Path:
@@ -22,7 +31,7 @@ def attention(folder: Path, samples: int, out: Path | None) -> Path:
     """
     found = load(folder)
     path = found.folder / "plots" / "attention.png" if out is None else out
-    if path.suffix not in (".png", ".pdf", ".svg"):
+    if path.suffix.removeprefix(".") not in FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     data = found.assembly.data
     if isinstance(data, Facts):
@@ -35,3 +44,38 @@ def attention(folder: Path, samples: int, out: Path | None) -> Path:
     except OSError as error:
         raise ConfigError(f"the picture cannot be written to {path}: {error.strerror}.") from None
     return path
+
+
+def pictures(folder: Path, asked: Asked, out: Path | None, ending: str) -> tuple[list[Path], list[str]]:
+    """Draw a run's levels and early stopping, and return the files and what the user should know.
+
+    Args:
+        folder: The run folder.
+        asked: Which pictures.
+        out: The folder that gets them, or None for `plots` in the run folder.
+        ending: "png", "pdf" or "svg".
+
+    Raises:
+        ConfigError: The files cannot be written, or what is asked for is not there.
+        FleetFitError: It is no run folder, or matplotlib is not installed.
+    """
+    if ending not in FORMATS:
+        raise ConfigError(f"--format must be {', '.join(FORMATS)}, got {ending}.{did_you_mean(ending, FORMATS)}")
+    found = load(folder)
+    drawn = drawn_of(found, asked)
+    try:
+        return saved(drawn.figures, found.folder / "plots" if out is None else out, ending), drawn.notes
+    except OSError as error:
+        raise ConfigError(f"the pictures cannot be written to {out}: {error.strerror}.") from None
+
+
+def asked(
+    level: str | None, budget: str | None, cost: str | None, measure: str | None, temperature: bool,
+    classes: Sequence[str] | None, share: float | None,
+) -> Asked:  # fmt: skip
+    """Return the options of `fleetfit pictures` as values: a level's number or name, a number or text with a unit."""
+    limit: float | str | None = budget
+    with contextlib.suppress(ValueError):
+        limit = None if budget is None else float(budget)
+    named = int(level) if level is not None and level.isdecimal() else level
+    return Asked(named, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share)

@@ -144,3 +144,60 @@ def export(
         from fleetfit.inference.export.hub import push as upload
 
         display.say(f"Uploaded: {upload(out, push, private=not public)}")
+
+
+@app.command()
+def attention(
+    folder: Folder,
+    samples: Annotated[int, typer.Option(help="How many test images.")] = 4,
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.")
+    ] = None,
+) -> None:
+    """Draw where a vision transformer trained by ReeFL looks, before and after Ree's modulation.
+
+    Takes the newest checkpoint. Three maps for each block: the class token's, the modulated one's, the classified
+    one's (ReeFL, appendix E).
+    """
+    from fleetfit.cli import display, picturing
+
+    display.say(f"Drawn: {picturing.attention(folder, samples, out)}")
+
+
+@app.command()
+def pictures(
+    folder: Folder,
+    level: Annotated[str | None, typer.Option(help="Level, 1 to L, or its name; the largest by default.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help='Average cost of a sample: up to 1 a share of the last exit\'s, else absolute, such as "35 ms"; by '
+            "default that of the level's saved calibration, else 0.75."
+        ),
+    ] = None,
+    cost: Annotated[
+        str | None, typer.Option(help="multiply_adds or latency_s (on this machine); by default as the budget's unit.")
+    ] = None,
+    measure: Annotated[str | None, typer.Option(help="Confidence: max (the default), entropy or margin.")] = None,
+    temperature: Annotated[bool, typer.Option("--temperature", help="Scale each exit's logits first.")] = False,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Whose samples are drawn; five by default. Repeatable.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(help="How many samples of a class are drawn; 0.1 by default, more if they are few.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; FOLDER/plots by default.")] = None,
+    ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+) -> None:
+    """Draw a run's levels and early stopping: Figures 2, 3 and 5 to 9 of ScaleFL, and accuracy over budget.
+
+    Takes the newest checkpoint. Samples by the exit where they left have a blue border if they are right there, an
+    orange one if only the last exit is. Nothing but pictures is written.
+    """
+    from fleetfit.cli import display, picturing
+
+    display.drawn(
+        *picturing.pictures(
+            folder, picturing.asked(level, budget, cost, measure, temperature, classes, share), out, ending
+        )
+    )

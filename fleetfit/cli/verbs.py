@@ -196,24 +196,6 @@ def evaluate(
         display.columns(columns)
 
 
-@app.command()
-def attention(
-    folder: Folder,
-    samples: Annotated[int, typer.Option(help="How many test images.")] = 4,
-    out: Annotated[
-        Path | None, typer.Option(help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.")
-    ] = None,
-) -> None:
-    """Draw where a vision transformer trained by ReeFL looks, before and after Ree's modulation.
-
-    Takes the newest checkpoint. Three maps for each block: the class token's, the modulated one's, the classified
-    one's (ReeFL, appendix E).
-    """
-    from fleetfit.cli import display, picturing
-
-    display.say(f"Drawn: {picturing.attention(folder, samples, out)}")
-
-
 class Kind(StrEnum):
     """What can be listed."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference import AttentionMaps, attention_maps
-from fleetfit.report.drawing import COLORS, DARK, empty
+from fleetfit.report.drawing import COLORS, DARK, empty, plain, unscaled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,6 @@ ROWS = ((COLORS[0], "class token"), ("#d6247f", "modulated"), (COLORS[2], "class
 RIGHT, WRONG = COLORS[2], COLORS[4]
 _SEEN, _OPAQUE = 0.55, 0.85  # how strong the image under a map is, and the map's fullest colour
 _PANEL = 0.82  # inches
-_ROUNDING = 1e-3
 
 
 def attention_of_samples(module: nn.Module, data: Data, samples: int = 4, title: str = "") -> "Figure":
@@ -86,17 +85,6 @@ def attention(
     return figure
 
 
-def unscaled(images: Tensor, data: Data) -> Tensor:
-    """Return images as they were before the data's mean and std, from 0 to 1; others are stretched to that."""
-    if data.mean:
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
-        images = images * std + mean
-    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    inside = (low >= -_ROUNDING) & (high <= 1 + _ROUNDING)
-    stretched = (images - low) / (high - low).clamp_min(1e-12)
-    return torch.where(inside, images, stretched).clamp(0, 1)
-
-
 def shades(maps: Tensor) -> Tensor:
     """Return how strong the colours of a block's maps [3, patches] are, from 0 to 1."""
     low = maps.min()
@@ -124,7 +112,7 @@ def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, nam
     deep = len(found.blocks)
     grid = part.add_gridspec(len(ROWS), deep + 2, width_ratios=[1.7, 0.9, *[1] * deep])
     axes = part.add_subplot(grid[:, 0])
-    _plain(axes)
+    plain(axes)
     axes.imshow((image if len(image) == 3 else image.mean(0).expand(3, -1, -1)).permute(1, 2, 0).numpy())
     axes.set_title(names[label], fontsize=9, color=DARK)
     said = dict(zip(found.exits, found.logits[:, i].argmax(-1).tolist(), strict=True))
@@ -135,17 +123,10 @@ def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, nam
         beside.text(1, 0.5, name, ha="right", va="center", fontsize=8, color=color)
         for c, block in enumerate(found.blocks):
             axes = part.add_subplot(grid[r, c + 2])
-            _plain(axes, framed=block == first)
+            plain(axes, framed=block == first)
             heat = shades(found.maps[:, i, c])[r].unflatten(0, found.grid)
             axes.imshow(overlaid(image, heat, color).numpy())
             if r == 0:
                 axes.set_title(f"block {block}", fontsize=8, color=DARK)
             if r == len(ROWS) - 1 and block in said:
                 axes.set_xlabel(names[said[block]], fontsize=8, color=RIGHT if said[block] == label else WRONG)
-
-
-def _plain(axes: Any, framed: bool = False) -> None:
-    """Take ticks away, and draw a frame or none."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set(visible=framed, color=DARK, linewidth=1.8)

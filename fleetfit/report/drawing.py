@@ -5,6 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from fleetfit.data import Data
 from fleetfit.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -15,6 +19,7 @@ COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17
 LIGHT, DARK = "#d9dee4", "#3c4650"
 Metrics = Sequence[Mapping[str, Any]]
 Summary = Mapping[str, Any]
+_ROUNDING = 1e-3
 
 
 def available() -> bool:
@@ -57,12 +62,20 @@ def finish(axes: "Axes", x: str, y: str, title: str) -> None:
     axes.tick_params(color=LIGHT, labelcolor=DARK)
 
 
-def saved(figures: Mapping[str, "Figure"], folder: Path) -> list[Path]:
-    """Write figures into a folder, by name; return the files."""
+def plain(axes: "Axes", framed: bool = False) -> None:
+    """Take ticks away, and draw a frame or none."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set(visible=framed, color=DARK, linewidth=1.8)
+
+
+def saved(figures: Mapping[str, "Figure"], folder: Path, ending: str = "png") -> list[Path]:
+    """Write figures into a folder, by name, as "png", "pdf" or "svg"; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, figure in figures.items():
-        files.append(folder / f"{name}.png")
+        files.append(folder / f"{name}.{ending}")
         figure.savefig(files[-1], dpi=130)
     return files
 
@@ -80,3 +93,14 @@ def in_percent(value: float | None) -> float:
 def color(index: int) -> str:
     """Return the colour of a row."""
     return COLORS[index % len(COLORS)]
+
+
+def unscaled(images: Tensor, data: Data) -> Tensor:
+    """Return images as they were before the data's mean and std, from 0 to 1; others are stretched to that."""
+    if data.mean:
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
+        images = images * std + mean
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    inside = (low >= -_ROUNDING) & (high <= 1 + _ROUNDING)
+    stretched = (images - low) / (high - low).clamp_min(1e-12)
+    return torch.where(inside, images, stretched).clamp(0, 1)

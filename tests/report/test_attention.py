@@ -13,7 +13,8 @@ from fleetfit.inference import AttentionMaps
 from fleetfit.layout import build_module
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import vit
-from fleetfit.report.attention import ROWS, attention, attention_of_samples, overlaid, shades, unscaled
+from fleetfit.report.attention import ROWS, attention, attention_of_samples, overlaid, shades
+from fleetfit.report.drawing import unscaled
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 

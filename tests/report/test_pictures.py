@@ -1,0 +1,208 @@
+"""Pictures of early stopping: borders by loops, who is in which panel, points of the curve, a marker for each level."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError
+from fleetfit.inference import Scores, calibrate
+from fleetfit.report import exits, stopping
+from fleetfit.report.exits import LOST, RIGHT, WRONG
+
+matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+
+NAMES = ("airplane", "bird", "cat")
+
+
+def scored(count: int = 60, classes: int = 3, deep: int = 3, seed: int = 0) -> Scores:
+    """Logits that lean to the right class, the more the deeper the exit."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=rng)
+    logits = torch.randn(deep, count, classes, generator=rng)
+    logits += 0.5 * torch.arange(1.0, deep + 1).view(-1, 1, 1) * torch.nn.functional.one_hot(labels, classes)
+    return Scores(logits, labels, torch.arange(count) + 5)
+
+
+def left(found: Scores, seed: int = 1) -> Tensor:
+    return torch.randint(len(found.logits), (len(found.labels),), generator=torch.Generator().manual_seed(seed))
+
+
+def images(found: Scores, names: tuple[str, ...] = NAMES, channels: int = 3) -> Data:
+    """Images of one grey each: sample i has the value i."""
+    total = int(found.indices.max()) + 1
+    x = torch.arange(total, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, channels, 4, 4).contiguous()
+    y = torch.zeros(total, dtype=torch.int64)
+    y[found.indices] = found.labels
+    splits = {"train": torch.arange(5), "validation": torch.arange(0), "test": found.indices}
+    return Data("greys", x, y, splits, 3, class_names=names, mean=(0.5,) * channels, std=(0.25,) * channels)
+
+
+# ---- borders -------------------------------------------------
+
+
+def test_borders_are_those_of_a_loop() -> None:
+    found = scored()
+    where = left(found)
+    expected = []
+    for n, label in enumerate(found.labels.tolist()):
+        said = [row.index(max(row)) for row in found.logits[:, n].tolist()]
+        here, last = said[int(where[n])], said[-1]
+        expected.append(RIGHT if here == label else LOST if last == label else WRONG)
+    assert exits.verdicts(found, where).tolist() == expected
+    assert set(expected) == {RIGHT, LOST, WRONG}
+
+
+def test_nothing_is_lost_at_the_last_exit() -> None:
+    found = scored()
+    assert LOST not in exits.verdicts(found, torch.full((60,), 2))
+
+
+# ---- panels --------------------------------------------------
+
+
+def test_a_panel_has_the_samples_of_the_class_that_left_there() -> None:
+    found = scored()
+    where = left(found)
+    for panel, e in zip(exits.panels_of_class(found, where, 1, share=1.0), range(3), strict=True):
+        expected = [n for n in range(60) if found.labels[n] == 1 and where[n] == e]
+        assert panel.shown.tolist() == expected
+        assert panel.share == pytest.approx(len(expected) / int((found.labels == 1).sum()))
+
+
+def test_a_share_is_drawn_evenly_and_at_least_one_of_each_exit() -> None:
+    """Of 40 at the first exit a tenth: the middles of four equal stretches. Of one at the last exit: that one."""
+    found = Scores(torch.zeros(3, 41, 2), torch.zeros(41, dtype=torch.int64), torch.arange(41))
+    where = torch.tensor([0] * 40 + [2])
+    first, second, last = exits.panels_of_class(found, where, 0, share=0.1)
+    assert (first.shown.tolist(), second.shown.tolist(), last.shown.tolist()) == ([5, 15, 25, 35], [], [40])
+    few = exits.panels_of_class(found, where, 0)
+    assert sum(len(panel.shown) for panel in few) == 41, "all of a class that has fewer than 50"
+
+
+@pytest.mark.parametrize(
+    ("label", "share", "message"),
+    [
+        (0, 0.0, "share must be above 0 and at most 1, got 0"),
+        (0, 1.5, "share must be above 0 and at most 1, got 1.5"),
+        (0, math.nan, "share must be above 0"),
+        (1, 0.5, "none of the 900 test samples is of class 1"),
+        (0, 1.0, r"puts 900 of 900 samples into one picture, and 400 fit; choose a share up to 0\.442\.$"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_sentence(label: int, share: float, message: str) -> None:
+    found = Scores(torch.zeros(2, 900, 2), torch.zeros(900, dtype=torch.int64), torch.arange(900))
+    with pytest.raises(ConfigError, match=message):
+        exits.panels_of_class(found, torch.zeros(900, dtype=torch.int64), label, share)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> None:
+    found = scored()
+    where, data = left(found), images(found, channels=channels)
+    figure = exits.exits_of_class(data, found, where, 1, share=1.0)
+    meant = exits.verdicts(found, where)
+    for axes, panel in zip(figure.axes, exits.panels_of_class(found, where, 1, share=1.0), strict=True):
+        drawn: list[Any] = list(axes.images)
+        shown = [round(255 * float(image.get_array()[0, 0, 0])) for image in drawn]
+        assert shown == found.indices[panel.shown].tolist(), "grey levels name the samples"
+        assert {image.get_interpolation() for image in drawn} <= {"nearest"}
+        framed = {(p.get_x(), p.get_y()): matplotlib.colors.to_hex(p.get_edgecolor()) for p in axes.patches}
+        for image, n in zip(drawn, panel.shown.tolist(), strict=True):
+            x0, _, _, top = image.get_extent()
+            expected = {RIGHT: "#1f5fa8", LOST: "#d1661b", WRONG: None}[int(meant[n])]
+            assert framed.get((x0, top)) == expected
+    assert figure.axes[0].get_title().startswith("bird samples that left\nat exit 1 (")
+
+
+def test_many_exits_go_into_rows_of_four() -> None:
+    found = scored(deep=6)
+    figure = exits.exits_of_class(images(found), found, torch.zeros(60, dtype=torch.int64), 0)
+    assert len(figure.axes) == 6
+    figure.canvas.draw()
+    tops = sorted({round(axes.get_position().y1, 2) for axes in figure.axes}, reverse=True)
+    assert len(tops) == 2
+    assert figure.axes[5].texts[0].get_text() == "none"
+
+
+def test_classes_are_those_of_the_paper_or_the_first_five() -> None:
+    found = scored()
+    assert exits.chosen_classes(images(found)) == [0, 1, 2]
+    assert exits.chosen_classes(images(found, ())) == [0, 1, 2]
+    assert exits.chosen_classes(images(found), ["cat", "airplane", "cat"]) == [2, 0]
+    cifar = images(found)
+    object.__setattr__(cifar, "class_names", ("deer", "frog", "ship", "horse", "dog", *exits.OF_THE_PAPER[:4]))
+    assert [cifar.class_names[c] for c in exits.chosen_classes(cifar)] == ["airplane", "truck", "bird", "cat", "deer"]
+    with pytest.raises(ConfigError, match=r'greys has no class "brid"; it has .* Did you mean "bird"\?'):
+        exits.chosen_classes(images(found), ["brid"])
+
+
+def test_what_is_no_image_is_said() -> None:
+    found = scored()
+    assert exits.no_images(images(found)) == ""
+    assert "of shape [5, 4, 4]" in exits.no_images(images(found, channels=5))
+    empty = torch.arange(0)
+    splits = {"train": torch.arange(4), "validation": empty, "test": empty}
+    words = Data("words", torch.zeros(4, 6, dtype=torch.int64), torch.zeros(4).long(), splits, 2, vocabulary=9)
+    assert exits.no_images(words) == "samples of words are tokens, no grey or coloured images"
+
+
+# ---- curves --------------------------------------------------
+
+
+@pytest.mark.parametrize(("cost", "scale"), [("multiply_adds", 1e6), ("latency_s", 1e-3)])
+def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
+    found, costs = scored(400, seed=2), [scale * c for c in (1.0, 2.0, 4.0)]
+    calibration = calibrate("3", scored(400, seed=3), found, costs, 2.5 * scale, cost)
+    (axes,) = stopping.accuracy_over_budget(calibration.numbers()).axes
+    lines: dict[str, Any] = {str(line.get_label()).split(" ")[0]: line for line in axes.lines}
+    points = [(p["cost"] / scale, 100 * p["accuracy"]) for p in calibration.curve]
+    chosen = (calibration.test.cost / scale, 100 * calibration.test.accuracy)
+    drawn = list(zip(*lines["early"].get_data(), strict=True))
+    expected = sorted([*points, chosen])
+    assert [v for pair in sorted(drawn) for v in pair] == pytest.approx([v for pair in expected for v in pair])
+    assert tuple(v[0] for v in lines["budget"].get_data()) == pytest.approx(chosen)
+    assert list(lines["each"].get_xdata()) == pytest.approx([1.0, 2.0, 4.0])
+    assert list(lines["each"].get_ydata()) == pytest.approx([100 * a for a in calibration.accuracies])
+    assert set(lines["last"].get_ydata()) == {100 * calibration.accuracies[-1]}
+    assert axes.get_xlabel().endswith({"multiply_adds": "(M)", "latency_s": "(ms)"}[cost])
+
+
+def test_a_budget_far_beyond_the_last_exit_leaves_the_axis_alone() -> None:
+    found = scored(100)
+    near, far = (
+        stopping.accuracy_over_budget(calibrate("3", found, found, [1.0, 2.0, 4.0], b).numbers()).axes[0]
+        for b in (3.0, 4e6)
+    )
+    assert far.get_xlim()[1] == pytest.approx(near.get_xlim()[1])
+
+
+def test_amounts_have_their_unit() -> None:
+    assert stopping.amount(0.035, "latency_s") == "35 ms"
+    assert stopping.amount(1.9e6, "multiply_adds") == "1.90 M multiply-adds"
+
+
+LEVELS = [
+    stopping.LevelCost("1", (0.5,), (10_000.0,), (0.001,)),
+    stopping.LevelCost("2", (0.55, 0.7), (12_000.0, 40_000.0), (0.002, 0.004)),
+    stopping.LevelCost("3", (0.6, 0.65, 0.8), (15_000.0, 50_000.0, 90_000.0), (math.nan, math.nan, 0.008)),
+]
+
+
+def test_each_level_has_a_marker_and_its_exits_small_ones() -> None:
+    left_axes, right_axes = stopping.accuracy_by_level(LEVELS).axes
+    for axes, xs in ((left_axes, [10, 40, 90]), (right_axes, [1, 4, 8])):
+        marks = [line for line in axes.lines if str(line.get_label()).startswith("level ")]
+        assert [line.get_label() for line in marks] == ["level 1", "level 2", "level 3"]
+        assert [float(line.get_xdata()[0]) for line in marks] == pytest.approx(xs)
+        assert [float(line.get_ydata()[0]) for line in marks] == pytest.approx([50, 70, 80])
+        assert len({line.get_marker() for line in marks}) == 3
+        sizes = [line.get_markersize() for line in marks]
+        assert sizes == sorted(sizes)
+        assert sizes[0] > 5
+    small = [list(line.get_xdata()) for line in left_axes.lines if not str(line.get_label()).startswith("level ")]
+    assert small == [[10], [12, 40], [15, 50, 90]]
+    assert left_axes.get_xlabel() == "parameters (K)"

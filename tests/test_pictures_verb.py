@@ -1,0 +1,212 @@
+"""`fleetfit pictures`: what it draws of a run, where, and what it says of what it cannot draw."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.api.pictures import Asked, pictures
+from fleetfit.cli import main
+from fleetfit.data import Data
+from fleetfit.report import drawing
+
+pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+
+TINY = Path(__file__).parent / "tiny.py"
+SECTIONS: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": f"{TINY}:tiny_data", "partition": {"kind": "iid", "clients": 4}},
+    "model": {"name": f"{TINY}:tiny"},
+    "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
+    "method": {"name": "scalefl"},
+    "local": {"epochs": 1, "lr": 0.05},
+    "cohort": {"count": 4},
+    "checkpoint": {"every": 1},
+}
+ALL = ["accuracy-cost", "exits-0", "exits-1", "exits-2", "exits-3", "levels", "stopping"]
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fleetfit(capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["pictures", *(str(a) for a in arguments)])
+        printed = capsys.readouterr()
+        return int(caught.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+def trained(folder: Path, **sections: Any) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "available", lambda: False)
+        return ff.run(out=folder, **(SECTIONS | sections)).folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def own(done: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(done, tmp_path / "run"))
+
+
+def test_one_command_draws_everything_and_writes_nothing_else(fleetfit: Command, own: Path) -> None:
+    before = {p for p in own.rglob("*") if p.is_file()}
+    code, out, err = fleetfit(own)
+    assert (code, err) == (0, "")
+    drawn = [Path(line.removeprefix("Drawn: ")) for line in out.splitlines()]
+    assert sorted(path.stem for path in drawn) == ALL
+    assert all(path.parent == own / "plots" and path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert {p for p in own.rglob("*") if p.is_file()} == before | set(drawn)
+
+
+def test_options(fleetfit: Command, done: Path, tmp_path: Path) -> None:
+    code, _, _ = fleetfit(
+        done, "--level", 2, "--budget", "900 s", "--measure", "margin", "--temperature", "--class", 2, "--share", 1,
+        "--out", tmp_path / "drawn", "--format", "svg",
+    )  # fmt: skip
+    assert code == 0, "the budget's unit says that it is a time"
+    found = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert found == {"accuracy-cost.svg", "exits-2.svg", "levels.svg", "stopping.svg"}
+    assert not (done / "plots").exists()
+
+
+def test_without_a_budget_the_saved_calibration_is_followed(fleetfit: Command, own: Path) -> None:
+    run = ff.load(own)
+    saved = run.calibrate(2, budget=0.9, measure="entropy")
+    figures = pictures(ff.load(own), Asked()).figures
+    labels = [str(line.get_label()) for line in figures["stopping"].axes[0].lines]
+    assert any(f"{100 * saved.test.accuracy:.2f}%" in label for label in labels if label.startswith("budget"))
+    share = saved.budget / saved.costs[-1]
+    assert f"({100 * share:.0f}% of the last exit's)" in figures["exits-0"].get_suptitle()
+    assert "thresholds are those of" in fleetfit(own, "--class", 0)[1]
+    other = pictures(ff.load(own), Asked(budget=1.0)).figures["exits-0"].get_suptitle()
+    assert "(100% of the last exit's)" in other
+    assert json.loads((own / "inference/level-2.json").read_text())["budget"] == saved.budget, "it is still the same"
+
+
+def test_a_calibration_of_another_state_is_refused(fleetfit: Command, own: Path) -> None:
+    ff.load(own).calibrate(2, budget=0.9)
+    path = own / "inference" / "level-2.json"
+    numbers = json.loads(path.read_text())
+    path.write_text(json.dumps(numbers | {"accuracies": [0.0] * len(numbers["accuracies"])}))
+    assert "is of another state of this model. Calibrate again, or give a budget." in fleetfit(own)[2]
+    del numbers["curve"]
+    path.write_text(json.dumps(numbers))
+    assert "level-2.json has no curve. Calibrate again." in fleetfit(own)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0.01"], "a sample that leaves at the first exit costs"),
+        (["--budget", "nan"], "a budget must be above 0, got nan."),
+        (["--budget", "much"], 'got "much"'),
+        (
+            ["--cost", "latency"],
+            'cost "latency" of a prediction; there are multiply_adds and latency_s. Did you mean',
+        ),
+        (["--measure", "maxx"], 'there is no confidence "maxx"'),
+        (["--class", "33"], 'tiny has no class "33"; it has 0, 1, 2, 3.'),
+        (["--share", "0"], "share must be above 0 and at most 1, got 0."),
+        (["--level", "9"], "there is no level 9"),
+        (["--format", "pmg"], '--format must be png, pdf, svg, got pmg. Did you mean "png"?'),
+        (["--out", "/dev/null/x"], "the pictures cannot be written to /dev/null/x: Not a directory."),
+    ],
+)
+def test_a_mistake_is_a_sentence(fleetfit: Command, done: Path, arguments: list[str], message: str) -> None:
+    code, out, err = fleetfit(done, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not (done / "plots").exists()
+
+
+def test_without_matplotlib_it_is_a_sentence(fleetfit: Command, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    assert 'pip install "fleetfit[plots]"' in fleetfit(done)[2]
+
+
+# ---- what cannot be drawn --------------------------------------
+
+
+def with_data(done: Path, data: Data) -> ff.Run:
+    run = ff.load(done)
+    run.__dict__["assembly"] = replace(run.assembly, data=data)
+    return run
+
+
+def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
+    data = ff.load(done).assembly.data
+    assert isinstance(data, Data)
+    assert isinstance(data.x, torch.Tensor)
+    run = with_data(done, replace(data, x=data.x.flatten(1).float(), mean=(), std=()))
+    run._modules["2"] = Reshaped(run.served())
+    drawn = pictures(run, Asked())
+    assert sorted(drawn.figures) == ["accuracy-cost", "levels", "stopping"]
+    timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
+    assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
+    assert drawn.notes == [
+        "No pictures of samples by exit: samples of tiny are of shape [16], no grey or coloured images."
+    ]
+
+
+class Reshaped(torch.nn.Module):
+    """A module that takes flat samples."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x.view(-1, 1, 4, 4))
+
+
+def test_another_task_has_no_early_stopping(done: Path) -> None:
+    data = ff.load(done).assembly.data
+    assert isinstance(data, Data)
+    hot = torch.nn.functional.one_hot(data.y, 4)
+    drawn = pictures(with_data(done, replace(data, y=hot, task="multi_label")), Asked())
+    assert sorted(drawn.figures) == ["accuracy-cost", "levels"]
+    assert drawn.notes == [
+        "No picture of early stopping: it needs one class for each sample, and the task of tiny is multi_label."
+    ]
+
+
+def test_a_level_with_one_exit_and_a_set_without_validation_have_none(done: Path) -> None:
+    one = pictures(ff.load(done), Asked(level=1))
+    assert one.notes == ["No picture of early stopping: level 1 has one exit, so nobody can leave before it."]
+    data = ff.load(done).assembly.data
+    assert isinstance(data, Data)
+    bare = replace(data, splits={**data.splits, "validation": torch.arange(0)})
+    assert pictures(with_data(done, bare), Asked()).notes == [
+        "No picture of early stopping: tiny has no validation samples."
+    ]
+
+
+def test_of_an_unfinished_run_early_stopping_is_drawn(fleetfit: Command, own: Path) -> None:
+    (own / "summary.json").unlink()
+    _, out, _ = fleetfit(own, "--class", 1)
+    assert "Note: No picture of the levels' shapes: the run is not finished." in out
+    assert sorted(path.stem for path in (own / "plots").iterdir()) == ["accuracy-cost", "exits-1", "stopping"]
+
+
+def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ff.load(done)
+    columns = run.columns
+    columns["static"]["levels"]["1"] = {"local": None}
+    monkeypatch.setattr(ff.Run, "columns", columns)
+    drawn = pictures(run, Asked())
+    assert drawn.notes == ["Without clients, so not in the picture of accuracy over cost: level 1."]
+    axes = drawn.figures["accuracy-cost"].axes[0]
+    assert [line.get_label() for line in axes.lines if str(line.get_label()).startswith("level")] == ["level 2"]
