@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-by-make
-EXTRAS := images,text,audio,hub,tuning,ray,flower,plots,dev
+EXTRAS := images,text,audio,hub,tuning,ray,flower,plots,export,executorch,dev
 IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq
 
@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing $$(grep '^torch==' constraints.txt)"
 	@$(PIP) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
 	@echo "Installing the other packages of constraints.txt and FleetFit itself (editable)"
-	@$(PIP) -c constraints.txt hatchling editables
+	@$(PIP) -c constraints.txt hatchling editables setuptools
 	@$(PIP) -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 

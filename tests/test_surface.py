@@ -57,8 +57,9 @@ SIGNATURES = {
     "compare": "file, *, out, overrides, on_run",
 }
 
-RUN = {"accuracy", "assembly", "checkpoint", "columns", "evaluate", "finished", "folder", "let_go", "metrics", "model",
-       "notes", "plan", "server", "summary", "take_engine"}  # fmt: skip
+RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
+       "folder", "let_go", "level_name", "metrics", "model", "notes", "plan", "predict", "server", "served", "summary",
+       "take_engine"}  # fmt: skip
 
 OPTIONS = {
     "run": ["FILE", "--out", "--set", "--quiet/-q"],
@@ -71,6 +72,17 @@ OPTIONS = {
     "profile": [
         "FILE", "--model", "--budgets", "--cost", "--input-shape", "--classes", "--task", "--vocabulary", "--step-s",
         "--latency-s", "--memory", "--energy-j", "--limit-s", "--device", "--threads", "--out", "--force", "--set",
+    ],
+    "predict": [
+        "FOLDER", "--level", "--adaptive", "--stop", "--best-exit", "--client", "--data", "--split", "--batch-size",
+        "--out",
+    ],
+    "calibrate": [
+        "FOLDER", "--level", "--budget", "--cost", "--anytime", "--measure", "--temperature", "--client", "--json",
+    ],
+    "export": [
+        "FOLDER", "--out", "--level", "--onnx", "--int8", "--static-int8", "--transformers", "--executorch", "--data",
+        "--push", "--public",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
     "attention": ["FOLDER", "--samples", "--out"],

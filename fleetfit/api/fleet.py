@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fleetfit.api.described import NODES, planned_for, settled
 from fleetfit.api.enrolment import LOOK_S, SAY_S, SETTLE_S, enrolled, fits, for_fleet, new_roll, nodes_text, rules_of
-from fleetfit.api.results import NODES, Run, load, planned_for, settled
+from fleetfit.api.results import Run, load
 from fleetfit.api.runs import described, new_folder, proceed
 from fleetfit.config import Assembly
 from fleetfit.config.assembly import cohort_of

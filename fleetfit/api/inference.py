@@ -7,21 +7,73 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from fleetfit import inference
+from fleetfit import evaluate, inference
+from fleetfit.api.described import visible
+from fleetfit.config import Assembly, assemble, experiment_of
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, PlanError, did_you_mean
+from fleetfit.errors import ConfigError, ModelError, PlanError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import Shipped
 from fleetfit.layout import predictions
 from fleetfit.planner import Amount, absolute
 from fleetfit.submodel import Submodel
-from fleetfit.values import Facts
+from fleetfit.values import Facts, Federation
 
 if TYPE_CHECKING:
     from fleetfit.api.results import Run
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
+
+
+def level_named(federation: Federation, level: LevelName) -> str:
+    """Return the name of a level.
+
+    Raises:
+        ConfigError: There is no such level.
+    """
+    known = [entry.name for entry in federation.levels]
+    wanted = known[-1] if level is None else str(level)
+    if isinstance(level, int) and wanted not in known and 1 <= level <= len(known):
+        wanted = known[level - 1]
+    if wanted not in known:
+        raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
+    return wanted
+
+
+def module_of(run: "Run", level: LevelName) -> nn.Module:
+    """Return a level's model in eval mode, with the statistics of its last evaluation, or new ones if it has none."""
+    assembly, name = run.assembly, run.level_name(level)
+    index = [entry.name for entry in assembly.federation.levels].index(name)
+    found = run.checkpoint["statistics"]
+    if found is None and evaluate.has_batch_norm(assembly.federation):
+        with contextlib.closing(assembly.engine()) as engine:
+            found, _ = evaluate.statistics(assembly.federation, engine, run.server, assembly.settings.wanted)
+    return evaluate.level_module(assembly.federation, run.server, index, found)
+
+
+def evaluated(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of an evaluation of the newest checkpoint, with some sections of the run file changed.
+
+    Raises:
+        ModelError: The state does not fit the model that these data need.
+    """
+    assembly = run.assembly
+    if sections:
+        assembly = assemble(experiment_of(visible(run.experiment), **sections), run.files.load_base() or None)
+    _check_same_model(run.assembly, assembly)
+    with contextlib.closing(assembly.engine()) as engine:
+        engine.load(run.checkpoint["clients"])
+        columns, _ = evaluate.evaluate(assembly.federation, engine, run.server, assembly.settings.wanted)
+    return columns
+
+
+def _check_same_model(ours: Assembly, other: Assembly) -> None:
+    a, b = ours.federation.problem.layout, other.federation.problem.layout
+    if a.shapes({}, a.exits) != b.shapes({}, b.exits):
+        raise ModelError(
+            f"the model was trained on {ours.data!r} and does not fit {other.data!r}: shapes of its tensors differ."
+        )
 
 
 def predict(model: nn.Module, x: Tensor, adaptive: bool) -> Tensor | Iterator[Tensor]:

@@ -1,28 +1,27 @@
 """A run as a value that knows its folder; cheap to open, the rest is read when it is asked for."""
 
-import contextlib
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from torch import Tensor, nn
 
-from fleetfit import evaluate, rounds
+from fleetfit import rounds
 from fleetfit.api import inference
+from fleetfit.api.described import NODES, accuracy_among, planned_for
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.enrolled import assemble_fleet
-from fleetfit.config.writing import dumped, objects_in, to_table
+from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
-from fleetfit.engines.flower.protocol import hello_of
-from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
+from fleetfit.errors import RunError
 from fleetfit.inference import Calibration, Measure, Mode
-from fleetfit.inference.export import Export, Forms, export
+from fleetfit.inference.export import Export, export
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
-from fleetfit.values import Server, Told
+from fleetfit.values import Server
 
 
 class Run:
@@ -74,8 +73,7 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that the user must see, such as who cannot take part."""
-        found = self.summary["notes"] if self.finished else self.assembly.notes
-        return tuple(found)
+        return tuple(self.summary["notes"] if self.finished else self.assembly.notes)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -86,8 +84,7 @@ class Run:
         """
         if not self.finished:
             raise RunError(f'{self.folder} is not finished; go on with it: "fleetfit resume {self.folder}".')
-        found: dict[str, Any] = json.loads(self.files.text("summary.json"))
-        return found
+        return dict(json.loads(self.files.text("summary.json")))
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -98,8 +95,7 @@ class Run:
         """
         for report in reversed(self.metrics):
             if "evaluate" in report:
-                columns: dict[str, Any] = report["evaluate"]
-                return columns
+                return dict(report["evaluate"])
         raise RunError(f"nothing has been evaluated yet in {self.folder}.")
 
     def accuracy(self, kind: str = "local", level: int | None = None, norm: str | None = None) -> float:
@@ -113,32 +109,12 @@ class Run:
         Raises:
             ConfigError: There is no such number.
         """
-        columns = self.columns
-        norm = norm or self.experiment.evaluate.norms[0]
-        if norm not in columns:
-            raise ConfigError(
-                f'this run has no "{norm}" columns; its evaluate.norms are {self.experiment.evaluate.norms}.'
-            )
-        found = columns[norm]
-        if level is not None:
-            if kind != "local" or str(level) not in found["levels"]:
-                raise ConfigError(
-                    f'accuracy by level is that of kind "local" and levels {", ".join(found["levels"])}; got kind '
-                    f'"{kind}" and level {level}.'
-                )
-            found = found["levels"][str(level)]
-        if not isinstance(found.get(kind), int | float):
-            known = [key for key, value in found.items() if isinstance(value, int | float)]
-            raise ConfigError(
-                f'there is no accuracy "{kind}"; there are {", ".join(known)}.{did_you_mean(kind, known)}'
-            )
-        return float(found[kind])
+        return accuracy_among(self.columns, kind, level, norm or self.experiment.evaluate.norms[0])
 
     @property
     def server(self) -> Server:
         """The server after the last round that has a checkpoint."""
-        server: Server = self.checkpoint["server"]
-        return server
+        return cast(Server, self.checkpoint["server"])
 
     def model(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
@@ -149,13 +125,7 @@ class Run:
         Raises:
             ConfigError: There is no such level.
         """
-        assembly, name = self.assembly, self.level_name(level)
-        index = [entry.name for entry in assembly.federation.levels].index(name)
-        found = self.checkpoint["statistics"]
-        if found is None and evaluate.has_batch_norm(assembly.federation):
-            with contextlib.closing(assembly.engine()) as engine:
-                found, _ = evaluate.statistics(assembly.federation, engine, self.server, assembly.settings.wanted)
-        return evaluate.level_module(assembly.federation, self.server, index, found)
+        return inference.module_of(self, level)
 
     def level_name(self, level: int | str | None = None) -> str:
         """Return the name of a level.
@@ -166,30 +136,21 @@ class Run:
         Raises:
             ConfigError: There is no such level.
         """
-        known = [entry.name for entry in self.assembly.federation.levels]
-        wanted = known[-1] if level is None else str(level)
-        if isinstance(level, int) and wanted not in known and 1 <= level <= len(known):
-            wanted = known[level - 1]
-        if wanted not in known:
-            raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
-        return wanted
+        return inference.level_named(self.assembly.federation, level)
 
     def served(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as `model` does, the same object each time: for predictions, not to be trained."""
-        name = self.level_name(level)
-        if name not in self._modules:
+        if (name := self.level_name(level)) not in self._modules:
             self._modules[name] = self.model(name)
         return self._modules[name]
 
     # -- inference
 
     @overload
-    def predict(self, x: Tensor, level: int | str | None = None, adaptive: Literal[False] = False) -> Tensor: ...
+    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: Literal[False] = False) -> Tensor: ...
     @overload
-    def predict(self, x: Tensor, level: int | str | None, adaptive: Literal[True]) -> Iterator[Tensor]: ...
-    @overload
-    def predict(self, x: Tensor, *, adaptive: Literal[True]) -> Iterator[Tensor]: ...
-    def predict(self, x: Tensor, level: int | str | None = None, adaptive: bool = False) -> Tensor | Iterator[Tensor]:
+    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: Literal[True]) -> Iterator[Tensor]: ...
+    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: bool = False) -> Any:
         """Return a level's last logits [B, classes], or yield those of each exit (ScaleFL, Algorithm 4).
 
         Args:
@@ -250,12 +211,7 @@ class Run:
         self,
         level: int | str | None,
         out: str | Path,
-        *,
-        onnx: bool = True,
-        int8: bool = False,
-        static_int8: bool = False,
-        transformers: bool = False,
-        executorch: bool = False,
+        forms: Sequence[str] = ("onnx",),
         data: Data | None = None,
         say: Callable[[str], None] = lambda what: None,
     ) -> Export:
@@ -267,21 +223,17 @@ class Run:
         Args:
             level: 1..L, or its name; None for the largest.
             out: A folder that is new or empty.
-            onnx: ONNX graphs: one with all exits, and one for each segment, so that a device can stop early.
-            int8: The same in dynamic int8.
-            static_int8: The same in static int8, calibrated on validation samples.
-            transformers: A `transformers` folder of the last exit.
-            executorch: One .pte file lowered to XNNPACK.
+            forms: Beside safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
+                "transformers", "executorch"; `fleetfit.inference.export.FORMS` says what they are.
             data: Whose preprocessing and samples are used; the run's by default.
-            say: Told what is being done.
+            say: Told what is done.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: There is no such level or form.
             RunError: The folder is not empty or cannot be written.
             ModelError: The model cannot be traced, or a form does not compute what the model does.
             MissingExtra: A form needs an optional dependency.
         """
-        forms = Forms(onnx, int8, static_int8, transformers, executorch)
         return export(inference.shipped(self, level, data), out, forms, say)
 
     def evaluate(self, **sections: Any) -> dict[str, Any]:
@@ -293,14 +245,7 @@ class Run:
         Raises:
             ModelError: The state does not fit the model that these data need.
         """
-        assembly = self.assembly
-        if sections:
-            assembly = assemble(experiment_of(visible(self.experiment), **sections), self.files.load_base() or None)
-        _check_same_model(self.assembly, assembly)
-        with contextlib.closing(assembly.engine()) as engine:
-            engine.load(self.checkpoint["clients"])
-            columns, _ = evaluate.evaluate(assembly.federation, engine, self.server, assembly.settings.wanted)
-        return columns
+        return inference.evaluated(self, sections)
 
     def let_go(self) -> None:
         """Forget what can be read again: the data, the checkpoint."""
@@ -310,8 +255,8 @@ class Run:
 
     def take_engine(self) -> rounds.Engine:
         """Return an engine, started for this run; whoever takes it closes it."""
-        engine, self._engine = self._engine, None
-        return engine or self.assembly.engine()
+        engine, self._engine = self._engine or self.assembly.engine(), None
+        return engine
 
     @cached_property
     def assembly(self) -> Assembly:
@@ -329,41 +274,6 @@ class Run:
             return {"server": rounds.start(self.assembly.federation), "clients": {}, "statistics": None}
         server = found["server"]
         return {**found, "server": Server(server["state"], server["round"], server["memory"])}
-
-
-NODES = "nodes.json"
-"""Who takes part, in the folder of a real fleet's run."""
-
-
-def planned_for(files: RunFolder) -> list[Told]:
-    """Return what the nodes told for whom the levels of a fleet's run were planned.
-
-    Raises:
-        RunError: The file is damaged.
-    """
-    try:
-        return [hello_of(nest) for nest in json.loads(files.text(NODES))["planned"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{files.path / NODES} is damaged: {error}.") from None
-
-
-def settled(experiment: Experiment) -> Experiment:
-    """Return the experiment as `config.toml` will describe it, so that a resumed run is the same to the last byte."""
-    return experiment_of(visible(experiment))
-
-
-def visible(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment's tables with every default visible, and the objects that stand in for names."""
-    table = to_table(experiment)
-    return table | {section: dumped(getattr(experiment, section)) for section in objects_in(table)}
-
-
-def _check_same_model(ours: Assembly, other: Assembly) -> None:
-    a, b = ours.federation.problem.layout, other.federation.problem.layout
-    if a.shapes({}, a.exits) != b.shapes({}, b.exits):
-        raise ModelError(
-            f"the model was trained on {ours.data!r} and does not fit {other.data!r}: shapes of its tensors differ."
-        )
 
 
 def load(folder: str | Path, **sections: Any) -> Run:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
-from fleetfit.api.results import Run, load, settled
+from fleetfit.api.described import settled
+from fleetfit.api.results import Run, load
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts

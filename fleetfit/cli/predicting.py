@@ -1,7 +1,7 @@
 """What `predict`, `calibrate` and `export` do, and the tables that they print."""
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,7 @@ def _amount(value: float, cost: str) -> str:
 
 
 def exported(
-    folder: Path, level: str | None, out: Path, data: str | None, say: Callable[[str], None], **forms: bool
+    folder: Path, level: str | None, out: Path, data: str | None, forms: Sequence[str], say: Callable[[str], None]
 ) -> Export:
     """Export a level of a run.
 
@@ -222,7 +222,7 @@ def exported(
     """
     run = load(folder)
     other = None if data is None else own_data(run, data, None)
-    return run.export(level, out, data=other, say=lambda what: say(f"Writing {what}"), **forms)
+    return run.export(level, out, forms, other, say=lambda what: say(f"Writing {what}"))
 
 
 def export_table(found: Export) -> Table:

@@ -1,4 +1,4 @@
-"""From the trained model to the device: `predict`, `calibrate`, `export`."""
+"""The verbs about a trained model: `predict`, `calibrate`, `export`, `pictures`, `attention`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -136,8 +136,10 @@ def export(
     """
     from fleetfit.cli import display, predicting
 
-    found = predicting.exported(folder, level, out, data, display.say, onnx=onnx, int8=int8, static_int8=static_int8,
-                                transformers=transformers, executorch=executorch)  # fmt: skip
+    asked = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
+             "executorch": executorch}  # fmt: skip
+    forms = [form for form, wanted in asked.items() if wanted]
+    found = predicting.exported(folder, level, out, data, forms, display.say)
     display.show(predicting.export_table(found))
     display.say(f"Written: {out}")
     if push is not None:

@@ -11,19 +11,17 @@ Differs from MSDNet: p is found on the cost that the validation samples really h
 above the budget; entropy and margin can stand for the highest probability, and exits may have temperatures.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import Tensor
 
-from fleetfit.errors import ConfigError, RunError
-from fleetfit.inference.confidence import Measure, calibration_error, confidence, fitted_temperature
+from fleetfit.errors import ConfigError
+from fleetfit.inference.confidence import Measure, confidence
 from fleetfit.inference.scores import Scores
-from fleetfit.layout import with_segments
 
 Mode = Literal["budgeted", "anytime"]
 """Whether the samples share a budget, or each has its own."""
@@ -176,164 +174,3 @@ def _thresholds(sure: Tensor, shares: np.ndarray) -> tuple[float, ...]:
         found.append(float(here[min(wanted, len(here)) - 1]))
         left &= sure[i] < found[-1]
     return (*found, 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """A policy chosen on validation samples, and what it does to test samples.
-
-    Attributes:
-        level: Name of the level.
-        cost: What costs and budget are meant in: "multiply_adds" or "latency_s".
-        costs: Of a sample that leaves at each exit [E].
-        budget: In the same unit.
-        mode: "budgeted" or "anytime".
-        policy: When a sample leaves.
-        validation: What it does to the samples that it was chosen on.
-        test: What it does to the test samples.
-        accuracies: Of each exit on the test samples [E].
-        calibration_errors: Of each exit on the test samples before and after temperature scaling [E]; equal without.
-        curve: For budgets from the first exit's cost to the last one's: budget, and the numbers of `test`.
-    """
-
-    level: str
-    cost: str
-    costs: tuple[float, ...]
-    budget: float
-    mode: Mode
-    policy: Policy
-    validation: Outcome
-    test: Outcome
-    accuracies: tuple[float, ...]
-    calibration_errors: tuple[tuple[float, float], ...]
-    curve: tuple[Mapping[str, Any], ...]
-
-    def numbers(self) -> dict[str, Any]:
-        """Return all that can be written as JSON."""
-        found = {name: getattr(self, name) for name in ("level", "cost", "costs", "budget", "mode", "accuracies",
-                                                        "calibration_errors", "curve")}  # fmt: skip
-        return found | {
-            "policy": asdict(self.policy),
-            "validation": self.validation.numbers(),
-            "test": self.test.numbers(),
-        }
-
-
-def calibrate(
-    level: str,
-    validation: Scores,
-    test: Scores,
-    costs: Sequence[float],
-    budget: float,
-    cost: str = "multiply_adds",
-    mode: Mode = "budgeted",
-    measure: Measure = "max",
-    temperature: bool = False,
-    points: int = 20,
-) -> Calibration:
-    """Choose a policy on validation samples, try it on test samples, and draw up the curve over budgets.
-
-    Args:
-        level: Name of the level.
-        validation: Logits that the policy is chosen on.
-        test: Logits that it is tried on.
-        costs: Cost of a sample that leaves at each exit [E].
-        budget: In the unit of the costs.
-        cost: What they are meant in.
-        mode: "budgeted" or "anytime".
-        measure: How confidence is measured.
-        temperature: Whether each exit's temperature is fitted to the validation samples.
-        points: Budgets on the curve.
-
-    Raises:
-        ConfigError: The budget does not reach the first exit, or there is no such mode or measure.
-    """
-    count = len(costs)
-    fitted = [fitted_temperature(z, validation.labels) for z in validation.logits] if temperature else []
-    before = [calibration_error(z, test.labels) for z in test.logits]
-    after = [calibration_error(z, test.labels, t) for z, t in zip(test.logits, fitted or [1.0] * count, strict=True)]
-
-    def chosen(limit: float) -> Policy:
-        return policy_for(validation, costs, limit, mode, measure, fitted)
-
-    policy = chosen(budget)
-    limits = np.linspace(costs[0], costs[-1], points).tolist() if count > 1 else [costs[0]]
-    curve = [{"budget": limit, **outcome(test, chosen(limit), costs).numbers()} for limit in limits]
-    return Calibration(
-        level, cost, tuple(costs), budget, mode, policy, outcome(validation, policy, costs),
-        outcome(test, policy, costs), tuple(test.accuracies), tuple(zip(before, after, strict=True)), tuple(curve),
-    )  # fmt: skip
-
-
-def read_policy(numbers: Mapping[str, Any]) -> Policy:
-    """Return the policy of `Calibration.numbers`.
-
-    Raises:
-        RunError: It is not one.
-    """
-    try:
-        found = numbers["policy"]
-        return Policy(
-            tuple(map(float, found["thresholds"])), found["measure"], tuple(map(float, found["temperatures"]))
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the calibration cannot be read: {error}. Calibrate again.") from None
-
-
-# ---- following it --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Stopped:
-    """Predictions of samples that left as soon as they could.
-
-    Attributes:
-        logits: Of the exit where each left [B, classes].
-        exits: Which exit that was, from 0, int64 [B].
-    """
-
-    logits: Tensor
-    exits: Tensor
-
-
-@torch.no_grad()
-def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> Stopped:
-    """Run a batch segment by segment, and go on with those samples only that do not leave.
-
-    Args:
-        module: In eval mode, with `start`, `segment` and `head`.
-        x: Samples [B, ...].
-        policy: When a sample leaves; one threshold for each exit.
-
-    Raises:
-        ModelError: The module cannot be run segment by segment.
-        ConfigError: The policy is for another number of exits.
-    """
-    parts = with_segments(module)
-    last = len(parts.exits) - 1
-    if len(policy.thresholds) != last + 1:
-        raise ConfigError(f"the policy has {len(policy.thresholds)} thresholds, and the model {last + 1} exits.")
-    carry = parts.start(x)
-    here = torch.arange(len(x), device=x.device)
-    logits, exits = None, torch.full((len(x),), last, device=x.device)
-    for i in range(last + 1):
-        carry = parts.segment(i, carry)
-        z = parts.head(i, carry)
-        logits = z.new_empty(len(x), z.shape[-1]) if logits is None else logits
-        logits[here] = z
-        leaves = policy.leaves(i, z) if i < last else torch.ones(len(z), dtype=torch.bool, device=z.device)
-        exits[here[leaves]] = i
-        stays = ~leaves
-        if not bool(stays.any()):
-            break
-        here, carry = here[stays], tree_map(_kept(stays, len(z)), carry)
-    if logits is None:
-        raise RunError("the model has no exits.")
-    return Stopped(logits, exits)
-
-
-def _kept(stays: Tensor, count: int) -> Callable[[Any], Any]:
-    def kept(part: Any) -> Any:
-        return part[stays] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
-
-    return kept

@@ -18,7 +18,7 @@ import fleetfit as ff
 from fleetfit.data import Data
 from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.inference import Policy, stop_early
-from fleetfit.inference.export import Forms, Shipped, export
+from fleetfit.inference.export import Shipped, export
 from fleetfit.inference.export.checked import in_segments, in_whole, session
 from fleetfit.inference.export.graphs import Prepared
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
@@ -197,7 +197,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
     level = 2
     costs = run.calibrate(level, budget=1.0).costs
     calibration = run.calibrate(level, budget=(costs[0] + costs[-1]) / 2, temperature=True)
-    found = run.export(level, tmp_path / "out", int8=True, static_int8=True)
+    found = run.export(level, tmp_path / "out", ["int8", "static-int8"])
     shipped = ff.api.inference.shipped(run, level, None)
     x, y = shipped.samples("test", 10**6)
     expected = stop_early(shipped.module, Prepared(shipped.data)(x), calibration.policy)
@@ -220,7 +220,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2"])
 def test_executorch_runs_every_segment(name: str, tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
-    found = export(shipped_of(name), tmp_path / "out", Forms(onnx=False, executorch=True))
+    found = export(shipped_of(name), tmp_path / "out", ["executorch"])
     [pytorch, lowered] = found.variants
     assert lowered.name == "executorch" and lowered.difference < 1e-4 and lowered.agreement == (1.0, 1.0)
     assert lowered.samples == pytorch.samples > 8  # more than one batch
@@ -263,6 +263,8 @@ def test_what_cannot_be_traced_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(FleetFitError, match='Did you mean "int8"'):
+        export(of_module(nn.Linear(2, 2)), tmp_path / "new", ["int"])
     with pytest.raises(FleetFitError, match="not empty"):
         export(of_module(nn.Linear(2, 2)), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
@@ -300,7 +302,7 @@ def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
     found = export(shipped, tmp_path / "out")
     assert found.variants[1].accuracies == () and found.variants[1].difference < 1e-5
     with pytest.raises(FleetFitError, match="--data"):
-        export(shipped, tmp_path / "other", Forms(static_int8=True))
+        export(shipped, tmp_path / "other", ["static-int8"])
 
 
 def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,4 +310,4 @@ def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(FleetFitError, match=r"fleetfit\[export\]"):
         export(of_module(nn.Linear(2, 2)), tmp_path / "out")
     with pytest.raises(FleetFitError, match=r"fleetfit\[executorch\]"):
-        export(of_module(nn.Linear(2, 2)), tmp_path / "out", Forms(onnx=False, executorch=True))
+        export(of_module(nn.Linear(2, 2)), tmp_path / "out", ["executorch"])

@@ -11,7 +11,8 @@ from typing import Any
 
 from fleetfit.api.comparison.planned import Choice, Entry, Planned, label, nested, slug
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
-from fleetfit.api.results import Run, load, settled
+from fleetfit.api.described import settled
+from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import to_toml
 from fleetfit.config.assembly import with_measured

@@ -2,6 +2,6 @@
 
 from fleetfit.inference.export.checked import Variant
 from fleetfit.inference.export.shipped import Shipped
-from fleetfit.inference.export.writing import Export, Forms, export
+from fleetfit.inference.export.writing import FORMS, Export, export
 
-__all__ = ["Export", "Forms", "Shipped", "Variant", "export"]
+__all__ = ["FORMS", "Export", "Shipped", "Variant", "export"]

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fleetfit.errors import ModelError, RunError
+from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
 from fleetfit.inference.export import checked, int8
 from fleetfit.inference.export.card import card
 from fleetfit.inference.export.checked import Variant
@@ -23,26 +23,18 @@ from fleetfit.inference.export.to_transformers import notes_on_transformers, wri
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 FLOAT, DYNAMIC, STATIC = "float", "int8", "static-int8"
 _TEST_SAMPLES = 1000
+_ONNX = {"onnx", DYNAMIC, STATIC}
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Forms:
-    """Which files are wanted beside safetensors, config and `torch.export` program.
-
-    Attributes:
-        onnx: The graph with all exits, and one for each segment.
-        int8: Both in dynamic int8.
-        static_int8: Both in static int8, calibrated on validation samples.
-        transformers: A `transformers` folder of the last exit, in `transformers/`.
-        executorch: One .pte lowered to XNNPACK, a method for each segment.
-    """
-
-    onnx: bool = True
-    int8: bool = False
-    static_int8: bool = False
-    transformers: bool = False
-    executorch: bool = False
+FORMS: Mapping[str, str] = {
+    "onnx": "one ONNX graph with all exits, and one for each segment, so that a device can stop early",
+    "int8": "these in dynamic int8",
+    "static-int8": "these in static int8, calibrated on validation samples",
+    "transformers": "a transformers folder of the last exit (BERT, ViT, DeiT)",
+    "executorch": "one .pte file lowered to XNNPACK, a method for each segment",
+}
+"""What may be written beside safetensors, config and `torch.export` program; both int8 forms are ONNX and bring it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Export:
     notes: tuple[str, ...] = ()
 
 
-def export(shipped: Shipped, out: str | Path, forms: Forms = Forms(), say: Say = lambda what: None) -> Export:
+def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), say: Say = lambda what: None) -> Export:
     """Write a level's model for devices.
 
     Everything is written beside `out` first and moved there when it is whole and checked.
@@ -70,10 +62,11 @@ def export(shipped: Shipped, out: str | Path, forms: Forms = Forms(), say: Say =
     Args:
         shipped: The model.
         out: A folder that is new or empty.
-        forms: Which files are wanted.
+        forms: Which of `FORMS` are wanted.
         say: Told what is being done.
 
     Raises:
+        ConfigError: There is no such form.
         RunError: The folder is not empty or cannot be written.
         ModelError: The model cannot be traced, or a form does not compute what the model does.
         MissingExtra: A form needs an optional dependency.
@@ -81,7 +74,11 @@ def export(shipped: Shipped, out: str | Path, forms: Forms = Forms(), say: Say =
     target = Path(out).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{target} exists and is not empty; choose another folder for the export.")
-    if forms.onnx or forms.int8 or forms.static_int8:
+    unknown = [form for form in forms if form not in FORMS]
+    if unknown:
+        raise ConfigError(f'there is no form "{unknown[0]}"; there are {", ".join(FORMS)}.'
+                          f"{did_you_mean(unknown[0], FORMS)}")  # fmt: skip
+    if _ONNX & set(forms):
         need_onnx()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -106,8 +103,8 @@ def export(shipped: Shipped, out: str | Path, forms: Forms = Forms(), say: Say =
 class _Writing:
     """One export on its way."""
 
-    def __init__(self, shipped: Shipped, folder: Path, forms: Forms, say: Say) -> None:
-        self.shipped, self.folder, self.forms, self.say = shipped, folder, forms, say
+    def __init__(self, shipped: Shipped, folder: Path, forms: Sequence[str], say: Say) -> None:
+        self.shipped, self.folder, self.forms, self.say = shipped, folder, set(forms), say
         self.x, labels = shipped.samples("test", _TEST_SAMPLES)
         self.labels = labels if shipped.data.task == "classification" else labels[:0]
         self.ours = checked.in_torch(shipped, self.x)
@@ -125,11 +122,11 @@ class _Writing:
         examples = self.x[:2] if len(self.x) > 1 else self.x.repeat(2, *[1] * (self.x.dim() - 1))
         self.say("torch.export")
         whole = self._program(examples)
-        if self.forms.onnx or self.forms.int8 or self.forms.static_int8:
+        if _ONNX & self.forms:
             self._onnx([whole, *self._segments(examples)])
-        if self.forms.executorch:
+        if "executorch" in self.forms:
             self._executorch(examples)
-        if self.forms.transformers:
+        if "transformers" in self.forms:
             self._transformers()
         write_config(config_of(shipped, self.onnx), folder)
         (folder / CARD).write_text(card(shipped, self.variants, self.onnx), encoding="utf-8")
@@ -166,12 +163,12 @@ class _Writing:
         if self.shipped.data.task == "classification" and len(names) > 1:
             script = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text(encoding="utf-8")
             (self.folder / SCRIPT).write_text(script, encoding="utf-8")
-        if self.forms.int8:
+        if DYNAMIC in self.forms:
             self.say("int8")
             for name in names:
                 int8.dynamic(self.folder / f"{name}.onnx", self.folder / f"{name}.{DYNAMIC}.onnx")
             self._variant(DYNAMIC, [f"{name}.{DYNAMIC}.onnx" for name in names])
-        if self.forms.static_int8:
+        if STATIC in self.forms:
             self._static(names)
 
     def _static(self, names: Sequence[str]) -> None:
