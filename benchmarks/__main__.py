@@ -3,7 +3,8 @@
 Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes),
 `clients` (cost per round against the number of registered clients), `engines` (processes and ray with two workers
 against local and a bare loop), `frozen` (a step on a frozen backbone against gradients for everything), `fleet` (a
-message to a node, in three ways of running its work; only when it is named).
+message to a node, in three ways of running its work; only when it is named). `python -m benchmarks ship RUN` measures
+the exported levels of a run.
 
 Both sides of a ratio alternate in one process; the figure is the median of the ratios in CPU seconds, with its range.
 """
@@ -260,6 +261,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
+    if options.parts[0] == "ship":
+        from benchmarks.ship import ship
+
+        for folder in options.parts[1:]:
+            ship(folder)
+        return
     if "round" in options.parts:
         round_overhead("cnn", (1, 28, 28), 128, options.repetitions)
         round_overhead("resnet20", (3, 32, 32), 64, options.repetitions)

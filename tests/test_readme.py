@@ -4,10 +4,12 @@ import inspect
 import math
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 import typing
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,8 +34,8 @@ from fleetfit.values import Federation, Local, Simulation
 
 ROOT = Path(__file__).parents[1]
 README, GUIDE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "guide.md").read_text()
-METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method")
+METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method", "ship")
 )
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = ["--set", "rounds=1", "--set", "local.epochs=1", "--quiet"]
@@ -135,6 +137,28 @@ def test_the_commands_of_the_guide_work(tmp_path, monkeypatch, capsys):
         assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
     assert "FedProx" in (tmp_path / "runs" / "compared" / "table.md").read_text()
     assert exit_code(["plan", "groups.toml"]) == 0
+
+
+@pytest.mark.slow
+def test_the_ship_page_works(tmp_path, monkeypatch, capsys):
+    """Its commands in their order, its Python, and the loader on what it wrote."""
+    pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+    write_files(SHIP, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    verbs = []
+    for arguments in commands(SHIP):
+        if arguments[0] == "profile" or ("--executorch" in arguments and not find_spec("executorch")):
+            continue
+        extra = ["--set", "local.epochs=1", "--quiet"] if arguments[0] == "run" else []
+        assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
+        verbs.append(arguments[0])
+    assert {"run", "predict", "calibrate", "export", "pictures"} <= set(verbs)
+    for block in fenced(SHIP, "python"):
+        if file_name(block):
+            exec(compile(block, "ship.md", "exec"), {})
+    command = [sys.executable, "device/run.py", "samples.npy", "--labels", "labels.npy", "--stop"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "accuracy" in done.stdout.splitlines()[-1] and len(done.stdout.splitlines()) == 359 + 2
 
 
 # ---- a page that is followed from top to bottom --------------------------------------------------------------------
@@ -320,8 +344,10 @@ def test_a_resolved_configuration_gives_the_same_run(shown, tmp_path):
 
 
 def test_every_verb_is_shown():
-    verbs = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
-    text = README + GUIDE
+    groups = [app, *(g.typer_instance for g in app.registered_groups if not isinstance(g.name, str))]
+    verbs = {c.name or c.callback.__name__ for group in groups for c in group.registered_commands if c.callback}
+    assert {"run", "export"} <= verbs
+    text = README + GUIDE + SHIP
     assert not [verb for verb in verbs if f"fleetfit {verb}" not in text]
 
 
