@@ -137,8 +137,9 @@ def _print_levels(run: ff.Run, names: list[str], exports: Any, times: Any, memor
         for each in exports[name].variants:
             low, median, high = times[name, each.name]
             took = f"{median:.2f} ({high - low:.2f})"
-            _row(name, f"{size:,}", each.name, f"{each.size_bytes / 1000:.0f}", took,
-                 f"{100 * each.accuracies[-1]:.2f}", f"{100 * min(each.agreement):.1f}", f"{each.difference:.1e}")  # fmt: skip
+            right, same = f"{100 * each.accuracies[-1]:.2f}", f"{100 * min(each.agreement):.1f}"
+            size_kb, off = f"{each.size_bytes / 1000:.0f}", f"{each.difference:.1e}"
+            _row(name, f"{size:,}", each.name, size_kb, took, right, same, off)
     print("\nMemory to open and run the float graph, MB:", json.dumps({n: round(m, 1) for n, m in memory.items()}))
 
 
