@@ -7,7 +7,6 @@ time, one thread: all forms of all levels take turns, so that whatever else the 
 figures are the median of 1,000 turns and the distance between its quartiles.
 """
 
-import json
 import runpy
 import subprocess
 import sys
@@ -25,17 +24,24 @@ from fleetfit.api.inference import shipped
 from fleetfit.inference.export.checked import session
 
 TURNS, BUDGET = 1000, 0.6
+_BATCH = 256
 MEMORY = """
-import resource, sys
+import sys
 import numpy, onnxruntime
+
+def told(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-run = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 x = numpy.load(sys.argv[2])[:1]
+open("/proc/self/clear_refs", "w").write("5")  # the peak from here on
+before = told("VmRSS")
+run = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 for _ in range(20):
     run.run(None, {run.get_inputs()[0].name: x})
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000)
+print((told("VmHWM") - before) / 1000, told("VmHWM") / 1000)
 """
 Work = Callable[[np.ndarray], Any]
 
@@ -112,17 +118,21 @@ def _times(works: dict[tuple[str, str], Work], x: np.ndarray) -> dict[tuple[str,
     return {key: np.quantile(row, (0.25, 0.5, 0.75)) for key, row in rows.items()}
 
 
-def _memory(place: Path, name: str) -> float:
-    """Return how many MB a process grows by when it opens and runs the float graph."""
+def _memory(place: Path, name: str) -> list[float]:
+    """Return how many MB a process grows by at most when it opens and runs the float graph, and its peak (Linux)."""
     given = [sys.executable, "-c", MEMORY, str(place / name / "model.onnx"), str(place / "x.npy")]
-    return float(subprocess.run(given, capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.split()]
 
 
 def _stopped(out: Path, x: np.ndarray, y: np.ndarray) -> tuple[float, float, list[float]]:
     """Return accuracy at the last exit and when stopping, and the shares that leave."""
     model = _loader(out)
-    whole, _ = model.predict(x, stop=False)
-    classes, exits = model.predict(x, stop=True)
+    parts = [x[i : i + _BATCH] for i in range(0, len(x), _BATCH)]
+    whole = np.concatenate([model.predict(part, stop=False)[0] for part in parts])
+    classes, exits = (
+        np.concatenate(found) for found in zip(*(model.predict(p, stop=True) for p in parts), strict=True)
+    )
     shares = [float((exits == e).mean()) for e in range(1, int(exits.max()) + 1)]
     return float((whole == y).mean()), float((classes == y).mean()), shares
 
@@ -140,7 +150,8 @@ def _print_levels(run: ff.Run, names: list[str], exports: Any, times: Any, memor
             right, same = f"{100 * each.accuracies[-1]:.2f}", f"{100 * min(each.agreement):.1f}"
             size_kb, off = f"{each.size_bytes / 1000:.0f}", f"{each.difference:.1e}"
             _row(name, f"{size:,}", each.name, size_kb, took, right, same, off)
-    print("\nMemory to open and run the float graph, MB:", json.dumps({n: round(m, 1) for n, m in memory.items()}))
+    said = "; ".join(f"level {name}: {grown:.1f} of {peak:.0f}" for name, (grown, peak) in memory.items())
+    print(f"\nPeak memory to open and run the float graph, MB, of the process's peak: {said}")
 
 
 def _print_stopping(names: list[str], times: Any, stopped: Any) -> None:
