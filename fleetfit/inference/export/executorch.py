@@ -2,10 +2,8 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from fleetfit.errors import MissingExtra, ModelError
 from fleetfit.inference.export.graphs import Graph
-from fleetfit.inference.export.programs import exported
+from fleetfit.inference.export.programs import exported, quiet
 
 FILE = "model.pte"
 MOST = 8
@@ -30,7 +28,7 @@ def write(graphs: Sequence[Graph], folder: Path) -> Path:
     """
     if importlib.util.find_spec("executorch") is None:
         raise MissingExtra("executorch", "Writing .pte files")
-    with _quiet():
+    with quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
@@ -49,7 +47,7 @@ def write(graphs: Sequence[Graph], folder: Path) -> Path:
 
 def run(path: Path, graphs: Sequence[Graph], x: Tensor) -> Tensor:
     """Return the logits [E, N, classes] by ExecuTorch's Python runtime, a segment after the other."""
-    with _quiet(), _silent():
+    with quiet(), _silent():
         from executorch.runtime import Runtime
 
         program = Runtime.get().load_program(path)
@@ -63,18 +61,6 @@ def run(path: Path, graphs: Sequence[Graph], x: Tensor) -> Tensor:
                 carry = [each.clone() for each in carry]
             parts.append(torch.stack(row) if len(methods) > 1 else torch.stack([row[0], *carry]))
     return torch.cat(parts, dim=1)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ in float, 0.93).
 """
 
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fleetfit.errors import ModelError
-from fleetfit.inference.export.programs import strip
+from fleetfit.inference.export.programs import quiet, strip
 
 CALIBRATION_SAMPLES = 256
 _BATCH = 32
@@ -26,8 +25,7 @@ def dynamic(source: Path, target: Path) -> None:
     """Write a graph with int8 weights, whose activations are scaled call by call."""
     from onnxruntime.quantization import quantize_dynamic
 
-    with _preprocessed(source) as ready, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _preprocessed(source) as ready, quiet():
         quantize_dynamic(ready, target, nodes_to_exclude=_depthwise(ready))
     strip(target)
 
@@ -55,8 +53,7 @@ def static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
         def get_next(self) -> Any:
             return next(self.left, None)
 
-    with _preprocessed(source) as ready, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _preprocessed(source) as ready, quiet():
         quantize_static(ready, target, Reader(), quant_format=QuantFormat.QDQ, per_channel=True)
     strip(target)
 
@@ -71,8 +68,7 @@ class _preprocessed:
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         ready = Path(self._place.name) / "ready.onnx"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             try:
                 quant_pre_process(self._source, ready)
             except Exception:  # "Incomplete symbolic shape inference", of a transformer's: it does without

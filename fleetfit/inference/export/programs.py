@@ -44,7 +44,7 @@ def exported(graph: Graph, most: int | None = None) -> torch.export.ExportedProg
     """
     free = tuple({d: _free(size, most) for d, size in dims.items()} for dims in graph.dims)
     shapes = (free,) if graph.several else free
-    with _quiet(), _explained(graph, "torch.export"), torch.no_grad():
+    with quiet(), _explained(graph, "torch.export"), torch.no_grad():
         try:
             program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=False)
         except Exception:  # reading the code follows more than running it: len(x), for one
@@ -67,7 +67,7 @@ def write_program(graph: Graph, path: Path) -> None:
         ModelError: It cannot be traced.
     """
     program = exported(graph)
-    with _quiet():
+    with quiet():
         torch.export.save(program, path)
 
 
@@ -80,7 +80,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
     """
     need_onnx()
     free = tuple(dict(dims) for dims in graph.dims)
-    with _quiet(), _explained(graph, "torch.onnx"), torch.no_grad():
+    with quiet(), _explained(graph, "torch.onnx"), torch.no_grad():
         torch.onnx.export(
             graph.module, graph.inputs, path, dynamo=True, opset_version=OPSET, verbose=False, external_data=False,
             dynamic_shapes=(free,) if graph.several else free, output_names=list(graph.results),
@@ -106,17 +106,16 @@ def strip(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep warnings and log lines of the exporters to themselves: none asks anything of the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Keep warnings and log lines of the exporters to themselves: what matters is raised, and said in one sentence."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 @contextlib.contextmanager
