@@ -61,3 +61,9 @@ def accuracy_among(columns: Mapping[str, Any], kind: str, level: int | None, nor
             f'there is no accuracy "{kind}"; there are {", ".join(numbers)}.{did_you_mean(kind, numbers)}'
         )
     return float(found[kind])
+
+
+def short_name(name: Any) -> str:
+    """Return what people call a name of a run file: without the place of its function; of an object, its type."""
+    text = name if isinstance(name, str) else type(name).__name__
+    return text.rpartition(":")[2]

@@ -5,16 +5,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference
-from fleetfit.api.described import visible
+from fleetfit.api.described import short_name, visible
 from fleetfit.config import Assembly, assemble, experiment_of
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, ModelError, PlanError, did_you_mean
+from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import Shipped
-from fleetfit.layout import predictions
+from fleetfit.layout import predictions, some_input
 from fleetfit.planner import Amount, absolute
 from fleetfit.submodel import Submodel
 from fleetfit.values import Facts, Federation
@@ -34,8 +35,8 @@ def level_named(federation: Federation, level: LevelName) -> str:
     """
     known = [entry.name for entry in federation.levels]
     wanted = known[-1] if level is None else str(level)
-    if isinstance(level, int) and wanted not in known and 1 <= level <= len(known):
-        wanted = known[level - 1]
+    if wanted not in known and wanted.isdecimal() and 1 <= int(wanted) <= len(known):
+        wanted = known[int(wanted) - 1]
     if wanted not in known:
         raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
     return wanted
@@ -45,10 +46,12 @@ def module_of(run: "Run", level: LevelName) -> nn.Module:
     """Return a level's model in eval mode, with the statistics of its last evaluation, or new ones if it has none."""
     assembly, name = run.assembly, run.level_name(level)
     index = [entry.name for entry in assembly.federation.levels].index(name)
-    found = run.checkpoint["statistics"]
-    if found is None and evaluate.has_batch_norm(assembly.federation):
+    found = run.checkpoint["statistics"] or {}
+    if index not in found and evaluate.has_batch_norm(assembly.federation):
         with contextlib.closing(assembly.engine()) as engine:
-            found, _ = evaluate.statistics(assembly.federation, engine, run.server, assembly.settings.wanted)
+            found, _ = evaluate.statistics(assembly.federation, engine, run.server, assembly.settings.wanted, [index])
+        if index not in found:
+            raise RunError(f"there are no batch-norm statistics for level {name}: no client could measure them.")
     return evaluate.level_module(assembly.federation, run.server, index, found)
 
 
@@ -118,15 +121,17 @@ def calibrate(
     client: int | None,
 ) -> Calibration:  # fmt: skip
     """Choose when samples leave, try it on the test samples, and write it into the run folder."""
-    data = data_of(run, client)
+    data, name = data_of(run, client), run.level_name(level)
+    if len(submodel_of(run, level).exits) < 2:
+        raise ConfigError(f"level {name} has one exit, so nobody can leave before it: there is nothing to calibrate.")
     validation, test = (scores_of(run, level, split, client) for split in ("validation", "test"))
     costs = costs_of(run, level, cost, data)
     limit = absolute_budget(budget, cost, costs)
-    name = run.level_name(level)
     found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
     if client is None:
         run.files.path.joinpath("inference").mkdir(exist_ok=True)
-        run.files.write(calibration_file(name), json.dumps(found.numbers(), indent=1) + "\n")
+        numbers = {"round": run.server.round, **found.numbers()}
+        run.files.write(calibration_file(name), json.dumps(numbers, indent=1, allow_nan=False) + "\n")
     return found
 
 
@@ -136,13 +141,25 @@ def calibration_file(level: str) -> str:
 
 
 def saved_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
-    """Return what `calibrate` wrote for a level, or None."""
+    """Return what `calibrate` wrote for a level, or None.
+
+    Raises:
+        ConfigError: It is damaged, or of another round's model.
+    """
     path = run.folder / calibration_file(run.level_name(level))
     if not path.is_file():
         return None
-    with contextlib.suppress(ValueError, OSError):
-        return cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    raise ConfigError(f"{path} is damaged. Calibrate again.")
+    try:
+        found = cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
+        then = found["round"]
+    except (ValueError, OSError, KeyError, TypeError):
+        raise ConfigError(f"{path} is damaged. Calibrate again.") from None
+    if then != run.server.round:
+        raise ConfigError(
+            f"{path} was found after round {then}, and the model is that of round {run.server.round} now. Calibrate "
+            "again, or remove the file."
+        )
+    return found
 
 
 def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]:
@@ -156,7 +173,8 @@ def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]
         raise ConfigError(f'there is no cost "{cost}" of a prediction; there are {" and ".join(known)}.'
                           f"{did_you_mean(cost, known)}")  # fmt: skip
     if cost == "latency_s":
-        x, _ = data.batch(data.split("test")[:1])
+        architecture = run.assembly.federation.problem.architecture
+        x = some_input(architecture, data.sample_shape, 1, torch.Generator().manual_seed(0))  # texts at full length
         return inference.exit_latencies(run.served(level), x)
     problem, piece = run.assembly.federation.problem, submodel_of(run, level)
     sizes = {**problem.layout.full_sizes, **piece.sizes}
@@ -174,17 +192,23 @@ def shipped(run: "Run", level: LevelName, data: Data | None) -> Shipped:
     experiment, problem, piece = run.experiment, run.assembly.federation.problem, submodel_of(run, level)
     name, sizes = run.level_name(level), {**problem.layout.full_sizes, **piece.sizes}
     calibration = saved_calibration(run, level)
-    model = experiment.model.name
     facts = {
-        "model": model if isinstance(model, str) else type(problem.architecture).__name__,
-        "method": experiment.method.name,
+        "model": short_name(experiment.model.name),
+        "method": short_name(experiment.method.name),
         "trained": f"{run.server.round} rounds, {len(run.assembly.federation.clients)} clients, seed {experiment.seed}",
         "costs": inference.exit_costs(problem.architecture, sizes, piece.exits, problem.input_shape),
         "calibration": calibration,
     }
     policy = None if calibration is None else inference.read_policy(calibration)
     return Shipped(
-        name, problem.architecture, sizes, piece.exits, run.served(level), data or run.assembly.data, policy, facts
+        name,
+        problem.architecture,
+        sizes,
+        piece.exits,
+        run.served(level),
+        run.assembly.data if data is None else data,
+        policy,
+        facts,
     )
 
 
@@ -192,6 +216,11 @@ def submodel_of(run: "Run", level: LevelName) -> Submodel:
     """Return a level's sub-model."""
     name = run.level_name(level)
     return next(entry.submodel for entry in run.assembly.federation.levels if entry.name == name)
+
+
+def cost_of_unit(budget: float | str | None) -> str:
+    """Return what a budget is meant in by its unit: "35 ms" is a latency."""
+    return "latency_s" if isinstance(budget, str) and budget.strip().endswith("s") else "multiply_adds"
 
 
 def absolute_budget(budget: Amount, cost: str, costs: list[float]) -> float:
@@ -207,6 +236,3 @@ def absolute_budget(budget: Amount, cost: str, costs: list[float]) -> float:
     if not found > 0:
         raise ConfigError(f"a budget must be above 0, got {budget}.")
     return found * costs[-1] if not isinstance(budget, str) and found <= 1 else found
-
-
-__all__ = ["best_exit", "calibrate", "data_of", "predict", "saved_calibration", "scores_of"]

@@ -13,6 +13,7 @@ from fleetfit import inference
 from fleetfit.api.inference import (
     absolute_budget,
     calibration_file,
+    cost_of_unit,
     costs_of,
     saved_calibration,
     scores_of,
@@ -128,6 +129,11 @@ def _stopping(run: "Run", level: str, asked: Asked, drawn: Drawn) -> None:
     if reason:
         drawn.notes.append(f"No pictures of samples by exit: {reason}.")
         return
+    there = set(test.labels.tolist())
+    lacking = [class_names(data)[label] for label in labels if label not in there]
+    if lacking and not asked.classes:
+        drawn.notes.append(f"No test samples, so no pictures: class {', '.join(lacking)}.")
+        labels = [label for label in labels if label in there]
     for label in labels:
         figure = exits_of_class(data, test, came.exits, label, asked.share, f"{title}, average budget {budget}")
         drawn.figures[_file(class_names(data), label)] = figure
@@ -149,7 +155,7 @@ def _calibrated(run: "Run", level: str, asked: Asked, test: Scores, notes: list[
         return numbers, inference.outcome(test, policy, numbers["costs"])
     validation, data = scores_of(run, level, "validation", None), run.assembly.data
     assert isinstance(data, Data)
-    cost = asked.cost or _cost_of_unit(asked.budget)
+    cost = asked.cost or cost_of_unit(asked.budget)
     costs = costs_of(run, level, cost, data)
     budget = absolute_budget(BUDGET if asked.budget is None else asked.budget, cost, costs)
     found = inference.calibrate(
@@ -167,11 +173,6 @@ def _check_saved(numbers: dict[str, Any], test: Scores, path: object) -> None:
     moved = 2 / len(test.labels) + 1e-9  # another machine may round a sample or two to another class
     if len(then) != len(now) or any(abs(a - b) > moved for a, b in zip(then, now, strict=True)):
         raise ConfigError(f"{path} is of another state of this model. Calibrate again, or give a budget.")
-
-
-def _cost_of_unit(budget: float | str | None) -> str:
-    """Return what a budget is meant in by its unit: "35 ms" is a latency."""
-    return "latency_s" if isinstance(budget, str) and budget.strip().endswith("s") else "multiply_adds"
 
 
 def _file(names: Sequence[str], label: int) -> str:

@@ -180,7 +180,7 @@ class Run:
     def calibrate(
         self,
         level: int | str | None = None,
-        budget: float | str = 0.5,
+        budget: float | str = 0.75,
         cost: str = "multiply_adds",
         mode: Mode = "budgeted",
         measure: Measure = "max",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
-from fleetfit.api.described import settled
+from fleetfit.api.described import settled, short_name
 from fleetfit.api.results import Run, load
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.writing import dumped
@@ -96,7 +96,7 @@ def new_folder(
     """
     experiment = assembly.experiment
     config = to_toml(experiment)
-    name = experiment.name or f"{assembly.data.name}-{_label(experiment.method.name)}"
+    name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
     path = new_path(RUNS, name, config) if out is None else Path(out)
     files = {
         "config.toml": config,
@@ -107,11 +107,6 @@ def new_folder(
     folder = RunFolder.create(path, files | dict(further or {}))
     folder.save_base(assembly.federation.problem.base)
     return folder
-
-
-def _label(name: Any) -> str:
-    text = name if isinstance(name, str) else type(name).__name__
-    return text.rpartition(":")[2]
 
 
 def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: Any) -> Run:
@@ -179,8 +174,8 @@ def _description(target: Run) -> dict[str, Any]:
     norms = [norm for norm in experiment.evaluate.norms if norm in target.columns]
     return {
         "name": experiment.name,
-        "method": _label(experiment.method.name),
-        "model": _label(experiment.model.name),
+        "method": short_name(experiment.method.name),
+        "model": short_name(experiment.model.name),
         "data": data.name,
         "seed": experiment.seed,
         "norm": norms[0],

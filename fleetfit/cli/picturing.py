@@ -63,10 +63,11 @@ def pictures(folder: Path, asked: Asked, out: Path | None, ending: str) -> tuple
         raise ConfigError(f"--format must be {', '.join(FORMATS)}, got {ending}.{did_you_mean(ending, FORMATS)}")
     found = load(folder)
     drawn = drawn_of(found, asked)
+    place = found.folder / "plots" if out is None else out
     try:
-        return saved(drawn.figures, found.folder / "plots" if out is None else out, ending), drawn.notes
+        return saved(drawn.figures, place, ending), drawn.notes
     except OSError as error:
-        raise ConfigError(f"the pictures cannot be written to {out}: {error.strerror}.") from None
+        raise ConfigError(f"the pictures cannot be written to {place}: {error.strerror}.") from None
 
 
 def asked(
@@ -77,5 +78,4 @@ def asked(
     limit: float | str | None = budget
     with contextlib.suppress(ValueError):
         limit = None if budget is None else float(budget)
-    named = int(level) if level is not None and level.isdecimal() else level
-    return Asked(named, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share)
+    return Asked(level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share)

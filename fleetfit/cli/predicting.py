@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fleetfit import names
 from fleetfit.api import Run, load
-from fleetfit.api.inference import data_of, saved_calibration
+from fleetfit.api.inference import cost_of_unit, data_of, saved_calibration
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
 from fleetfit.inference import Calibration, Policy, read_policy, stop_early
@@ -102,7 +102,7 @@ def _policy(run: Run, level: str | None) -> Policy:
     if found is None:
         name = run.level_name(level)
         raise ConfigError(
-            f'level {name} was not calibrated. First: "fleetfit calibrate {run.folder} --level {name} --budget 0.5".'
+            f'level {name} was not calibrated. First: "fleetfit calibrate {run.folder} --level {name} --budget 0.75".'
         )
     return read_policy(found)
 
@@ -158,7 +158,7 @@ def _table(found: _Predicted, run: Run, asked: Asked, data: Data) -> Table:
 
 
 def calibrated(
-    folder: Path, level: str | None, budget: str, cost: str, mode: Any, measure: Any, temperature: bool,
+    folder: Path, level: str | None, budget: str, cost: str | None, mode: Any, measure: Any, temperature: bool,
     client: int | None,
 ) -> Calibration:  # fmt: skip
     """Calibrate a level of a run."""
@@ -166,6 +166,7 @@ def calibrated(
         amount: float | str = float(budget)
     except ValueError:
         amount = budget
+    cost = cost or cost_of_unit(amount)
     return load(folder).calibrate(level, amount, cost, mode, measure, temperature, client)
 
 
@@ -227,12 +228,12 @@ def exported(
 
 def export_table(found: Export) -> Table:
     """Return how large each form is, and how it compares with the model in PyTorch."""
-    exits = len(found.variants[0].agreement)
+    exits = found.variants[0].exits
     heads = ("form", "kB", *(f"exit {i + 1}: accuracy %" for i in range(exits)), "same answer %", "largest difference")
     rows = []
     for each in found.variants:
         scores = [percent(a) for a in each.accuracies] or ["-"] * exits
-        same = percent(min(each.agreement))
+        same = percent(min(each.agreement)) if each.agreement else "-"
         rows.append((each.name, f"{each.size_bytes / 1000:.0f}", *scores, same, f"{each.difference:.1e}"))
     title = f"level {found.level} on {found.variants[0].samples} test samples"
     return Table(heads, tuple(rows), title, found.notes)

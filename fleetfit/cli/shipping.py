@@ -72,7 +72,7 @@ def calibrate(
     budget: Annotated[
         str, typer.Option(help="Average cost of a sample: up to 1, a share of the last exit's; or 35 ms, 20 M.")
     ] = "0.75",
-    cost: Annotated[Cost, typer.Option(help="What the budget is meant in.")] = Cost.multiply_adds,
+    cost: Annotated[Cost | None, typer.Option(help="What the budget is meant in; by default as its unit says.")] = None,
     anytime: Annotated[
         bool, typer.Option("--anytime", help="Each sample has the budget, not the average one.")
     ] = False,
@@ -92,7 +92,14 @@ def calibrate(
     from fleetfit.cli import display, predicting
 
     found = predicting.calibrated(
-        folder, level, budget, cost.value, "anytime" if anytime else "budgeted", measure.value, temperature, client
+        folder,
+        level,
+        budget,
+        cost and cost.value,
+        "anytime" if anytime else "budgeted",
+        measure.value,
+        temperature,
+        client,
     )
     if as_json:
         typer.echo(json.dumps(found.numbers(), indent=2))

@@ -148,7 +148,7 @@ class Data:
             x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data. Targets of a
             regression have mean 0 and variance 1 over the training split.
         """
-        y = self._labels(indices.to(self.x.device))
+        y = self.labels(indices.to(self.x.device))
         x = self.stored(indices, rng)
         if x.dtype == torch.int64:
             return (x, y) if self.padding < 0 else _without_tail(x, y, self.padding)
@@ -171,7 +171,9 @@ class Data:
         """What stored samples are multiplied by, and what is added then, to broadcast over [B, C, ...]; or None."""
         return self._scale, self._shift
 
-    def _labels(self, indices: Tensor) -> Tensor:
+    def labels(self, indices: Tensor) -> Tensor:
+        """Return the labels of samples as `batch` does [B, ...], on the device of the data."""
+        indices = indices.to(self.y.device)
         y = self.y.index_select(0, indices)
         if self._targets is not None:
             mean, std = self._targets

@@ -1,7 +1,7 @@
 """The levels' models: their states, and their batch-norm statistics, re-estimated by statistics jobs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -62,9 +62,16 @@ def has_batch_norm(federation: Federation) -> bool:
 
 
 def statistics(
-    federation: Federation, engine: Runs, server: Server, wanted: Wanted
+    federation: Federation, engine: Runs, server: Server, wanted: Wanted, levels: Sequence[int] | None = None
 ) -> tuple[Statistics, list[dict[str, Any]]]:
-    """Re-estimate the batch-norm statistics of every level by statistics jobs.
+    """Re-estimate the batch-norm statistics of levels by statistics jobs.
+
+    Args:
+        federation: Whose levels.
+        engine: Runs the jobs.
+        server: Has the state.
+        wanted: How many samples.
+        levels: Indices of the levels; by default all up to the largest one that somebody trains.
 
     Returns:
         What was found, without the levels of which nobody could measure any; and the jobs that failed.
@@ -76,7 +83,7 @@ def statistics(
     settings = replace(wanted.evaluation, split="train", samples=each, shuffle=True)
 
     def jobs() -> Iterator[Job]:
-        for level in range(top_level(federation) + 1):
+        for level in range(top_level(federation) + 1) if levels is None else levels:
             state = level_state(federation, server, level)
             for i, client in enumerate(ids):
                 if not wanted.beyond and federation.level_of[client] < level:

@@ -128,7 +128,8 @@ def policy_for(
         raise ConfigError(f'there is no mode "{mode}"; there are budgeted (samples share the budget) and anytime.')
     if not budget >= costs[0] * (1 - 1e-9):
         raise ConfigError(
-            f"a sample that leaves at the first exit costs {costs[0]:g} already; the budget is {budget:g}."
+            f"a sample that leaves at the first exit costs {costs[0]:g} already, {costs[0] / costs[-1]:.3f} of what "
+            f"the last exit costs; the budget is {budget:g}."
         )
     count, given = len(costs), tuple(temperatures)
     if mode == "anytime":

@@ -88,6 +88,8 @@ def panels_of_class(found: Scores, exits: Tensor, label: int, share: float | Non
     if not count:
         raise ConfigError(f"none of the {len(found.labels)} test samples is of class {label}.")
     wanted = max(_SHARE, min(1.0, _FEWEST / count)) if share is None else share
+    if share is None:  # a default never asks for more than fits, with one sample more for each exit's rounding
+        wanted = min(wanted, (MOST - len(found.logits)) / count)
     if not 0 < wanted <= 1:
         raise ConfigError(f"share must be above 0 and at most 1, got {wanted:g}.")
     left = [(of_class & (exits == i)).nonzero()[:, 0] for i in range(len(found.logits))]

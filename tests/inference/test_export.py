@@ -282,6 +282,7 @@ def test_a_module_without_segments_is_exported_whole_with_a_note(tmp_path: Path)
 
     found = export(of_module(Two(), (1, 2)), tmp_path / "out")
     assert "cannot stop early" in found.notes[0] and "no exits, no start" in found.notes[0]
+    assert "run.py" not in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "run.py").exists() and found.variants[1].difference < 1e-5
 
 
@@ -311,3 +312,98 @@ def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest
         export(of_module(nn.Linear(2, 2)), tmp_path / "out")
     with pytest.raises(FleetFitError, match=r"fleetfit\[executorch\]"):
         export(of_module(nn.Linear(2, 2)), tmp_path / "out", ["executorch"])
+
+
+# ---- what a review found -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_model_named_by_a_file_leaves_no_path_and_every_level_has_statistics(tmp_path: Path) -> None:
+    """Evaluation by batch statistics only, a level without clients, a model of one's own."""
+    here = Path(__file__).parents[1]
+    run = ff.run(
+        {"rounds": 1, "data": {"name": f"{here}/tiny.py:tiny_data", "partition": {"kind": "iid", "clients": 3}},
+         "model": {"name": f"{here}/tiny.py:tiny"}, "method": {"name": "heterofl"},
+         "fleet": {"levels": [0.3, 1.0], "tolerance": 0.2, "groups": [{"budget": 0.35}]},
+         "evaluate": {"every": 0, "norms": ["batch"]}}, out=tmp_path / "run",
+    )  # fmt: skip
+    for level in (1, 2):
+        x = torch.rand(3, 1, 4, 4)
+        assert torch.allclose(run.predict(x, level)[:1], run.predict(x[:1], level), atol=1e-6)
+        out = run.export(level, tmp_path / f"out{level}").folder
+        assert any("running_mean" in name for name in load_file(out / "model.safetensors"))
+        assert json.loads((out / "config.json").read_text())["model"] == "tiny"
+        for path in out.iterdir():
+            assert str(here).encode() not in path.read_bytes(), path.name
+        assert (out / "run.py").exists() and "run.py" in (out / "README.md").read_text()
+    with pytest.raises(FleetFitError, match="one exit"):
+        run.calibrate(2)
+    assert run.level_name("2") == "2" == run.level_name(2)
+
+
+def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
+    run = ff.run(
+        {"rounds": 1, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 3}},
+         "model": {"name": "tiny:tiny"}, "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
+         "evaluate": {"every": 0}}, out=tmp_path / "run",
+    )  # fmt: skip
+    run.calibrate(2, 1.0)
+    path = tmp_path / "run" / "inference" / "level-2.json"
+    found = json.loads(path.read_text())
+    assert found["round"] == 1 and ff.api.inference.saved_calibration(run, 2) == found
+    path.write_text(json.dumps({**found, "round": 0}))
+    with pytest.raises(FleetFitError, match="after round 0.*round 1 now"):
+        run.export(2, tmp_path / "out")
+
+
+def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None:
+    x = torch.rand(40, 2)
+    y = 1000 + 500 * x.sum(1, keepdim=True)
+    data = Data("prices", x, y, {"train": torch.arange(30), "validation": torch.arange(30, 40)}, 1, task="regression")
+    mean, std = data.target_scale
+    there = of_module(nn.Sequential(nn.Linear(2, 1)))
+    shipped = Shipped("1", there.architecture, there.sizes, there.exits, there.module, data)
+    found = export(shipped, tmp_path / "out")  # and there is no test split
+    [z] = in_whole(tmp_path / "out" / "model.onnx", x)
+    assert torch.allclose(z, (there.module(x) * std + mean).detach(), rtol=1e-5)
+    assert found.variants[1].agreement == () and found.variants[1].samples == 10
+
+
+def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:
+    class Constant(ExitModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.exits, self.blocks = (1, 2), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+            self.heads = nn.ModuleDict({"1": nn.Linear(2, 2), "2": nn.Linear(2, 2)})
+
+        def start(self, x: torch.Tensor) -> Any:
+            return x, 3
+
+        def segment(self, i: int, carry: Any) -> Any:
+            return self.blocks[i](carry[0]), carry[1]
+
+        def head(self, i: int, carry: Any) -> torch.Tensor:
+            found: torch.Tensor = self.heads[str(i + 1)](carry[0])
+            return found
+
+    found = export(of_module(Constant(), (1, 2)), tmp_path / "out")
+    assert "a int that is no tensor with the batch first" in found.notes[0]
+
+
+def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    export(of_module(nn.Sequential(nn.Linear(2, 2))), ".")
+    assert (place / "model.onnx").is_file() and [p.name for p in tmp_path.iterdir()] == ["here"]
+
+
+def test_what_can_be_refused_is_refused_before_anything_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetfit.inference.export.writing.write_program", lambda *given: pytest.fail("traced"))
+    for form, said in (("static-int8", "no validation|none"), ("transformers", "transformers|BERT")):
+        with pytest.raises(FleetFitError, match=said):
+            export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out", [form])

@@ -145,7 +145,7 @@ def test_the_ends_of_the_budget() -> None:
     assert outcome(found, policy_for(found, COSTS, 1e9), COSTS).accuracy == found.accuracies[-1]
     least = outcome(found, policy_for(found, COSTS, 1.0), COSTS)
     assert least.shares == (1, 0, 0) and least.accuracy == found.accuracies[0]
-    with pytest.raises(ConfigError, match="costs 1 already; the budget is 0.9"):
+    with pytest.raises(ConfigError, match="costs 1 already, 0.250 of what .*; the budget is 0.9"):
         policy_for(found, COSTS, 0.9)
     with pytest.raises(ConfigError, match='no mode "later"'):
         policy_for(found, COSTS, 2, mode="later")  # type: ignore[arg-type]

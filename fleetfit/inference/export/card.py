@@ -1,10 +1,12 @@
 """A short model card: what the model is, what it was trained on, how good each exit is, how to run it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from fleetfit.inference.export.checked import Variant
 from fleetfit.inference.export.shipped import Shipped
+from fleetfit.values import Facts
 
 _RUN = """## Run it
 
@@ -16,24 +18,25 @@ logits = model({example})
 ```
 """
 _DEVICE = """
-Without PyTorch, with numpy and onnxruntime, and leaving early where the model is sure:
+Without PyTorch, with numpy and onnxruntime; `--stop` leaves early where the model is sure, if it was calibrated:
 
 ```sh
 pip install numpy onnxruntime
-python run.py samples.npy --stop             # or: from run import Model
+python run.py samples.npy{stop}             # or: from run import Model
 ```
 
 `model.onnx` computes every exit at once, whatever output is asked for; only the segments save time.
 """
 
 
-def card(shipped: Shipped, variants: Sequence[Variant], onnx: Mapping[str, Any]) -> str:
+def card(shipped: Shipped, variants: Sequence[Variant], notes: Sequence[str], loader: bool) -> str:
     """Return the card as Markdown.
 
     Args:
         shipped: The model.
         variants: Its forms, measured.
-        onnx: The ONNX files of each variant.
+        notes: What whoever uses it must know.
+        loader: Whether `run.py` is there.
     """
     facts, data = shipped.facts, shipped.data
     title = facts.get("model", type(shipped.architecture).__name__)
@@ -45,23 +48,23 @@ def card(shipped: Shipped, variants: Sequence[Variant], onnx: Mapping[str, Any])
         "exits after blocks": ", ".join(map(str, shipped.exits)),
         "parameters": _grouped(sum(p.numel() for p in shipped.module.parameters())),
         "multiply-adds until each exit": ", ".join(map(_grouped, facts.get("costs", ()))) or None,
-        "input": f"{str(x.dtype).removeprefix('torch.')} [batch, {', '.join(map(str, x.shape[1:]))}], as stored: "
-        "scaling is part of the graphs" if not shipped.takes_tokens else f"token ids [batch, up to {x.shape[1]}]",
+        "input": _input(shipped, x),
     }  # fmt: skip
     lines = [f"# {title}, level {shipped.level}", "", "A piece of one model that a fleet of unequal devices trained, "
              "cut out with FleetFit.", "", "| | |", "| --- | --- |"]  # fmt: skip
     lines += [f"| {name} | {value} |" for name, value in rows.items() if value]
+    lines += [line for note in notes for line in ("", note)]
     lines += ["", "## How good it is", "", *_measured(variants), *_calibration(shipped), ""]
     example = f"torch.zeros(1, {', '.join(map(str, x.shape[1:]))}, dtype={x.dtype})"
     lines.append(_RUN.format(example=example))
     found = "\n".join(lines)
-    return found + (_DEVICE if onnx and shipped.data.task == "classification" else "")
+    return found + (_DEVICE.format(stop=" --stop" if shipped.policy else "") if loader else "")
 
 
 def _measured(variants: Sequence[Variant]) -> list[str]:
     """Return the table of the model's forms."""
     scored = any(variant.accuracies for variant in variants)
-    exits = len(variants[0].agreement)
+    exits = variants[0].exits
     heads = [f"exit {i + 1}" for i in range(exits)]
     lines = [f"On {variants[0].samples} test samples: " + ("accuracy in percent, and " if scored else "")
              + "how often the answer is PyTorch's.", ""]  # fmt: skip
@@ -69,7 +72,7 @@ def _measured(variants: Sequence[Variant]) -> list[str]:
               f"| --- | --- | {' | '.join('---' for _ in heads)} | --- | --- |"]  # fmt: skip
     for variant in variants:
         cells = [f"{100 * a:.2f}" for a in variant.accuracies] or ["-"] * exits
-        agreement = f"{100 * min(variant.agreement):.2f}"
+        agreement = f"{100 * min(variant.agreement):.2f}" if variant.agreement else "-"
         lines.append(f"| {variant.name} | {variant.size_bytes / 1000:.0f} | {' | '.join(cells)} | {agreement} | "
                      f"{variant.difference:.1e} |")  # fmt: skip
     return lines
@@ -98,3 +101,12 @@ def _calibration(shipped: Shipped) -> list[str]:
 
 def _grouped(n: float) -> str:
     return f"{int(n):,}"
+
+
+def _input(shipped: Shipped, x: Tensor) -> str:
+    if shipped.takes_tokens:
+        return f"token ids [batch, up to {x.shape[1]}]"
+    what = f"{str(x.dtype).removeprefix('torch.')} [batch, {', '.join(map(str, x.shape[1:]))}]"
+    if isinstance(shipped.data, Facts):
+        return f"{what}, scaled as the nodes scale their data"
+    return f"{what}, as stored: scaling is part of the graphs"

@@ -1,5 +1,6 @@
 """Exported graphs beside the model in PyTorch: how far logits differ, how often the answer is the same."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import ModelError
-from fleetfit.inference.export.graphs import Prepared
+from fleetfit.inference.export.graphs import Whole
 from fleetfit.inference.export.shipped import Shipped
-from fleetfit.layout import outputs
 
 TOLERANCE = 1e-4
 """How far logits of a float export may be from the model's, relative to the larger of 1 and their size."""
@@ -27,9 +27,10 @@ class Variant:
         name: "pytorch", "float", "int8", "static-int8", "executorch".
         size_bytes: Of its files.
         accuracies: Of each exit on test samples [E]; () where there are no labels.
-        agreement: Share of the samples for which each exit answers as in PyTorch [E].
+        agreement: Share of the samples for which each exit answers as in PyTorch [E]; () of a regression.
         difference: The largest difference of a logit.
         samples: How many samples were looked at.
+        exits: How many exits there are.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Variant:
     agreement: tuple[float, ...]
     difference: float
     samples: int
+    exits: int
 
 
 def session(path: Path, threads: int = 1) -> Any:
@@ -53,8 +55,8 @@ def session(path: Path, threads: int = 1) -> Any:
 @torch.no_grad()
 def in_torch(shipped: Shipped, x: Tensor) -> Tensor:
     """Return the logits [E, N, classes] of stored samples [N, ...], by the model itself."""
-    prepared = Prepared(shipped.data)
-    return torch.cat([torch.stack(outputs(shipped.module, prepared(part))) for part in x.split(_BATCH)], dim=1)
+    whole = Whole(shipped).eval()
+    return torch.cat([torch.stack(whole(part)) for part in x.split(_BATCH)], dim=1)
 
 
 def in_whole(path: Path, x: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ def in_segments(paths: Sequence[Path], x: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, axis=1))
 
 
-def compared(name: str, size_bytes: int, ours: Tensor, theirs: Tensor, labels: Tensor) -> Variant:
+def compared(name: str, size_bytes: int, ours: Tensor, theirs: Tensor, labels: Tensor, task: str) -> Variant:
     """Compare logits [E, N, classes] with those of the model itself.
 
     Args:
@@ -87,16 +89,20 @@ def compared(name: str, size_bytes: int, ours: Tensor, theirs: Tensor, labels: T
         ours: The model's.
         theirs: The variant's.
         labels: int64 [N], or empty.
+        task: What is answered: labels of a multi-label task one by one; a regression has no answers to agree on.
     """
-    answers, expected = theirs.argmax(-1), ours.argmax(-1)  # [E, N], or [E, N, L] of a next-token task
+    several = task == "multi_label"
+    answers, expected = (z > 0 if several else z.argmax(-1) for z in (theirs, ours))  # [E, N], or [E, N, L]
+    same = (answers == expected).double().flatten(1).mean(1).tolist() if task != "regression" else []
     accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
     return Variant(
         name,
         size_bytes,
         tuple(accuracies),
-        tuple((answers == expected).double().flatten(1).mean(1).tolist()),
+        tuple(same),
         float((ours - theirs).abs().max()),
         answers.shape[1],
+        len(ours),
     )
 
 
@@ -108,6 +114,8 @@ def must_equal(what: str, ours: Tensor, theirs: Tensor) -> None:
     """
     scale = max(1.0, float(ours.abs().max()))
     off = float((ours - theirs).abs().max())
+    if not math.isfinite(scale):
+        raise ModelError("the model's logits are not finite: its training diverged. Train again, with a smaller lr.")
     if not off <= TOLERANCE * scale:
         raise ModelError(
             f"{what} does not compute what the model does: logits differ by up to {off:.2g}. The exporter may have "

@@ -19,6 +19,16 @@ MOST = 8
 """Samples in a batch, at most: memory is planned ahead. Above 15, lowering a convolution silently lowers the bound."""
 
 
+def need() -> None:
+    """Say which extra to install where ExecuTorch is not there.
+
+    Raises:
+        MissingExtra: It is not.
+    """
+    if importlib.util.find_spec("executorch") is None:
+        raise MissingExtra("executorch", "Writing .pte files")
+
+
 def write(graphs: Sequence[Graph], folder: Path) -> Path:
     """Lower the graphs and write `model.pte`; its methods have the graphs' names.
 
@@ -26,8 +36,7 @@ def write(graphs: Sequence[Graph], folder: Path) -> Path:
         MissingExtra: ExecuTorch is not installed.
         ModelError: A graph cannot be lowered.
     """
-    if importlib.util.find_spec("executorch") is None:
-        raise MissingExtra("executorch", "Writing .pte files")
+    need()
     with quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower

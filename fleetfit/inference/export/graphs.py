@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fleetfit.data import Data
+from fleetfit.errors import ModelError
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.layout import HasSegments, outputs, with_segments
 
@@ -51,16 +52,33 @@ class Prepared(nn.Module):
         return x
 
 
+class InUnit(nn.Module):
+    """From a model's outputs to answers: of a regression, in the unit of the data's targets."""
+
+    scale: Tensor | None
+    shift: Tensor | None
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        mean, std = data.target_scale if isinstance(data, Data) and data.task == "regression" else (None, None)
+        self.register_buffer("scale", None if std is None else std.cpu().clone(), persistent=False)
+        self.register_buffer("shift", None if mean is None else mean.cpu().clone(), persistent=False)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Return answers, of the same shape."""
+        return logits if self.scale is None or self.shift is None else logits * self.scale + self.shift
+
+
 class Whole(nn.Module):
     """The logits of every exit [B, classes], shallow to deep, of stored samples."""
 
     def __init__(self, shipped: Shipped) -> None:
         super().__init__()
-        self.prepared, self.model = Prepared(shipped.data), shipped.module
+        self.prepared, self.model, self.in_unit = Prepared(shipped.data), shipped.module, InUnit(shipped.data)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one tensor for each exit."""
-        return tuple(outputs(self.model, self.prepared(x)))
+        return tuple(self.in_unit(logits) for logits in outputs(self.model, self.prepared(x)))
 
 
 class FirstSegment(nn.Module):
@@ -68,13 +86,13 @@ class FirstSegment(nn.Module):
 
     def __init__(self, shipped: Shipped) -> None:
         super().__init__()
-        self.prepared, self.model = Prepared(shipped.data), shipped.module
+        self.prepared, self.model, self.in_unit = Prepared(shipped.data), shipped.module, InUnit(shipped.data)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return logits and carry."""
         model: Any = self.model
         carry = model.segment(0, model.start(self.prepared(x)))
-        return model.head(0, carry), *_tensors(carry, last=len(model.exits) == 1)
+        return self.in_unit(model.head(0, carry)), *_tensors(carry, last=len(model.exits) == 1)
 
 
 class Segment(nn.Module):
@@ -82,13 +100,13 @@ class Segment(nn.Module):
 
     def __init__(self, shipped: Shipped, exit: int, spec: TreeSpec) -> None:
         super().__init__()
-        self.model, self.exit, self.spec = shipped.module, exit, spec
+        self.model, self.exit, self.spec, self.in_unit = shipped.module, exit, spec, InUnit(shipped.data)
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
         """Return logits and carry."""
         model: Any = self.model
         carry = model.segment(self.exit, tree_unflatten(list(flat), self.spec))
-        return model.head(self.exit, carry), *_tensors(carry, last=self.exit == len(model.exits) - 1)
+        return self.in_unit(model.head(self.exit, carry)), *_tensors(carry, last=self.exit == len(model.exits) - 1)
 
 
 def _tensors(carry: Any, last: bool) -> list[Tensor]:
@@ -164,6 +182,12 @@ def _carries(model: HasSegments, x: Tensor) -> list[Any]:
     carry, found = model.start(x), []
     for i in range(len(model.exits)):
         carry = model.segment(i, carry)
+        odd = [p for p in tree_flatten(carry)[0] if not isinstance(p, Tensor) or not p.dim() or len(p) != len(x)]
+        if odd and i < len(model.exits) - 1:
+            raise ModelError(
+                f"between its segments this model hands on a {type(odd[0]).__name__} that is no tensor with the batch "
+                "first; keep what does not depend on the samples in the module."
+            )
         found.append(carry)
     return found
 

@@ -1,7 +1,4 @@
-"""Classify samples with an exported model, early exits included: numpy and onnxruntime are all that it needs.
-
-python run.py samples.npy --labels labels.npy --stop
-"""
+"""Classify samples with an exported model, early exits included; numpy and onnxruntime are all that it needs."""
 
 import argparse
 import json
@@ -16,18 +13,17 @@ class Model:
         self.config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        if variant not in self.config["onnx"]:
+            raise SystemExit(f"there is no variant {variant}; there are {', '.join(self.config['onnx'])}.")
         files = [str(Path(folder) / name) for name in self.config["onnx"][variant]["segments"]]
         self.segments = [onnxruntime.InferenceSession(f, options, providers=["CPUExecutionProvider"]) for f in files]
 
-    def leaves(self, exit, logits):
-        policy = self.config["policy"]
-        z = logits / (policy["temperatures"][exit] if policy["temperatures"] else 1.0)
+    def leaves(self, exit, logits, policy):
+        z = logits / (policy["temperatures"] or np.ones(exit + 1))[exit]
         p = np.exp(z - z.max(1, keepdims=True))
         p = np.sort(p / p.sum(1, keepdims=True), axis=1)
-        if policy["measure"] == "entropy":
-            sure = np.clip(1 + (p * np.log(np.maximum(p, 1e-30))).sum(1) / np.log(p.shape[1]), 0, 1)
-        else:
-            sure = p[:, -1] - (p[:, -2] if policy["measure"] == "margin" else 0)
+        entropy = -(p * np.log(np.maximum(p, 1e-30))).sum(1) / np.log(p.shape[1])
+        sure = {"max": p[:, -1], "margin": p[:, -1] - p[:, -2], "entropy": 1 - entropy}[policy["measure"]]
         return sure >= policy["thresholds"][exit]
 
     def predict(self, x, stop=True):
@@ -38,7 +34,7 @@ class Model:
             logits, *carry = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
             classes[here] = logits.argmax(1)
             if stop and self.config["policy"] and i < len(self.segments) - 1:
-                stays = ~self.leaves(i, logits)
+                stays = ~self.leaves(i, logits, self.config["policy"])
                 exits[here[~stays]] = i + 1
                 here, carry = here[stays], [c[stays] for c in carry]
             if not len(here):
@@ -53,7 +49,11 @@ if __name__ == "__main__":
     parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
     parser.add_argument("--stop", action="store_true", help="let samples leave early")
     given = parser.parse_args()
-    classes, exits = Model(Path(__file__).parent, given.variant).predict(np.load(given.samples), given.stop)
+    model, samples = Model(Path(__file__).parent, given.variant), np.load(given.samples)
+    if given.stop and not model.config["policy"]:
+        raise SystemExit("this model was not calibrated before it was exported, so it cannot stop early.")
+    parts = [model.predict(samples[i : i + 64], given.stop) for i in range(0, len(samples), 64)]
+    classes, exits = (np.concatenate(found) for found in zip(*parts))
     print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
     if given.labels:
         print(f"accuracy {(classes == np.load(given.labels)).mean():.4f}, mean exit {exits.mean():.2f}")

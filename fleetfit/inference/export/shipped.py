@@ -13,6 +13,8 @@ from fleetfit.inference.stopping import Policy
 from fleetfit.layout import Architecture, some_input
 from fleetfit.values import Facts
 
+_SAMPLES, _LOGITS = 1000, 20_000_000
+
 
 @dataclass(frozen=True, eq=False)
 class Shipped:
@@ -58,6 +60,22 @@ class Shipped:
         """Whether samples are token ids."""
         return self.data.vocabulary > 0
 
+    @property
+    def filled_split(self) -> str:
+        """The split that forms are compared on: test, or the next best where that is empty."""
+        if isinstance(self.data, Facts):
+            return "test"
+        data = self.data
+        return next((name for name in ("test", "validation", "train") if len(data.split(name))), "test")
+
+    @property
+    def most_samples(self) -> int:
+        """How many samples forms are compared on: a thousand, and fewer where the logits would fill the memory."""
+        each = (
+            len(self.exits) * self.data.classes * (self.data.sample_shape[0] if self.data.task == "next_token" else 1)
+        )
+        return max(2, min(_SAMPLES, _LOGITS // each))
+
     def samples(self, split: str, most: int) -> tuple[Tensor, Tensor]:
         """Return samples as they are stored, and labels: evenly spread over a split; of a fleet, drawn samples.
 
@@ -71,5 +89,4 @@ class Shipped:
         there = self.data.split(split)
         count = min(most, len(there))
         indices = there[torch.arange(count) * len(there) // max(1, count)]
-        x, y = self.data.stored(indices), self.data.batch(indices)[1]
-        return x, y
+        return self.data.stored(indices), self.data.labels(indices)

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fleetfit.errors import ConfigError, ModelError, RunError, did_you_mean
-from fleetfit.inference.export import checked, int8
+from fleetfit.errors import ConfigError, DataError, ModelError, RunError, did_you_mean
+from fleetfit.inference.export import checked, executorch, int8
 from fleetfit.inference.export.card import card
 from fleetfit.inference.export.checked import Variant
 from fleetfit.inference.export.graphs import TOKENS, Graph, segment_graphs, whole_graph
@@ -19,10 +19,10 @@ from fleetfit.inference.export.plain import WEIGHTS, config_of, write_config, wr
 from fleetfit.inference.export.programs import need_onnx, write_onnx, write_program
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
+from fleetfit.values import Facts
 
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 FLOAT, DYNAMIC, STATIC = "float", "int8", "static-int8"
-_TEST_SAMPLES = 1000
 _ONNX = {"onnx", DYNAMIC, STATIC}
 Say = Callable[[str], None]
 
@@ -71,7 +71,7 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
         ModelError: The model cannot be traced, or a form does not compute what the model does.
         MissingExtra: A form needs an optional dependency.
     """
-    target = Path(out).expanduser()
+    target = Path(out).expanduser().resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{target} exists and is not empty; choose another folder for the export.")
     unknown = [form for form in forms if form not in FORMS]
@@ -87,12 +87,13 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
         raise RunError(f"{target} cannot be written: {error.strerror}.") from None
     try:
         found = _Writing(shipped, part, forms, say).all()
-        part.chmod(0o755)
-        for file in part.rglob("*"):
+        for file in (part, *part.rglob("*")):
             file.chmod(0o755 if file.is_dir() else 0o644)
-        if target.exists():
-            target.rmdir()
-        part.rename(target)
+        if target.exists():  # it may be where a card is mounted, or the folder that somebody stands in
+            for file in part.iterdir():
+                file.rename(target / file.name)
+        else:
+            part.rename(target)
     except OSError as error:
         raise RunError(f"{target} cannot be written: {error.strerror}.") from None
     finally:
@@ -105,7 +106,7 @@ class _Writing:
 
     def __init__(self, shipped: Shipped, folder: Path, forms: Sequence[str], say: Say) -> None:
         self.shipped, self.folder, self.forms, self.say = shipped, folder, set(forms), say
-        self.x, labels = shipped.samples("test", _TEST_SAMPLES)
+        self.x, labels = shipped.samples(shipped.filled_split, shipped.most_samples)
         self.labels = labels if shipped.data.task == "classification" else labels[:0]
         self.ours = checked.in_torch(shipped, self.x)
         self.onnx: dict[str, Any] = {}
@@ -116,6 +117,7 @@ class _Writing:
     def all(self) -> "_Writing":
         """Write everything."""
         shipped, folder = self.shipped, self.folder
+        self._early()
         self.say("safetensors")
         write_tensors(shipped.module, folder / WEIGHTS)
         self._note("pytorch", [WEIGHTS], self.ours)
@@ -126,11 +128,24 @@ class _Writing:
             self._onnx([whole, *self._segments(examples)])
         if "executorch" in self.forms:
             self._executorch(examples)
+        write_config(config_of(shipped, self.onnx), folder)
+        text = card(shipped, self.variants, self.notes, loader=(folder / SCRIPT).exists())
+        (folder / CARD).write_text(text, encoding="utf-8")
+        return self
+
+    def _early(self) -> None:
+        """Do first what is refused at once: nobody waits for graphs that are thrown away then."""
+        if "executorch" in self.forms:
+            executorch.need()
+        if STATIC in self.forms and not len(self.shipped.own_data.split("validation")):
+            raise DataError("static int8 is calibrated on validation samples, and this data set has none.")
         if "transformers" in self.forms:
             self._transformers()
-        write_config(config_of(shipped, self.onnx), folder)
-        (folder / CARD).write_text(card(shipped, self.variants, self.onnx), encoding="utf-8")
-        return self
+        if isinstance(self.shipped.data, Facts):
+            self.notes.append(
+                "The data are on the nodes of a fleet, so scaling is not part of the graphs: hand over samples as the "
+                "nodes' data functions give them to the model. With --data NAME, a data set like theirs, it is."
+            )
 
     def _program(self, examples: Tensor) -> Graph:
         """Write the program, and return the graph; where samples of any length cannot be traced, for those of one."""
@@ -150,7 +165,7 @@ class _Writing:
         try:
             return segment_graphs(self.shipped, examples, self.free_tokens)
         except ModelError as error:
-            if len(self.shipped.exits) > 1:
+            if len(self.shipped.exits) > 1 and not any(note.startswith("No segments") for note in self.notes):
                 self.notes.append(f"No segments were written, so a device cannot stop early: {error}")
             return []
 
@@ -173,7 +188,6 @@ class _Writing:
 
     def _static(self, names: Sequence[str]) -> None:
         self.say("static int8")
-        _ = self.shipped.own_data
         x = self.shipped.samples("validation", int8.CALIBRATION_SAMPLES)[0].numpy()
         sessions = [checked.session(self.folder / f"{name}.onnx") for name in names]
         feeds = [*int8.chained_feeds(sessions[:1], x), *int8.chained_feeds(sessions[1:], x)]
@@ -193,8 +207,6 @@ class _Writing:
         self._note(name, files[1:] or files, chained)
 
     def _executorch(self, examples: Tensor) -> None:
-        from fleetfit.inference.export import executorch
-
         self.say("ExecuTorch")
         graphs = self._segments(examples) or [whole_graph(self.shipped, examples, self.free_tokens)]
         file = executorch.write(graphs, self.folder)
@@ -209,4 +221,5 @@ class _Writing:
 
     def _note(self, name: str, files: Sequence[str], found: Any) -> None:
         size = sum((self.folder / file).stat().st_size for file in files)
-        self.variants.append(checked.compared(name, size, self.ours, found, self.labels))
+        task = self.shipped.data.task
+        self.variants.append(checked.compared(name, size, self.ours, found, self.labels, task))
