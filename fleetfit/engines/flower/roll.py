@@ -17,8 +17,9 @@ from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.values import Facts, Told
 
-_ANSWER_S = 120.0  # a Raspberry Pi needs a minute to import torch
+_ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again
+_SOON_S = 5.0  # until one is asked again whose answer got lost
 
 
 @dataclass
@@ -178,7 +179,7 @@ class Roll:
             try:
                 self._heard(node, what, letter)
             except FleetFitError as error:
-                self._not_before[node] = time.monotonic() + _AGAIN_S
+                self._not_before[node] = time.monotonic() + (_SOON_S if letter.problem else _AGAIN_S)
                 self.say(f"Node {self._called(node)} does not take part: {error}")
 
     def _called(self, node: int) -> str:
