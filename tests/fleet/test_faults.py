@@ -59,7 +59,7 @@ class Going:
     def reports(self) -> list[dict[str, Any]]:
         return ff.load(self.out).metrics if (self.out / "config.toml").exists() else []
 
-    def has(self, rounds: int, limit_s: float = 180.0) -> None:
+    def has(self, rounds: int, limit_s: float = 400.0) -> None:
         until(lambda: len(self.reports()) >= rounds, f"round {rounds}", lambda: self.log, limit_s)
 
     def ended(self, limit_s: float = 300.0) -> ff.Run:

@@ -10,7 +10,7 @@ from deployment import Deployment
 import fleetfit as ff
 
 
-def until(true: Callable[[], Any], what: str, said: Callable[[], str], limit_s: float = 180.0) -> None:
+def until(true: Callable[[], Any], what: str, said: Callable[[], str], limit_s: float = 400.0) -> None:
     """Wait until something is true."""
     began = time.monotonic()
     while not true():
