@@ -13,8 +13,9 @@ PACKAGE = ROOT / "fleetfit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ADRS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 
-# Lines at most, by folder; the longest prefix counts. The aim is about 300 for a module and 150 for a method.
-LINES = {"fleetfit": 300, "fleetfit/methods": 150, "fleetfit/options": 150, "examples": 300, "benchmarks": 300}
+# Lines at most, by folder; the longest prefix counts. A module is one idea, as long as it needs; one that is longer than
+# this holds more than one.
+LINES = {"fleetfit": 600, "fleetfit/methods": 150, "fleetfit/options": 150, "examples": 300, "benchmarks": 300}
 # Modules that may be longer: path -> (lines at most, the reason). Prefer splitting the module.
 LONGER: dict[str, tuple[int, str]] = {}
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
