@@ -13,8 +13,8 @@ PACKAGE = ROOT / "fleetfit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ADRS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 
-# Lines at most, by folder; the longest prefix counts. A module is one idea, as long as it needs; one that is longer than
-# this holds more than one.
+# Lines at most, by folder; the longest prefix counts. A module is one idea, as long as it needs; one that is longer
+# holds more than one.
 LINES = {"fleetfit": 600, "fleetfit/methods": 150, "fleetfit/options": 150, "examples": 300, "benchmarks": 300}
 # Modules that may be longer: path -> (lines at most, the reason). Prefer splitting the module.
 LONGER: dict[str, tuple[int, str]] = {}
