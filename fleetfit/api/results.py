@@ -273,7 +273,10 @@ class Run:
         if found is None:
             return {"server": rounds.start(self.assembly.federation), "clients": {}, "statistics": None}
         server = found["server"]
-        return {**found, "server": Server(server["state"], server["round"], server["memory"])}
+        return {
+            **found,
+            "server": Server(server["state"], server["round"], server["memory"], server.get("trained", {})),
+        }
 
 
 def load(folder: str | Path, **sections: Any) -> Run:

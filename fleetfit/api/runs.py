@@ -151,7 +151,8 @@ def _rounds(target: Run, engine: rounds.Engine, server: Server, renew: rounds.Re
         if done.server.round % often.every == 0 or done.server.round == assembly.settings.rounds:
             after = done.server
             nest = {
-                "server": {"state": after.state, "round": after.round, "memory": after.memory},
+                "server": {"state": after.state, "round": after.round, "memory": after.memory}
+                | ({"trained": after.trained} if after.trained else {}),
                 "clients": engine.save(),
                 "statistics": done.statistics,
             }

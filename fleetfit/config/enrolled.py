@@ -30,6 +30,12 @@ from fleetfit.train import notes_on_start
 from fleetfit.values import Clients, Device, Facts, Federation, Problem, Told
 
 
+SILENT = (
+    "Nodes do not tell what they afford. Each is evaluated with the largest model that it has trained so far, and one "
+    "that has trained none not at all."
+)
+
+
 def assemble_fleet(experiment: Experiment, told: Sequence[Told], base: State | None = None) -> Assembly:
     """Make everything that the server of a real fleet needs.
 
@@ -61,7 +67,7 @@ def assemble_fleet(experiment: Experiment, told: Sequence[Told], base: State | N
         seed=experiment.seed,
         device=None if own is None else Device(problem, own, accelerator=accelerator, unlabelled=own),
     )
-    notes = notes_of(federation, fleet) if method.told else []
+    notes = notes_of(federation, fleet) if method.told else [SILENT]
     if not len(federation.able):
         raise PlanError(
             f"no node can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."

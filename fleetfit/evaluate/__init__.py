@@ -1,7 +1,8 @@
 """Evaluation: which jobs it takes, and what their updates say in columns.
 
 `global` is the largest model that the method trains, on each client's test data, averaged over clients (ScaleFL 4.4);
-`local` is each client's own level's model on its own test data, averaged (4.5); `avg` and `full` are the mean over
+`local` is each client's own level's model on its own test data, averaged (4.5); of a real device that tells no budget,
+the largest level that it has trained; `avg` and `full` are the mean over
 the levels' models and the largest one on the whole test set (AdaptiveFL); `mean_over_exits` is the mean over the
 exits of the full model (ReeFL).
 
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fleetfit.evaluate.columns import OWN, Tag, columns_of
 from fleetfit.evaluate.levels import (
     Runs,
@@ -24,11 +27,13 @@ from fleetfit.evaluate.levels import (
     failed,
     has_batch_norm,
     job_of,
+    known_levels,
     level_module,
     level_state,
     moments,
     statistics,
     top_level,
+    trained_levels,
 )
 from fleetfit.guard import examined, paired
 from fleetfit.layout import State
@@ -46,6 +51,7 @@ __all__ = [
     "moments",
     "statistics",
     "top_level",
+    "trained_levels",
 ]
 
 
@@ -57,7 +63,8 @@ def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wante
     if normed and "static" in wanted.norms:
         found, failures = statistics(federation, engine, server, wanted)
     norms = wanted.norms if normed else wanted.norms[:1]
-    tags = list(_tags(federation, wanted, norms))
+    own = known_levels(federation, server, wanted)
+    tags = list(_tags(federation, wanted, norms, own))
     replies: dict[Tag, tuple[int, Mapping[str, Any]]] = {}
     for tag, (job, reply) in zip(tags, paired(engine.run, _jobs(federation, server, wanted, tags, found)), strict=True):
         reply = examined(reply, job, federation)
@@ -68,28 +75,27 @@ def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wante
             replies[tag] = level, reply.metrics
     columns: dict[str, Any] = {"split": wanted.evaluation.split}
     for norm in norms:
-        columns[norm] = columns_of(federation, wanted, norm, replies)
+        columns[norm] = columns_of(federation, wanted, norm, replies, own)
     if "batch" in columns:
         order = "shuffled with a seed" if wanted.evaluation.shuffle else "stored"
         columns["batch"] |= {"batch_size": wanted.evaluation.batch_size, "order": order}
     return (columns | {"failures": failures} if failures else columns), found
 
 
-def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str]) -> Iterator[Tag]:
+def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:
     """List what to run, level by level, so that neighbours share a state."""
-    top, split, told = top_level(federation), wanted.evaluation.split, federation.method.told
+    top, split = top_level(federation), wanted.evaluation.split
     ids: Sequence[int] = range(len(federation.clients))
     if wanted.clients is not None and wanted.clients < len(ids):
         ids = sorted(numpy_rng(federation.seed, "evaluate").choice(len(ids), wanted.clients, replace=False).tolist())
     for norm in norms:
         for level in range(top, -1, -1):
             for client in ids:
-                mine = told and federation.level_of[client] == level
-                if mine or (level == top and (wanted.beyond or not told)):
+                if own[client] == level or (level == top and wanted.beyond):
                     yield norm, split, level, client
             if wanted.whole and federation.device is not None and (federation.levels[level].averaged or level == top):
                 yield norm, split, level, None
-        if not told:
+        if wanted.beyond and not federation.method.told:
             yield from ((norm, split, OWN, client) for client in ids)
         if wanted.whole and split == "test" and norm == norms[0]:
             yield from ((norm, "validation", top, client) for client in ids)

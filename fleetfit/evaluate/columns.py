@@ -16,12 +16,22 @@ OWN = -1
 """In a tag: the level that the device itself takes, where the server does not know which."""
 
 
-def columns_of(federation: Federation, wanted: Wanted, norm: str, replies: Replies) -> dict[str, Any]:
-    """Return the columns of one norm."""
+def columns_of(
+    federation: Federation, wanted: Wanted, norm: str, replies: Replies, known: np.ndarray
+) -> dict[str, Any]:
+    """Return the columns of one norm.
+
+    Args:
+        federation: Whose clients were asked.
+        wanted: What the evaluation covers.
+        norm: Batch-norm policy.
+        replies: What came back.
+        known: Each client's own level as far as the server knows it, int [K].
+    """
     top, split = top_level(federation), wanted.evaluation.split
     mine = {(level, c): m for (n, s, level, c), (_, m) in replies.items() if n == norm and s == split}
     full = {c: m for (level, c), m in mine.items() if level == top and c is not None}
-    own = _own(federation, norm, split, replies)
+    own = _own(norm, split, replies, known)
     glob = {c: _last(m) for c, m in full.items()}
     local = {c: _last(m) for c, (_, m) in own.items()}
     columns: dict[str, Any] = {
@@ -42,13 +52,12 @@ def columns_of(federation: Federation, wanted: Wanted, norm: str, replies: Repli
     return columns
 
 
-def _own(federation: Federation, norm: str, split: str, replies: Replies) -> dict[int, tuple[int, Mapping[str, Any]]]:
-    """Return each client's own level and what its model scored."""
-    levels = federation.level_of
+def _own(norm: str, split: str, replies: Replies, known: np.ndarray) -> dict[int, tuple[int, Mapping[str, Any]]]:
+    """Return each client's own level and what its model scored: the level that it took itself, else the known one."""
     return {
         c: reply
         for (n, s, level, c), reply in sorted(replies.items(), key=lambda item: item[0][3] or 0)
-        if c is not None and (n, s) == (norm, split) and level == (levels[c] if federation.method.told else OWN)
+        if c is not None and (n, s) == (norm, split) and (level == OWN or level == known[c] >= 0)
     }
 
 

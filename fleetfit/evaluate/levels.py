@@ -1,7 +1,8 @@
 """The levels' models: their states, and their batch-norm statistics, re-estimated by statistics jobs."""
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.errors import ModelError
 from fleetfit.guard import examined, paired
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.seeds import numpy_rng, seed_of
@@ -81,12 +83,13 @@ def statistics(
         ids = np.sort(numpy_rng(federation.seed, "statistics").choice(ids, _MOST_STATISTICS_CLIENTS, replace=False))
     each = max(2, math.ceil(wanted.statistics_samples / max(1, len(ids))))
     settings = replace(wanted.evaluation, split="train", samples=each, shuffle=True)
+    able = known_levels(federation, server, wanted)
 
     def jobs() -> Iterator[Job]:
         for level in range(top_level(federation) + 1) if levels is None else levels:
             state = level_state(federation, server, level)
             for i, client in enumerate(ids):
-                if not wanted.beyond and federation.level_of[client] < level:
+                if not wanted.beyond and able[client] < level:
                     continue
                 yield job_of(
                     "statistics", federation, server, level * len(ids) + i, int(client), level, state, settings
@@ -119,6 +122,34 @@ def moments(sums: State) -> State:
         found[f"{name}.mean"] = mean.float()
         found[f"{name}.var"] = (sums[f"{name}.squares"] / count - mean * mean).clamp_min(0).float()
     return found
+
+
+def known_levels(federation: Federation, server: Server, wanted: Wanted) -> np.ndarray:
+    """Return each client's own level as far as the server knows it, int [K]; -1 where it does not, or there is none.
+
+    Simulated devices that tell no budget choose theirs themselves (see `OWN`), so nothing is known here. A real device
+    that tells none would tell it by its answer: of such a one only the largest level is known that it has trained.
+    """
+    if federation.method.told:
+        return federation.level_of
+    found = np.full(len(federation.clients), -1)
+    if not wanted.beyond:
+        for client, level in server.trained.items():
+            found[client] = level
+    return found
+
+
+def trained_levels(federation: Federation, server: Server, reports: Sequence[Update | Failure]) -> Mapping[int, int]:
+    """Return `Server.trained` after a round: what its updates show of the clients that tell no budget."""
+    if federation.method.told:
+        return server.trained
+    found = dict(server.trained)
+    for report in reports:
+        if isinstance(report, Update) and report.client is not None:
+            with contextlib.suppress(ModelError):  # a piece that is no level's model says nothing
+                level = federation.level_index(report.submodel)
+                found[report.client] = max(level, found.get(report.client, -1))
+    return dict(sorted(found.items()))
 
 
 def top_level(federation: Federation) -> int:

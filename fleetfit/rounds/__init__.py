@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fleetfit import wire
 from fleetfit.errors import RunError
-from fleetfit.evaluate import Statistics, Wanted, evaluate
+from fleetfit.evaluate import Statistics, Wanted, evaluate, trained_levels
 from fleetfit.guard import examined, paired
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG
@@ -175,6 +175,7 @@ def one_round(
         pass
     after = method.step(federation, server, aggregate, tuple(reports))
     after = method.observe(federation, after, aggregate, tuple(reports))
+    after = replace(after, trained=trained_levels(federation, server, reports))
     report = report_of(federation, after, local, reports)
     return after, report | ({"server": dict(aggregate.metrics)} if aggregate.metrics else {})
 

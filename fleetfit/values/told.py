@@ -50,7 +50,7 @@ class Told:
         facts: Of its data.
         num_examples: Training samples.
         budget: What it affords, or None where it does not tell.
-        tolerance: How far a model may exceed that.
+        tolerance: How far a model may exceed that; what it is worth without a budget, nobody asks.
         labels: Training samples by class, or None where it does not tell.
     """
 

@@ -141,8 +141,13 @@ class Failure:
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The server between two rounds: the state, how many rounds are done, and what a method keeps."""
+    """The server between two rounds: the state, how many rounds are done, and what a method keeps.
+
+    Where clients tell no budget, `trained` is by client the largest level that the server has seen it train (0-based):
+    all that it knows of what the client affords.
+    """
 
     state: State
     round: int = 0
     memory: Any = None
+    trained: Mapping[int, int] = field(default_factory=dict)

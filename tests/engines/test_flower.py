@@ -4,12 +4,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from tiny import spec_of
 
@@ -21,7 +20,8 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from local_grid import LocalGrid, node_file
+from local_fleet import CLIENTS, Lab, described
+from local_grid import LocalGrid
 
 from fleetfit.api.fleet import Wanted, serve
 from fleetfit.engines.flower import flower, messages
@@ -30,63 +30,6 @@ from fleetfit.engines.flower import post as posting
 from fleetfit.engines.flower.post import Letter, Post
 from fleetfit.report import plots
 from fleetfit.wire import pack, unpack
-
-CLIENTS = 5
-DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}
-ALLOW = ["tiny:tiny", "plugin_method:counting"]
-
-
-def described(method: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """A run file: small, with dropout, momentum and clients of several levels."""
-    table: dict[str, Any] = {
-        "seed": 3, "rounds": 3,
-        "data": {"name": "tiny:tiny_data", "partition": DIVISION, "server": {"name": "tiny:tiny_server_data"}},
-        "model": {"name": "tiny:tiny", "dropout": 0.2},
-        "fleet": {"tolerance": 0.45, "levels": [0.5, 1.0], "groups": [{"budget": 0.5}, {"budget": 1.0}]},
-        "method": dict(method), "local": {"epochs": 1, "lr": 0.05}, "cohort": {"count": 4},
-        "evaluate": {"every": 2}, "engine": {"name": "local"},
-    }  # fmt: skip
-    if method["name"] != "feddf":
-        del table["data"]["server"]
-    return {**table, **changes}
-
-
-@dataclass
-class Lab:
-    """A fleet in this process, and the simulation that it must equal."""
-
-    folder: Path
-    table: dict[str, Any]
-    budgets: list[float]
-    node: dict[str, Any] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.configs = [self.config(i) for i in range(CLIENTS)]
-        self.grid = LocalGrid(self.configs)
-
-    def config(self, client: int, **changes: Any) -> Path:
-        data = {"name": "tiny:tiny_data", "client": client, "partition": {**DIVISION, "seed": self.table["seed"]}}
-        settings = {
-            "budget": self.budgets[client],
-            "tolerance": 0.45,
-            "allow": ALLOW,
-            "data": data,
-            **self.node,
-            **changes,
-        }
-        return node_file(self.folder, f"node-{client}", settings)
-
-    def serve(self, out: str = "run", resume: bool = False, **engine: Any) -> ff.Run:
-        engine = {"name": "flower", "nodes": CLIENTS, **engine}
-        path = self.folder / "run.toml"
-        path.write_text(tomli_w.dumps({**self.table, "engine": engine}))
-        target = str(self.folder / out)
-        return serve(self.grid, Wanted(resume=target) if resume else Wanted(str(path), target), self.said.append)
-
-    @property
-    def heard(self) -> str:
-        return "\n".join(self.said)
 
 
 @pytest.fixture(autouse=True)

@@ -106,10 +106,10 @@ class Node:
     def _hello(self, header: Header) -> dict[str, Any]:
         """Tell what the server may know: sizes and kind of the data, and the budget if it is to be told."""
         data, settings = self.data, self.settings
-        told: dict[str, Any] = {"name": settings.name, "facts": facts_of(data), "tolerance": settings.tolerance,
+        told: dict[str, Any] = {"name": settings.name, "facts": facts_of(data),
                                 "examples": {name: len(indices) for name, indices in data.splits.items()}}  # fmt: skip
         if header["asks_budget"] and settings.tell_budget:
-            told["budget"] = told_budget(settings)
+            told |= {"budget": told_budget(settings), "tolerance": settings.tolerance}
         if header["asks_labels"] and settings.tell_labels and data.task == "classification":
             told["labels"] = class_counts(data, [dict(data.splits)])[0].tolist()
         return {"hello": told}
@@ -171,16 +171,14 @@ class Node:
     def _done(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         shared = {name: unpack(parts[name]) if name in parts else {} for name in ("state", "statistics")}
         job = job_of({**header["job"], **shared})
-        method, problem = build(job.method), self._problem(header)
+        problem = self._problem(header)
         memory, forgot = self._remembered.memory(header["run"], job.memory_version)
         device = self._device(problem, job, header["cost"], memory)
         torch.set_num_threads(self.settings.threads)
         if self.settings.limit_bytes is None:
             keep_freed_memory()
-        beyond = job.kind != "train" and not job.evaluation.own and not device.affords(job.submodel)
-        if beyond and not method.told:
-            reason = "declined: it is more than the device affords"
-            return packed({"reply": reply_nest(_failed(job, reason, declined=True))})
+        if job.evaluation.own:
+            return packed({"refused": "which model it affords is what a node does not tell."})
         try:
             reply, remembers = run_job(job, device)
         except MemoryError:
@@ -203,8 +201,8 @@ def _key(header: Header) -> str:
     return json.dumps([header["problem"], header["base"]], sort_keys=True)
 
 
-def _failed(job: Job, reason: str, declined: bool = False) -> Failure:
-    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined)
+def _failed(job: Job, reason: str) -> Failure:
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
 
 
 def _fractions(settings: NodeSettings, problem: Problem, cost: str, conditions: Conditions) -> dict[str, float]:

@@ -21,6 +21,8 @@ from fleetfit.wire import pack, unpack
 
 PROTOCOL = 1
 _NAME = re.compile(r"[\w.-]{1,60}")
+TOLERANCE = 0.1
+"""Of a node that does not say how far a model may exceed its budget."""
 _WORD = 300  # characters of a stranger's text that are believed
 
 Header = Mapping[str, Any]
@@ -90,7 +92,7 @@ def hello_of(nest: Any) -> Told:
         raise RunError("its name is not one of at most 60 letters, digits, dots and dashes.")
     if not isinstance(examples, Mapping) or not _count(examples.get("train")):
         raise RunError("it does not say how many training samples it has.")
-    facts, tolerance = _facts(nest.get("facts")), nest.get("tolerance")
+    facts, tolerance = _facts(nest.get("facts")), nest.get("tolerance", TOLERANCE)
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < 100:
         raise RunError("its tolerance is no number from 0.")
     if labels is not None and not (
