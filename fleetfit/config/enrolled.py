@@ -29,7 +29,6 @@ from fleetfit.planner import budgets_by_cost
 from fleetfit.train import notes_on_start
 from fleetfit.values import Clients, Device, Facts, Federation, Problem, Told
 
-
 SILENT = (
     "Nodes do not tell what they afford. Each is evaluated with the largest model that it has trained so far, and one "
     "that has trained none not at all."
