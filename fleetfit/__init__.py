@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from fleetfit.layout import ExitModel as ExitModel
     from fleetfit.layout import State as State
     from fleetfit.layout import alias as alias
+    from fleetfit.layout import block as block
     from fleetfit.layout import blocked as blocked
+    from fleetfit.layout import exit_after as exit_after
     from fleetfit.layout import interleaved as interleaved
     from fleetfit.layout import outputs as outputs
+    from fleetfit.layout import product as product
     from fleetfit.layout import segments as segments
     from fleetfit.levels import split_levels as split_levels
     from fleetfit.method import Loss as Loss
@@ -68,13 +71,16 @@ _HOMES = {
     "Targets": "planner",
     "Update": "values",
     "alias": "layout",
+    "block": "layout",
     "blocked": "layout",
     "check_layout": "check",
     "compare": "api",
+    "exit_after": "layout",
     "extract": "submodel",
     "interleaved": "layout",
     "load": "api",
     "outputs": "layout",
+    "product": "layout",
     "resume": "api",
     "run": "api",
     "segments": "layout",

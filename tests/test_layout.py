@@ -1,7 +1,10 @@
 """The layout read off a builder, against layouts written by hand; what is ambiguous or wrong is refused."""
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from zoo import CLASSES, Deep, Made, attention, concatenation, flattened, lstm, 
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import (
+    Architecture,
     Axis,
     ExitModel,
     HasSegments,
@@ -17,12 +21,16 @@ from fleetfit.layout import (
     TensorLayout,
     alias,
     batch_norms,
+    block,
     blocked,
     build_module,
     default_sizes,
+    exit_after,
     infer_layout,
+    interleaved,
     named_tensors,
     outputs,
+    product,
     segments,
 )  # fmt: skip
 from fleetfit.submodel import Submodel, cut
@@ -96,6 +104,7 @@ def linear(out: Callable[[int], int], declared: dict[str, object] | None = None,
         (linear(lambda h: 3 * h, {"weight": blocked(2)}), r"declared: blocked\(2\)"),
         (linear(lambda h: h + 3), r'moves with "h" and is not a multiple of one axis.*segments'),
         (linear(lambda h: h * h), r'one more granule of axis "h" adds 17, the next one 19'),
+        (linear(lambda h: h * h), "of a square of one size, make the two factors axes of their own"),
         (linear(lambda h: 8 * ((h + 7) // 8)), "adds 8, the next one 0"),
         (linear(lambda h: 3 * (h // 2), granule=2), "neither one per granule nor a whole number"),
         (linear(lambda h: h + 3, {"weight": segments("h", 4)}), r"adds up to 12 and grows by \{'h': 1\}"),
@@ -114,6 +123,309 @@ def test_what_is_ambiguous_or_wrong_is_refused(made: Made, message: str) -> None
         made = Made({"h": Axis(4)}, lambda s: nn.ModuleList([layer, layer]))
     with pytest.raises(ModelError, match=message):
         infer_layout(made)
+
+
+def rows(size: Callable[[dict[str, int]], int], declared: object = None, axes: dict[str, Axis] | None = None) -> Made:
+    """A vector whose length is a function of three axes."""
+    axes = axes or {"heads": Axis(6), "dim": Axis(8, 2), "kv": Axis(2)}
+    declares = {} if declared is None else {"rows": declared}
+    return Made(axes, lambda s: nn.ParameterDict({"rows": nn.Parameter(torch.zeros(size(dict(s))))}), declares)
+
+
+LINE = re.compile(r"self\.declared = \{\"rows\": (.*?)\} if ")
+
+
+@pytest.mark.parametrize(
+    ("size", "axes", "proposed", "others"),
+    [
+        (lambda s: 24 * s["heads"], ("heads",), 'product(3, "heads", 8)', ["blocked(24)", "interleaved(24)"]),
+        (lambda s: 4 * s["heads"], ("heads",), "blocked(4)", ["interleaved(4)", 'product(2, "heads", 2)']),
+        (lambda s: 3 * s["heads"], ("heads",), "blocked(3)", ["interleaved(3)"]),
+        (lambda s: s["heads"] * s["dim"], ("heads", "dim"), 'product("heads", "dim")', []),
+        (lambda s: 3 * s["heads"] * s["dim"], ("heads", "dim"), 'product(3, "heads", "dim")', []),
+        (lambda s: s["heads"] + s["dim"], ("heads", "dim"), 'segments("heads", "dim")', []),
+        (
+            lambda s: 5 + 2 * s["heads"],
+            ("heads",),
+            'segments(5, "heads", "heads")',
+            ['segments(5, product("heads", 2))'],
+        ),
+    ],
+)
+def test_what_is_asked_for_has_every_way_and_the_line_of_one(
+    size: Callable[[dict[str, int]], int], axes: tuple[str, ...], proposed: str, others: list[str]
+) -> None:
+    """Whole heads are the likelier for 24 rows per channel: stacking them as 24 copies would take them apart."""
+    all_axes = {"heads": Axis(6), "dim": Axis(8, 2)}
+    some = {name: all_axes[name] for name in axes}
+    with pytest.raises(ModelError) as caught:
+        infer_layout(rows(size, axes=some))
+    found = LINE.search(str(caught.value))
+    assert found is not None, caught.value
+    assert found[1] == proposed
+    for other in others:
+        assert f"or {other} instead of {proposed} if " in str(caught.value)
+    for line in (proposed, *others):  # each can be pasted
+        scope: dict[str, Any] = {
+            "product": product,
+            "segments": segments,
+            "blocked": blocked,
+            "interleaved": interleaved,
+        }
+        exec(f"declared = {line}", scope)
+        assert infer_layout(rows(size, scope["declared"], some)).shapes({}, (1,)) == {
+            "rows": (size({"heads": 6, "dim": 8}),)
+        }
+
+
+def test_products_beside_each_other_are_declared_as_segments() -> None:
+    """Grouped queries: as many rows as queries have heads, then as keys have, then as values have."""
+    size = lambda s: (s["heads"] + 2 * s["kv"]) * s["dim"]  # noqa: E731
+    with pytest.raises(ModelError, match=r'moves with "heads", "dim", "kv" and is neither their sum nor their product'):
+        infer_layout(rows(size))
+    each = [product(axis, "dim") for axis in ("heads", "kv", "kv")]
+    (dim,) = infer_layout(rows(size, segments(*each))).tensors["rows"].dims
+    of = S("dim")
+    assert dim == (S("heads", within=(of,)), S("kv", within=(of,)), S("kv", within=(of,)))
+    with pytest.raises(ModelError, match=r"adds up to 64 and grows by .* but the builder has 80"):
+        infer_layout(rows(size, segments(*each[:2])))
+
+
+def test_a_product_by_hand() -> None:
+    """(3, heads, 4): three copies of heads that own four; (3, heads, 2, dim): heads that own two copies of dim."""
+    eight = rows(lambda s: 12 * s["heads"], product(3, "heads", 4), {"heads": Axis(6)})
+    assert infer_layout(eight).tensors["rows"].dims == ((S("heads", per=4),) * 3,)
+    both = rows(
+        lambda s: 6 * s["heads"] * s["dim"],
+        product(3, "heads", 2, "dim"),
+        {"heads": Axis(6), "dim": Axis(8, 2)},
+    )
+    layout = infer_layout(both)
+    assert layout.tensors["rows"].dims == ((S("heads", within=(S("dim"),) * 2),) * 3,)
+    assert layout.shapes({"heads": 2, "dim": 4}, (1,)) == {"rows": (48,)}
+    assert layout.tensors["rows"].dims[0][0].axes == ("heads", "dim")
+
+
+def test_a_size_that_only_looks_like_a_product_is_told_by_growing_both() -> None:
+    """a b + (a - 6)(b - 8) has a product's slopes at the full size: 8 a granule of a, 12 a granule (2) of b."""
+    size = lambda s: s["heads"] * s["dim"] + (s["heads"] - 6) * (s["dim"] - 8)  # noqa: E731
+    made = rows(size, product("heads", "dim"), {"heads": Axis(6), "dim": Axis(8, 2)})
+    with pytest.raises(ModelError, match=r"larger by a granule the layout predicts \(70,\), the builder makes \(72,\)"):
+        infer_layout(made)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: product(3, 8), r"takes axes, each once, and numbers, outermost first.*got \(3, 8\)"),
+        (lambda: product("h", "h"), "each once"),
+        (lambda: product(0, "h"), r"product\(...\) takes whole numbers of at least 1, got 0"),
+        (lambda: product(1.5, "h"), "whole numbers of at least 1, got 1.5"),  # type: ignore[arg-type]
+        (lambda: blocked("3"), "whole numbers of at least 1, got '3'"),  # type: ignore[arg-type]
+        (lambda: block(-1), "whole numbers of at least 0, got -1"),
+        (lambda: exit_after(0), "whole numbers of at least 1, got 0"),
+        (lambda: segments(), "has no parts"),
+        (lambda: segments(blocked(3)), r"takes axes, numbers and product\(...\) of them, got blocked\(3\)"),
+        (lambda: interleaved(3, dim=True), "dim of interleaved"),
+    ],
+)
+def test_declarations_of_the_wrong_kind_are_refused(declare: Callable[[], object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        declare()
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"rows": product("haeds", 3)}, r'product\("haeds", 3\) names axis "haeds"; the model has heads'),
+        ({"rows": segments("haeds", 2)}, 'names axis "haeds"'),
+        ({"rows": 3}, r"declared\['rows'\] must be blocked\(...\).*got 3"),
+        ([blocked(3)], "must be declarations by parameter name pattern"),
+    ],
+)
+def test_what_is_declared_must_make_sense(declared: Any, message: str) -> None:
+    one = Made(
+        {"heads": Axis(6)}, lambda s: nn.ParameterDict({"rows": nn.Parameter(torch.zeros(s["heads"]))}), declared
+    )
+    with pytest.raises(ModelError, match=message):
+        infer_layout(one)
+
+
+# ---- with which block or exit a tensor comes -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Staged(Architecture):
+    """Six blocks named as others name them, built by a function of the depth and the exits."""
+
+    make: Callable[[tuple[int, ...]], list[str]]
+    declares: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Axis] = field(default_factory=lambda: {"a": Axis(4)})
+    blocks: int = 6
+
+    @property
+    def declared(self) -> Mapping[str, Any]:
+        return self.declares
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        root = nn.Module()
+        for name in self.make(exits):
+            part = root
+            *path, last = name.split(".")
+            for step in path:
+                if not hasattr(part, step):
+                    part.add_module(step, nn.Module())
+                part = part.get_submodule(step)
+            part.register_parameter(last, nn.Parameter(torch.zeros(axes["a"])))
+        return root
+
+
+def names_of(exits: tuple[int, ...]) -> list[str]:
+    """Stages of two blocks with a layer between them, norms and classifiers by exit, a second layer of a GRU."""
+    depth = exits[-1]
+    return [
+        "stem",
+        *(f"stages.{i // 2}.blocks.{i % 2}.w" for i in range(depth)),
+        *(f"down{i // 2}.w" for i in range(2, depth, 2)),
+        *(["gru.second"] if depth > 3 else []),
+        *(f"norms.{e}.w" for e in exits),
+        *(f"classifiers.{k}.w" for k in range(len(exits))),
+    ]
+
+
+@pytest.mark.parametrize("exits", [(1, 2, 3, 4, 5, 6), (2, 4, 6), (3, 6), (2, 5, 6)])
+def test_blocks_and_exits_are_found_by_building_with_fewer(exits: tuple[int, ...]) -> None:
+    """Numbers that names do not tell come from models that end at other places, also between the chosen exits."""
+    layout = infer_layout(Staged(names_of), exits)
+    places = {name: (t.block, t.exit) for name, t in layout.tensors.items()}
+    first = exits[0]
+    for i in range(6):
+        # what the shallowest models have, too, may be said to be of no block
+        allowed = {(i, None), (None, None)} if i < min(first, 1) else {(i, None)}
+        assert places[f"stages.{i // 2}.blocks.{i % 2}.w"] in allowed, i
+    assert places["stem"] == (None, None)
+    assert (places["down1.w"], places["down2.w"], places["gru.second"]) == ((2, None), (4, None), (3, None))
+    for k, e in enumerate(exits):
+        assert places[f"norms.{e}.w"] == places[f"classifiers.{k}.w"] == (None, e)
+    for k in range(1, len(exits) + 1):
+        assert set(layout.shapes({}, exits[:k])) == set(names_of(exits[:k]))
+    with pytest.raises(
+        ModelError, match=r'numbered by their order \("classifiers.0.w"\), so that a sub-model needs the'
+    ):
+        layout.shapes({}, exits[-1:])
+
+
+def test_names_that_tell_need_no_more_than_three_models() -> None:
+    built: list[tuple[int, ...]] = []
+
+    def make(exits: tuple[int, ...]) -> list[str]:
+        built.append(exits)
+        return [*(f"blocks.{i}.w" for i in range(exits[-1])), *(f"heads.{e}.w" for e in exits)]
+
+    layout = infer_layout(Staged(make))
+    assert set(built) == {(1, 2, 3, 4, 5, 6), (1,), (1, 2, 3), (6,)}
+    assert [t.block for t in layout.tensors.values()][:6] == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_exit_has_all_whatever_it_is_called() -> None:
+    made = Staged(lambda exits: ["blocks.7.w", "heads.0.w", "fc"], blocks=1)
+    layout = infer_layout(made)
+    assert set(layout.shapes({}, (1,))) == {"blocks.7.w", "heads.0.w", "fc"}
+    assert layout.tensors["heads.0.w"].exit == 1
+
+
+LATE = ["down", "aux"]
+
+
+def late(exits: tuple[int, ...]) -> list[str]:
+    """Only exits 4 and 6 are places: whether `down` is of block 4 or 5 is not told, nor whose `aux` is."""
+    return [
+        *(f"blocks.{i}.w" for i in range(exits[-1])),
+        *(f"heads.{e}.w" for e in exits),
+        *(LATE if exits[-1] > 4 else []),
+    ]
+
+
+def few(declares: Mapping[str, Any]) -> Architecture:
+    made = Staged(late, declares)
+    made.__dict__["positions"] = (4, 6)
+    return made
+
+
+def test_blocks_and_exits_that_building_does_not_tell_are_declared() -> None:
+    told = infer_layout(few({"down*": block(4), "aux": exit_after(6)}))
+    assert (told.tensors["down"].block, told.tensors["aux"].exit) == (4, 6)
+    untold = infer_layout(few({}))
+    assert (untold.tensors["down"].block, untold.tensors["aux"].exit) == (5, None)
+    for layout in (told, untold):
+        assert set(layout.shapes({}, (4,))) == set(late((4,)))
+
+
+@pytest.mark.parametrize(
+    ("declares", "message"),
+    [
+        (
+            {"down": block(2)},
+            r'"down" is declared block\(2\), but a model that is built with exits \(4,\) does not have',
+        ),
+        (
+            {"down": block(6)},
+            r"declared block\(6\), but a model with exits \(4, 6\) has it, and that has blocks 0 to 5",
+        ),
+        (
+            {"aux": exit_after(4)},
+            r"declared exit_after\(4\), but a model that is built with exits \(4,\) does not have it",
+        ),
+        ({"aux": exit_after(5)}, r"declared exit_after\(5\).*without an exit after block 5"),
+    ],
+)
+def test_declared_blocks_and_exits_must_be_true(declares: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        infer_layout(few(declares))
+
+
+# ---- fixed groups ----------------------------------------------------------------------------------------------------
+
+FIXED = r'make axis "wide" the channels of one {one}.*build 4 \* axes\["wide"\].*declare blocked\(4\)'
+
+
+class Mixed(nn.Module):
+    """A group norm and a grouped convolution over as many channels as it is told."""
+
+    def __init__(self, channels: int, groups: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, channels)
+        self.conv = nn.Conv2d(channels, channels, 3, groups=groups)
+        self.attention = nn.MultiheadAttention(channels, width)
+
+
+def test_fixed_groups_are_explained_where_building_fails() -> None:
+    made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 4, 1))
+    with pytest.raises(ModelError, match="GroupNorm made in Mixed at line .*" + FIXED.format(one="group")):
+        infer_layout(made)
+    made = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 1, 4))
+    with pytest.raises(ModelError, match="MultiheadAttention made in Mixed at line .*" + FIXED.format(one="head")):
+        infer_layout(made)
+    made = Made({"wide": Axis(16)}, lambda s: nn.Conv2d(s["wide"], s["wide"], 3, groups=4))
+    with pytest.raises(ModelError, match="It is the Conv2d.*" + FIXED.format(one="group")):
+        infer_layout(made)
+
+
+def test_fixed_groups_are_explained_at_a_grouped_convolution() -> None:
+    """16 channels in granules of 4: four to a group looks like one input channel per granule."""
+    made = Made({"wide": Axis(16, 4)}, lambda s: Mixed(s["wide"], 4, 1), {"*in_proj*": blocked(3)})
+    message = r'"conv.weight", dimension 1 of size 4: a convolution in 4 groups of 4 channels.*'
+    with pytest.raises(ModelError, match=message + FIXED.format(one="group")):
+        infer_layout(made)
+
+
+def test_fixed_groups_need_no_word_of_their_own() -> None:
+    """The axis is the channels of one group, four of which lie one after the other."""
+    four = Made({"wide": Axis(4)}, lambda s: Mixed(4 * s["wide"], 4, 4), {"*in_proj*": blocked(12), "*": blocked(4)})
+    tensors = infer_layout(four).tensors
+    assert tensors["conv.weight"].dims[:2] == ((S("wide"),) * 4, (S("wide"),))
+    assert tensors["norm.weight"].dims == ((S("wide"),) * 4,)
+    assert tensors["attention.in_proj_weight"].dims == ((S("wide"),) * 12, (S("wide"),) * 4)
 
 
 def test_an_alias_is_left_out_and_remembered() -> None:
@@ -185,8 +497,8 @@ def test_forward_is_segments_and_heads() -> None:
     x = torch.randn(4, 5)
     h = module.stem(x)
     expected: list[Tensor] = []
-    for i, block in enumerate(module.blocks):
-        h = block(h)
+    for i, part in enumerate(module.blocks):
+        h = part(h)
         if str(i + 1) in module.heads:
             expected.append(module.heads[str(i + 1)](h))
     torch.testing.assert_close(module(x), expected)

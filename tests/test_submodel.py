@@ -1,5 +1,6 @@
 """Extract, put back and recut, against NumPy indexing written out per tensor; choices of channels; what is refused."""
 
+from collections.abc import Sequence
 from importlib import import_module
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Layout, State, infer_layout
+from fleetfit.layout import Axis, Layout, Segment, State, infer_layout
 from fleetfit.submodel import (
     Cut,
     Submodel,
@@ -41,25 +42,31 @@ def numbered(layout: Layout) -> State:
 
 
 def kept_places(layout: Layout, name: str, channels: dict[str, tuple[int, ...]]) -> list[list[int]]:
-    """Indices kept in each dimension, from the meaning of a segment, one element at a time."""
-    found = []
-    for dim in layout.tensors[name].dims:
-        start, places = 0, []
-        for s in dim:
-            if s.axis is None:
-                places += range(start, start + s.per)
-                start += s.per
-                continue
-            axis = layout.axes[s.axis]
-            kept = channels.get(s.axis, tuple(range(axis.size)))
-            if s.per_granule:
-                places += [start + c // axis.granule for c in kept if c % axis.granule == 0]
-                start += axis.size // axis.granule
-            else:
-                places += [start + c * s.per + i for c in kept for i in range(s.per)]
-                start += axis.size * s.per
-        found.append(places)
-    return found
+    """Indices kept in each dimension."""
+    return [dim_places(layout, dim, channels) for dim in layout.tensors[name].dims]
+
+
+def dim_places(layout: Layout, dim: Sequence[Segment], channels: dict[str, tuple[int, ...]]) -> list[int]:
+    """Indices kept in one dimension, from the meaning of a segment, one element at a time."""
+    start, places = 0, []
+    for s in dim:
+        if s.axis is None:
+            places += range(start, start + s.per)
+            start += s.per
+            continue
+        axis = layout.axes[s.axis]
+        kept = channels.get(s.axis, tuple(range(axis.size)))
+        if s.within:
+            owned = sum(inner.length(layout.axes, layout.full_sizes) for inner in s.within)
+            places += [start + c * owned + i for c in kept for i in dim_places(layout, s.within, channels)]
+            start += axis.size * owned
+        elif s.per_granule:
+            places += [start + c // axis.granule for c in kept if c % axis.granule == 0]
+            start += axis.size // axis.granule
+        else:
+            places += [start + c * s.per + i for c in kept for i in range(s.per)]
+            start += axis.size * s.per
+    return places
 
 
 def by_hand(layout: Layout, state: State, piece: Submodel) -> State:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit.layout import Architecture, Axis, ExitModel, alias, blocked, interleaved, segments
+from fleetfit.layout import Architecture, Axis, ExitModel, alias, blocked, interleaved, product, segments
 
 Sizes = Mapping[str, int]
 CLASSES = Axis(3, scaled=False)
@@ -56,6 +56,35 @@ def attention(granule: int = 4, declaration: Any = None) -> Made:
     axes = {"hidden": Axis(12, granule), "inner": Axis(7), "classes": CLASSES}
     qkv = {"qkv.*": declaration or blocked(3)}
     return Made(axes, lambda s: Attention(s["hidden"], s["inner"], s["classes"]), qkv, (6, 5))
+
+
+class Heads(nn.Module):
+    """Tokens [B, L, 5] through attention whose fused rows are (q, k, v; heads; channels of a head)."""
+
+    def __init__(self, heads: int, head_dim: int, classes: int) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        self.qkv, self.out = nn.Linear(5, 3 * heads * head_dim), nn.Linear(heads * head_dim, 5)
+        self.fc = nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fused = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*fused, scale=0.5)  # of no size, so that narrow heads compute the same
+        return self.fc((x + self.out(mixed.transpose(1, 2).flatten(2))).mean(1))
+
+
+def heads(declaration: Any = None) -> Made:
+    """Heads of a fixed size come and go; rows are (3, heads, 4)."""
+    rows = {"qkv.*": declaration or product(3, "heads", 4), "out.weight": product("heads", 4)}
+    axes = {"heads": Axis(4), "classes": CLASSES}
+    return Made(axes, lambda s: Heads(s["heads"], 4, s["classes"]), rows, (6, 5))
+
+
+def two_axes(declaration: Any = None) -> Made:
+    """Heads come and go, and their channels; rows are (3, heads, channels of a head)."""
+    rows = {"qkv.*": declaration or product(3, "heads", "head_dim"), "out.weight": product("heads", "head_dim")}
+    axes = {"heads": Axis(4), "head_dim": Axis(6, 2), "classes": CLASSES}
+    return Made(axes, lambda s: Heads(s["heads"], s["head_dim"], s["classes"]), rows, (6, 5))
 
 
 class Gates(nn.Module):
@@ -235,6 +264,8 @@ class Deep(Architecture):
 
 RIGHT: dict[str, Callable[[], Made]] = {
     "attention": attention,
+    "heads": heads,
+    "heads and their channels": two_axes,
     "lstm": lstm,
     "concatenation": concatenation,
     "squeeze": squeeze,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from fleetfit.check import LayoutReport
-from fleetfit.layout import Architecture, Axis, Declaration, Layout, Segment
+from fleetfit.layout import Architecture, Axis, Declaration, Layout, Segment, explains
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
 _MOST_LISTED = 8
@@ -49,7 +49,7 @@ def what_is_declared(architecture: Architecture, layout: Layout) -> Iterator[str
     declared: Mapping[str, Declaration | tuple[Declaration, ...]] = getattr(architecture, "declared", {})
     for pattern, value in declared.items():
         for one in value if isinstance(value, tuple) else (value,):
-            yield f'"{pattern}": {_as_written(one)}: {_in_force(one, pattern, layout)}'
+            yield f'"{pattern}": {one}: {_in_force(one, pattern, layout)}'
     if not declared:
         yield "nothing, and nothing has to be"
 
@@ -125,14 +125,14 @@ def _dimensions(layout: Layout, name: str, axis: str | None) -> tuple[int, ...]:
     """Return the dimensions of a tensor that follow an axis, or no axis at all."""
 
     def follows(dim: Sequence[Segment]) -> bool:
-        return all(s.axis is None for s in dim) if axis is None else any(s.axis == axis for s in dim)
+        return not any(s.axes for s in dim) if axis is None else any(axis in s.axes for s in dim)
 
     return tuple(d for d, dim in enumerate(layout.tensors[name].dims) if follows(dim))
 
 
 def _is_told(dim: Sequence[Segment]) -> bool:
     """Tell whether a dimension needed a declaration."""
-    return len(dim) > 1 or dim[0].per > 1
+    return len(dim) > 1 or dim[0].per > 1 or bool(dim[0].within)
 
 
 def _listed(users: Mapping[str, tuple[int, ...]], layout: Layout) -> str:
@@ -159,12 +159,6 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def _as_written(one: Declaration) -> str:
-    inner = [str(one.factor)] if one.kind in ("blocked", "interleaved") else []
-    inner += [str(part) if isinstance(part, int) else f'"{part}"' for part in one.parts]
-    return f"{one.kind}({', '.join(inner + ([] if one.dim is None else [f'dim={one.dim}']))})"
-
-
 def _in_force(one: Declaration, pattern: str, layout: Layout) -> str:
     if one.kind == "alias":
         names = [name for name in layout.aliases if fnmatch.fnmatchcase(name, pattern)]
@@ -173,27 +167,21 @@ def _in_force(one: Declaration, pattern: str, layout: Layout) -> str:
     matching = [name for name in layout.tensors if fnmatch.fnmatchcase(name, pattern)]
     if not matching:
         return "matches no tensor; remove or mend it"
-    used = {name: dims for name in matching if (dims := _uses(one, layout.tensors[name].dims))}
+    if not one.of_dimension:
+        what = f"part of block {one.factor}" if one.kind == "block" else f"part of the exit after block {one.factor}"
+        return f"{what}: {_count(len(matching), 'tensor')}"
+    used = {name: dims for name in matching if (dims := _uses(one, layout, layout.tensors[name].dims))}
     if not used:
         return "not needed; growth alone tells"
     meaning = {
         "blocked": f"{one.factor} stacked copies of an axis",
         "interleaved": f"each channel owns {one.factor} neighbours",
         "segments": "a concatenation",
+        "product": "a product, outermost factor first",
     }[one.kind]
     return f"{meaning}, in {_count(sum(map(len, used.values())), 'dimension')}: {_listed(used, layout)}"
 
 
-def _uses(one: Declaration, dims: Sequence[Sequence[Segment]]) -> tuple[int, ...]:
+def _uses(one: Declaration, layout: Layout, dims: Sequence[Sequence[Segment]]) -> tuple[int, ...]:
     """Return the dimensions that a declaration explains."""
-    found = []
-    for d, dim in enumerate(dims):
-        copies = len(dim) > 1 and len(set(dim)) == 1 and dim[0].axis is not None
-        explained = {
-            "blocked": copies and len(dim) == one.factor,
-            "interleaved": len(dim) == 1 and dim[0].axis is not None and dim[0].per == one.factor > 1,
-            "segments": len(dim) > 1 and not (copies and len(one.parts) == 1),
-        }[one.kind]
-        if explained and one.dim in (None, d):
-            found.append(d)
-    return tuple(found)
+    return tuple(d for d, dim in enumerate(dims) if one.dim in (None, d) and explains(one, layout.axes, dim))

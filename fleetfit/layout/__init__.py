@@ -19,7 +19,9 @@ from fleetfit.layout.axes import (
     some_input,
     with_segments,
 )
-from fleetfit.layout.declare import Declaration, alias, blocked, interleaved, segments
+from fleetfit.layout.declare import Declaration, alias, block, blocked, exit_after, interleaved, product, segments
+from fleetfit.layout.dimension import explains
+from fleetfit.layout.groups import groups_of, if_fixed
 from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.wrapped import Wrapped
@@ -38,14 +40,20 @@ __all__ = [
     "Wrapped",
     "alias",
     "batch_norms",
+    "block",
     "blocked",
     "build_module",
     "default_sizes",
+    "exit_after",
+    "explains",
+    "groups_of",
+    "if_fixed",
     "infer_layout",
     "interleaved",
     "named_tensors",
     "outputs",
     "predictions",
+    "product",
     "segments",
     "some_input",
     "with_segments",

@@ -1,8 +1,8 @@
 """Build modules, and read a layout off an architecture's own builder."""
 
 import fnmatch
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.errors import ModelError
 from fleetfit.layout.axes import Architecture, Axis
-from fleetfit.layout.declare import Declaration
+from fleetfit.layout.declare import Declaration, declarations_of
+from fleetfit.layout.depth import depths
+from fleetfit.layout.dimension import dimension
+from fleetfit.layout.groups import groups_of, if_fixed, indivisible
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
-from fleetfit.layout.undeclared import Undeclared, concatenated, question, stacked_or_flat
-
-_BLOCK, _HEAD = re.compile(r"(?:.*\.)?blocks\.(\d+)\."), re.compile(r"(?:.*\.)?heads\.(\d+)\.")
+from fleetfit.layout.undeclared import Undeclared, question
 
 
-def build_module(architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+def build_module(
+    architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], larger: str | None = None
+) -> nn.Module:
     """Build a module and switch off running statistics: federated training has none (see `fleetfit.evaluate`).
+
+    Args:
+        architecture: The model family.
+        sizes: Size of every axis.
+        exits: Its exits.
+        larger: The axis that is enlarged, for the message.
 
     Raises:
         ModelError: The builder failed or did not return a module.
@@ -26,8 +35,9 @@ def build_module(architecture: Architecture, sizes: Mapping[str, int], exits: tu
     try:
         module = architecture.build(dict(sizes), exits)
     except Exception as error:
-        message = f"{type(architecture).__name__}.build failed for axes {dict(sizes)} and exits {exits}: {error}"
-        raise ModelError(message) from error
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = f"{type(architecture).__name__}.build failed for axes {dict(sizes)} and exits {exits}: {said}"
+        raise ModelError(message + indivisible(error, larger)) from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{type(architecture).__name__}.build must return an nn.Module, got {type(module).__name__}.")
     lazy = [name for name, tensor in module.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
@@ -68,35 +78,38 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
     """
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
-    full = {name: axis.size for name, axis in architecture.axes.items()}
-    whole, aliases = _probe(architecture, full, chosen)
+    axes, declared = dict(architecture.axes), declarations_of(architecture)
+    full = {name: axis.size for name, axis in axes.items()}
+    whole = _probe(architecture, declared, full, chosen)
     slopes: dict[tuple[str, int], dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
-    for name, axis in architecture.axes.items():
-        one, _ = _probe(architecture, {**full, name: axis.size + axis.granule}, chosen)
-        two, _ = _probe(architecture, {**full, name: axis.size + 2 * axis.granule}, chosen)
-        _record_growth(name, whole, one, two, slopes)
-    declared = _declarations(architecture, whole)
+    fixed = dict(whole.groups)
+    for name, axis in axes.items():
+        one, two = (
+            _probe(architecture, declared, {**full, name: axis.size + n * axis.granule}, chosen, name) for n in (1, 2)
+        )
+        _record_growth(name, whole.tensors, one.tensors, two.tensors, slopes)
+        fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
+    ours = {name: found for name in whole.tensors if (found := _declared_for(declared, name))}
+    dims = _dimensions(axes, whole.tensors, slopes, ours, fixed)
+    when = depths(
+        {name: shape for name, (shape, _) in whole.tensors.items()},
+        chosen,
+        tuple(architecture.positions),
+        lambda some: {n: shape for n, (shape, _) in _probe(architecture, declared, full, some).tensors.items()},
+        ours,
+    )
     trains, kept_out = getattr(architecture, "trains", lambda name: True), set(base)
     tensors: dict[str, TensorLayout] = {}
     frozen: dict[str, TensorLayout] = {}
-    missing: list[Undeclared] = []
-    for name, (shape, is_parameter) in whole.items():
-        try:
-            dims = tuple(
-                _dimension(architecture, name, d, size, slopes.get((name, d), {}), declared.get(name, ()))
-                for d, size in enumerate(shape)
-            )
-        except Undeclared as one:
-            missing.append(one)
-            continue
-        block, head = _BLOCK.match(name), _HEAD.match(name)
+    for name, (_, is_parameter) in whole.tensors.items():
         travels = name not in kept_out and trains(name)
-        (tensors if travels else frozen)[name] = TensorLayout(
-            dims, int(block[1]) if block and not head else None, int(head[1]) if head else None, is_parameter
-        )
-    if missing:
-        raise ModelError(question(missing))
-    return Layout(dict(architecture.axes), chosen, tensors, aliases, frozen)
+        block, exit_ = when.places[name]
+        (tensors if travels else frozen)[name] = TensorLayout(dims[name], block, exit_, is_parameter)
+    layout = Layout(axes, chosen, tensors, whole.aliases, frozen, when.by_order)
+    if any(len(growth) > 1 for growth in slopes.values()):
+        larger = {name: axis.size + axis.granule for name, axis in axes.items()}
+        _check_together(layout.complete, larger, _probe(architecture, declared, larger, chosen).tensors)
+    return layout
 
 
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
@@ -105,34 +118,48 @@ def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
         raise ModelError(f"exits must be block counts among {allowed}, each once and ascending, got {exits}.")
 
 
-_Probe = dict[str, tuple[tuple[int, ...], bool]]
+_Tensors = dict[str, tuple[tuple[int, ...], bool]]
+_Declared = Mapping[str, tuple[Declaration, ...]]
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What a model has at some sizes: shapes by name (and whether a parameter), second names, groups of modules."""
+
+    tensors: _Tensors
+    aliases: dict[str, str]
+    groups: dict[str, int]
 
 
 def _probe(
-    architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...]
-) -> tuple[_Probe, dict[str, str]]:
-    """Build on the meta device; return shapes by name, and the declared aliases."""
+    architecture: Architecture,
+    declared: _Declared,
+    sizes: Mapping[str, int],
+    exits: tuple[int, ...],
+    larger: str | None = None,
+) -> _Probe:
+    """Build on the meta device, and look."""
     with torch.device("meta"):
-        module = build_module(architecture, sizes, exits)
-    found: _Probe = {}
+        module = build_module(architecture, sizes, exits, larger)
+    found: _Tensors = {}
     first_name: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor, is_parameter in named_tensors(module):
         other = first_name.setdefault(id(tensor), name)
         if other == name:
             found[name] = (tuple(tensor.shape), is_parameter)
-        elif any(d.kind == "alias" for d in _declared_for(architecture, name)):
+        elif any(d.kind == "alias" for d in _declared_for(declared, name)):
             aliases[name] = other
         else:
             raise ModelError(
                 f'"{name}" and "{other}" are one tensor under two names. Averaging would count it twice: register it '
                 f'once, or declare {{"{name}": alias("{other}")}}.'
             )
-    return found, aliases
+    return _Probe(found, aliases, groups_of(module))
 
 
 def _record_growth(
-    axis: str, whole: _Probe, one: _Probe, two: _Probe, slopes: dict[tuple[str, int], dict[str, int]]
+    axis: str, whole: _Tensors, one: _Tensors, two: _Tensors, slopes: dict[tuple[str, int], dict[str, int]]
 ) -> None:
     if whole.keys() != one.keys() or whole.keys() != two.keys():
         odd = sorted((whole.keys() ^ one.keys()) | (whole.keys() ^ two.keys()))
@@ -147,103 +174,67 @@ def _record_growth(
                 raise ModelError(
                     f'"{name}", dimension {d}: one more granule of axis "{axis}" adds {first}, the next one {second}. '
                     "Sizes must grow evenly: make a size that is derived by rounding an axis of its own, or set the "
-                    "axis's granule."
+                    "axis's granule; of a square of one size, make the two factors axes of their own."
                 )
             if first:
                 slopes.setdefault((name, d), {})[axis] = first
 
 
-def _declared_for(architecture: Architecture, name: str) -> tuple[Declaration, ...]:
-    found: list[Declaration] = []
-    for pattern, value in getattr(architecture, "declared", {}).items():
-        if fnmatch.fnmatchcase(name, pattern):
-            found.extend(value if isinstance(value, tuple) else (value,))
-    return tuple(found)
+def _declared_for(declared: _Declared, name: str) -> tuple[Declaration, ...]:
+    return tuple(one for pattern, several in declared.items() if fnmatch.fnmatchcase(name, pattern) for one in several)
 
 
-def _declarations(architecture: Architecture, whole: _Probe) -> dict[str, tuple[Declaration, ...]]:
-    return {name: found for name in whole if (found := _declared_for(architecture, name))}
+def _dimensions(
+    axes: Mapping[str, Axis],
+    whole: _Tensors,
+    slopes: Mapping[tuple[str, int], Mapping[str, int]],
+    declared: _Declared,
+    fixed: Mapping[str, int],
+) -> dict[str, tuple[tuple[Segment, ...], ...]]:
+    """Explain all dimensions, or ask for all that lack a declaration at once.
+
+    Args:
+        axes: The architecture's axes.
+        whole: Shapes of the full model.
+        slopes: By tensor and dimension, how much each axis moves it.
+        declared: Declarations by tensor.
+        fixed: Convolutions and norms whose number of groups no axis moves.
+    """
+    found: dict[str, tuple[tuple[Segment, ...], ...]] = {}
+    missing: list[Undeclared] = []
+    for name, (shape, _) in whole.items():
+        part = name.rpartition(".")[0]
+        try:
+            dims = []
+            for d, size in enumerate(shape):
+                growth = slopes.get((name, d), {})
+                if d == 1 and len(growth) == 1 and part in fixed:
+                    _check_group(axes, name, size, next(iter(growth)), fixed[part])
+                dims.append(dimension(axes, name, d, size, growth, declared.get(name, ())))
+            found[name] = tuple(dims)
+        except Undeclared as one:
+            missing.append(one)
+    if missing:
+        raise ModelError(question(missing))
+    return found
 
 
-def _dimension(
-    architecture: Architecture,
-    name: str,
-    d: int,
-    size: int,
-    growth: Mapping[str, int],
-    declared: tuple[Declaration, ...],
-) -> tuple[Segment, ...]:
-    """Explain one dimension by stretches of axes."""
-    where = f'"{name}", dimension {d} of size {size}'
-    ours = [x for x in declared if x.kind != "alias" and x.dim in (None, d)]
-    concatenations = [x for x in ours if x.kind == "segments"]
-    if not growth:
-        wrong = next((x for x in ours if x.dim == d), None)
-        if wrong is not None:
-            raise ModelError(f"{where} is declared {wrong.kind}, but no axis moves it. Remove the declaration or mend "
-                             "its dim.")  # fmt: skip
-        return (Segment(None, size),)
-    axes = architecture.axes
-    if len(growth) > 1 or (len(growth) == 1 and _offset(axes, growth, size)):
-        if not concatenations:
-            parts = ", ".join(f'"{axis}"' for axis in growth)
-            what = f"{where} moves with {parts} and is not a multiple of one axis"
-            raise concatenated(name, what, size, growth, axes)
-        return _concatenation(axes, where, size, growth, concatenations[0])
-    axis, slope = next(iter(growth.items()))
-    return _multiple(axes[axis], axis, where, name, d, size, slope, ours)
-
-
-def _offset(axes: Mapping[str, Axis], growth: Mapping[str, int], size: int) -> bool:
-    axis, slope = next(iter(growth.items()))
-    return slope * axes[axis].size != size * axes[axis].granule
-
-
-def _multiple(
-    axis: Axis,
-    axis_name: str,
-    where: str,
-    name: str,
-    dim: int,
-    size: int,
-    slope: int,
-    declared: Sequence[Declaration],
-) -> tuple[Segment, ...]:
-    if size == axis.size:
-        return (Segment(axis_name),)
-    if size * axis.granule == axis.size:
-        return (Segment(axis_name, per_granule=True),)
-    if size % axis.size:
+def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, groups: int) -> None:
+    """Refuse a grouped convolution whose groups shrink with an axis that is not the channels of one group."""
+    whole = axes[axis].size
+    if size * groups == whole:
         raise ModelError(
-            f'{where} has {slope} elements per granule of axis "{axis_name}" ({axis.granule} channels): neither one '
-            "per granule nor a whole number per channel. Set the axis's granule so that it divides."
+            f'"{name}", dimension 1 of size {size}: a convolution in {groups} groups of {size} channels, {groups} of '
+            f'them at every size of axis "{axis}" ({whole}), so that cutting the axis moves channels from group to '
+            f"group. {if_fixed(groups, axis, size=whole)}"
         )
-    factor = size // axis.size
-    for declaration in declared:
-        if declaration.factor == factor and declaration.kind == "blocked":
-            return (Segment(axis_name),) * factor
-        if declaration.factor == factor and declaration.kind == "interleaved":
-            return (Segment(axis_name, per=factor),)
-    said = f" (declared: {declared[0].kind}({declared[0].factor}))" if declared else ""
-    what = f'{where} has {factor} elements per channel of axis "{axis_name}"{said}, and growth cannot tell how they lie'
-    raise stacked_or_flat(name, what, factor, dim if declared else None)
 
 
-def _concatenation(
-    axes: Mapping[str, Axis], where: str, size: int, growth: Mapping[str, int], declared: Declaration
-) -> tuple[Segment, ...]:
-    found: list[Segment] = []
-    for part in declared.parts:
-        if isinstance(part, int):
-            found.append(Segment(None, part))
-        else:
-            found.extend(Segment(axis) for axis in axes if fnmatch.fnmatchcase(axis, part) and axis in growth)
-    sizes = {name: axis.size for name, axis in axes.items()}
-    total = sum(s.length(axes, sizes) for s in found)
-    counted = {axis: sum(axes[axis].granule for s in found if s.axis == axis) for axis in growth}
-    if total != size or counted != dict(growth):
-        raise ModelError(
-            f"{where}: segments{declared.parts} adds up to {total} and grows by {counted} per granule, but the builder "
-            f"has {size} and {dict(growth)}."
-        )
-    return tuple(found)
+def _check_together(layout: Layout, sizes: Mapping[str, int], built: _Tensors) -> None:
+    """Compare the shapes with all axes enlarged, which tells a product from a sum."""
+    for name, shape in layout.shapes(sizes, layout.exits).items():
+        if built[name][0] != shape:
+            raise ModelError(
+                f'"{name}": with every axis larger by a granule the layout predicts {shape}, the builder makes '
+                f"{built[name][0]}. Look at what is declared of it: product(...) multiplies, segments(...) adds."
+            )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fleetfit.errors import ModelError
 from fleetfit.layout.axes import Axis
 
 
@@ -16,16 +17,26 @@ class Segment:
         axis: Its axis, or None for a stretch of fixed size.
         per: Elements per channel; of a fixed stretch, its size.
         per_granule: One element per granule of the axis instead (a bias per head).
+        within: Stretches that each channel owns instead of `per` elements: the inner factors of a product of axes.
     """
 
     axis: str | None
     per: int = 1
     per_granule: bool = False
+    within: tuple["Segment", ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Every axis that moves it, the outermost first."""
+        outer = () if self.axis is None else (self.axis,)
+        return tuple(dict.fromkeys((*outer, *(axis for inner in self.within for axis in inner.axes))))
 
     def length(self, axes: Mapping[str, Axis], sizes: Mapping[str, int]) -> int:
         """Return its length when the axes have these sizes."""
         if self.axis is None:
             return self.per
+        if self.within:
+            return sizes[self.axis] * sum(inner.length(axes, sizes) for inner in self.within)
         return sizes[self.axis] // axes[self.axis].granule if self.per_granule else sizes[self.axis] * self.per
 
 
@@ -62,6 +73,8 @@ class Layout:
         tensors: By name, in canonical order: parameters first, then buffers that are averaged.
         aliases: Second names of tensors, by name.
         base: Tensors that are never trained and do not travel.
+        by_order: Tensors of classifiers that are numbered by their order, as in an `nn.ModuleList`, so that their names
+            mean the same only in sub-models whose exits are the first ones.
     """
 
     axes: Mapping[str, Axis]
@@ -69,16 +82,19 @@ class Layout:
     tensors: Mapping[str, TensorLayout]
     aliases: Mapping[str, str] = field(default_factory=dict)
     base: Mapping[str, TensorLayout] = field(default_factory=dict)
+    by_order: frozenset[str] = frozenset()
 
     @cached_property
     def frozen(self) -> "Layout":
         """The layout of what is never trained."""
-        return Layout(self.axes, self.exits, self.base)
+        return Layout(self.axes, self.exits, self.base, by_order=self.by_order)
 
     @cached_property
     def complete(self) -> "Layout":
         """The layout of all that the model has, trained or not."""
-        return Layout(self.axes, self.exits, {**self.tensors, **self.base}, self.aliases) if self.base else self
+        if not self.base:
+            return self
+        return Layout(self.axes, self.exits, {**self.tensors, **self.base}, self.aliases, by_order=self.by_order)
 
     @cached_property
     def full_sizes(self) -> dict[str, int]:
@@ -86,7 +102,17 @@ class Layout:
         return {name: axis.size for name, axis in self.axes.items()}
 
     def shapes(self, sizes: Mapping[str, int], exits: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor that a sub-model of these sizes and exits has."""
+        """Return the shape of each tensor that a sub-model of these sizes and exits has.
+
+        Raises:
+            ModelError: Classifiers are numbered by their order, and these are not the first exits.
+        """
+        if self.by_order and exits != self.exits[: len(exits)]:
+            raise ModelError(
+                f'classifiers are numbered by their order ("{min(self.by_order)}"), so that a sub-model needs the '
+                f"first ones of the exits {self.exits}; this one has {exits}. Name them by their block count, such as "
+                "nn.ModuleDict({str(e): ... for e in exits}), or take a method whose levels keep the shallower exits."
+            )
         sizes = {**self.full_sizes, **sizes}
         return {
             name: tuple(sum(s.length(self.axes, sizes) for s in dim) for dim in tensor.dims)

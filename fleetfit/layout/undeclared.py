@@ -1,12 +1,14 @@
 """What an architecture must declare and does not: which dimension, what it may be, and the line to write."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
 from fleetfit.errors import ModelError
 from fleetfit.layout.axes import Axis
+from fleetfit.layout.declare import Declaration
 
-_NUMBER = re.compile(r"(^|\.)(blocks|heads)\.\d+(?=\.)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _MOST_LISTED = 8
 
 
@@ -25,26 +27,62 @@ class Undeclared(ModelError):
         super().__init__(question([self]))
 
 
-def stacked_or_flat(name: str, what: str, factor: int, dim: int | None) -> Undeclared:
-    """Ask for k elements per channel; `dim` where another dimension of the tensor is declared already."""
-    where = "" if dim is None else f", dim={dim}"
-    return Undeclared(
-        name,
-        what,
-        {
-            f"blocked({factor}{where})": f"they are {factor} stacked copies (fused q, k, v; gates)",
-            f"interleaved({factor}{where})": f"each channel owns {factor} neighbours (a flatten)",
-        },
-    )
+def stacked_or_flat(
+    name: str, where: str, axis: str, d: int, factor: int, declared: Sequence[Declaration]
+) -> Undeclared:
+    """Ask for k elements per channel; the likeliest way first, which depends on the dimension."""
+    at = f", dim={d}" if declared else ""
+    said = f" (declared: {declared[0]})" if declared else ""
+    copies = next((n for n in (3, *range(2, factor)) if factor % n == 0 and n < factor), 0)
+    ways = {
+        f"blocked({factor}{at})": f"they are {factor} stacked copies (fused q, k, v; gates)",
+        f"interleaved({factor}{at})": f"each channel owns {factor} neighbours (a flatten)",
+    }
+    if copies:
+        ways[f'product({copies}, "{axis}", {factor // copies}{at})'] = (
+            f"they are {copies} stacked copies in which each channel owns {factor // copies} neighbours (fused q, k, v "
+            f"of heads; likewise other numbers that make {factor})"
+        )
+    # inputs of a layer come from a flatten, outputs are stacked: of whole heads where they are more than q, k and v
+    likely = ("interleaved",) if d else ("product",) if copies == 3 else ()
+    ways = dict(sorted(ways.items(), key=lambda way: not way[0].startswith(likely))) if likely else ways
+    what = f'{where} has {factor} elements per channel of axis "{axis}"{said}, and growth cannot tell how they lie'
+    return Undeclared(name, what, ways)
 
 
-def concatenated(name: str, what: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]) -> Undeclared:
+def concatenated(name: str, where: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]) -> ModelError:
     """Ask for the parts of a concatenation; the parts are known, their order is a guess (the architecture's)."""
-    times = {axis: max(1, growth[axis] // axes[axis].granule) for axis in axes if axis in growth}
+    moving = ", ".join(f'"{axis}"' for axis in growth)
+    times = {axis: growth[axis] // axes[axis].granule for axis in axes if axis in growth}
     fixed = size - sum(axes[axis].size * n for axis, n in times.items())
-    parts = ([str(fixed)] if fixed > 0 else []) + [f'"{axis}"' for axis, n in times.items() for _ in range(n)]
+    if fixed < 0 or any(growth[axis] % axes[axis].granule for axis in growth):
+        return ModelError(
+            f"{where} moves with {moving} and is neither their sum nor their product. Declare what lies side by side "
+            'in it, in order, with product(...) for what is multiplied: such as segments(product("heads", "head_dim"), '
+            'product("groups", "head_dim")), or only one of the axes may move it.'
+        )
+    front = [str(fixed)] if fixed else []
     when = "they are concatenated in this order; else put them in theirs" + (", fixed sizes as numbers" * (fixed > 0))
-    return Undeclared(name, what, {f"segments({', '.join(parts)})": when})
+    ways = {_segments(front, [f'"{axis}"' for axis, n in times.items() for _ in range(n)]): when}
+    if any(n > 1 for n in times.values()):
+        owned = [f'"{axis}"' if n == 1 else f'product("{axis}", {n})' for axis, n in times.items()]
+        ways[_segments(front, owned)] = "each channel owns its elements side by side"
+    return Undeclared(name, f"{where} moves with {moving} and is not a multiple of one axis", ways)
+
+
+def _segments(front: Sequence[str], parts: Sequence[str]) -> str:
+    return f"segments({', '.join([*front, *parts])})"
+
+
+def multiplied(name: str, where: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]) -> Undeclared:
+    """Ask for the order of a product; its factors are known, their order is a guess (the architecture's)."""
+    factors = [axis for axis in axes if axis in growth]
+    rest = size // math.prod(axes[axis].size for axis in factors)
+    shown = [f'"{axis}"' for axis in factors]
+    what = f"{where} is the product of {', '.join(shown[:-1])} and {shown[-1]}" + (f", times {rest}" * (rest > 1))
+    parts = [str(rest)] * (rest > 1) + shown
+    when = "its factors lie in this order, outermost first; else put them in theirs, the number too"
+    return Undeclared(name, what, {f"product({', '.join(parts)})": when})
 
 
 def question(missing: Sequence[Undeclared]) -> str:
@@ -64,7 +102,7 @@ def _entries(missing: Sequence[Undeclared]) -> dict[str, str]:
     """Return a declaration by pattern: one pattern for what all blocks, or all classifiers, have alike."""
     groups: dict[str, list[Undeclared]] = {}
     for one in missing:
-        groups.setdefault(_NUMBER.sub(r"\1\2.*", one.name), []).append(one)
+        groups.setdefault(_NUMBER.sub("*", one.name), []).append(one)
     found = {}
     for pattern, members in groups.items():
         declarations = [next(iter(one.candidates)) for one in members]

@@ -23,7 +23,7 @@ from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, all_of_it, by_count
 from fleetfit.planner import Targets
-from fleetfit.submodel import Submodel
+from fleetfit.submodel import Submodel, narrowed
 from fleetfit.values import Device, Job, Level, Problem
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -105,12 +105,5 @@ def own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State
 
 def rows_of(job: Job, device: Device, state: State, axis: str, kept: list[int]) -> tuple[Submodel, State]:
     """Return the sub-model and state that keep these channels of one axis."""
-    tensors = device.problem.layout.tensors
-    index = torch.tensor(kept)
-    found = {}
-    for name, tensor in state.items():
-        for d, dim in enumerate(tensors[name].dims):
-            if len(dim) == 1 and dim[0].axis == axis and dim[0].per == 1:
-                tensor = tensor.index_select(d, index)
-        found[name] = tensor
+    found = narrowed(device.problem.layout, state, job.submodel.sizes, {axis: tuple(kept)})
     return Submodel({**job.submodel.channels, axis: tuple(kept)}, job.submodel.exits), found

@@ -13,7 +13,7 @@ than the model.
 """
 
 from fleetfit.submodel.channels import prefix, random, rolling, window
-from fleetfit.submodel.cut import LARGE, Cut, cut
+from fleetfit.submodel.cut import LARGE, Cut, cut, narrowed
 from fleetfit.submodel.flat import FlatState, flat_of, shapes_of
 from fleetfit.submodel.piece import Channels, Submodel
 from fleetfit.submodel.states import check_shapes, extract, finite, put_back, recut, whole
@@ -29,6 +29,7 @@ __all__ = [
     "extract",
     "finite",
     "flat_of",
+    "narrowed",
     "prefix",
     "put_back",
     "random",

@@ -26,9 +26,8 @@ def _spans(
     found: list[Span] = []
     start = 0
     for segment in dim:
-        full = segment.length(axes, full_sizes)
-        found.extend((start + s, n) for s, n in _segment_spans(segment, full, axes, channels))
-        start += full
+        found.extend((start + s, n) for s, n in _segment_spans(segment, axes, full_sizes, channels))
+        start += segment.length(axes, full_sizes)
     merged: list[Span] = []
     for s, n in found:
         if merged and merged[-1][0] + merged[-1][1] == s:
@@ -39,17 +38,23 @@ def _spans(
 
 
 def _segment_spans(
-    segment: Segment, full: int, axes: Mapping[str, Axis], channels: Mapping[str, Channels]
+    segment: Segment, axes: Mapping[str, Axis], full_sizes: Mapping[str, int], channels: Mapping[str, Channels]
 ) -> Iterable[Span]:
-    kept = None if segment.axis is None else channels.get(segment.axis)
-    if kept is None or segment.axis is None:
-        return [(0, full)]
-    granule = axes[segment.axis].granule
+    if segment.axis is None or not any(axis in channels for axis in segment.axes):
+        return [(0, segment.length(axes, full_sizes))]
+    kept, granule, per = channels.get(segment.axis), axes[segment.axis].granule, segment.per
+    if kept is None:
+        kept = range(full_sizes[segment.axis])
     if segment.per_granule:
         return [(c // granule, 1) for c in kept[::granule]]
+    if segment.within:
+        per = sum(inner.length(axes, full_sizes) for inner in segment.within)
+        owned = _spans(segment.within, axes, full_sizes, channels)
+        if owned != [(0, per)]:
+            return [(c * per + s, n) for c in kept for s, n in owned]
     if isinstance(kept, range):
-        return [(kept.start * segment.per, len(kept) * segment.per)]
-    return [(c * segment.per, segment.per) for c in kept]
+        return [(kept.start * per, len(kept) * per)]
+    return [(c * per, per) for c in kept]
 
 
 def _take(tensor: Tensor, spans: Sequence[Sequence[Span]]) -> Tensor:
@@ -172,6 +177,22 @@ class Cut:
     def _on(self, index: object, full: Tensor) -> Tensor:
         assert isinstance(index, Tensor)
         return index if full.device == index.device else index.to(full.device)
+
+
+def narrowed(layout: Layout, state: State, sizes: Mapping[str, int], channels: Mapping[str, Channels]) -> State:
+    """Return some channels of a sub-model's state.
+
+    Args:
+        layout: The model's layout.
+        state: The sub-model's state, or some of its tensors.
+        sizes: The sub-model's sizes; axes not named are whole.
+        channels: By axis, which of the sub-model's channels to keep; axes not named stay as they are.
+    """
+    sizes, tensors = {**layout.full_sizes, **sizes}, layout.tensors
+    return {
+        name: _take(tensor, [_spans(dim, layout.axes, sizes, channels) for dim in tensors[name].dims])
+        for name, tensor in state.items()
+    }
 
 
 def _write(target: Tensor, spans: Sequence[Sequence[Span]], flat: Tensor, add: bool) -> None:

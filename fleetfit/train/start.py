@@ -98,7 +98,7 @@ def _only_classes_differ(layout: Layout, ours: TensorLayout, tensor: Tensor, sha
     if tensor.dim() != len(shape):
         return False
     differing = [dim for dim, a, b in zip(ours.dims, tensor.shape, shape, strict=True) if a != b]
-    return all(any(s.axis is not None and not layout.axes[s.axis].scaled for s in dim) for dim in differing)
+    return all(any(not layout.axes[axis].scaled for s in dim for axis in s.axes) for dim in differing)
 
 
 def notes_on_start(problem: Problem) -> tuple[str, ...]:

@@ -1,0 +1,168 @@
+"""Products of axes and numbers in one dimension: every cut equals the index set that loops over all factors give."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from itertools import product as every
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from zoo import Made
+
+from fleetfit.layout import Axis, Layout, infer_layout, product, segments
+from fleetfit.submodel import (
+    Cut,
+    Submodel,
+    extract,
+    narrowed,
+    prefix,
+    put_back,
+    random,
+    recut,
+    rolling,
+    window,
+)  # fmt: skip
+
+patient = settings(deadline=None, max_examples=50)
+CUT = import_module("fleetfit.submodel.cut")  # by name: the package has a function of that name
+CHOICES = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}
+NAMES = ("a", "b", "c")
+Factors = tuple[str | int, ...]
+Chosen = Mapping[str, Sequence[int]]
+
+axes = st.fixed_dictionaries(
+    {n: st.builds(lambda n, g: Axis(n * g, g), st.integers(2, 4), st.integers(1, 3)) for n in NAMES}
+)
+factors = st.builds(
+    lambda names, numbers, order: tuple(x for _, x in sorted(zip(order, [*names, *numbers], strict=False))),
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.permutations(range(5)),
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Holder(nn.Module):
+    """A matrix whose rows are one product and whose columns are another; a concatenation of both; the plain axes."""
+
+    def __init__(self, rows: Factors, columns: Factors, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        n, m = length(rows, sizes), length(columns, sizes)
+        self.matrix = nn.Parameter(torch.zeros(n, m))
+        self.both = nn.Parameter(torch.zeros(n + 2 + m))
+        for name, size in sizes.items():
+            self.register_parameter(f"plain_{name}", nn.Parameter(torch.zeros(size)))
+
+
+def length(some: Factors, sizes: Mapping[str, int]) -> int:
+    found = 1
+    for factor in some:
+        found *= sizes[factor] if isinstance(factor, str) else factor
+    return found
+
+
+def made(axes: Mapping[str, Axis], rows: Factors, columns: Factors) -> Layout:
+    declared = {
+        "matrix": (product(*rows, dim=0), product(*columns, dim=1)),
+        "both": segments(product(*rows), 2, product(*columns)),
+    }
+    return infer_layout(Made(axes, lambda s: Holder(rows, columns, s), declared))
+
+
+def places(some: Factors, axes: Mapping[str, Axis], kept: Chosen) -> list[int]:
+    """Count through all factors, the outermost slowest, and keep what is kept of each axis, in its order."""
+    found = []
+    choices = [list(kept[f]) if isinstance(f, str) else list(range(f)) for f in some]
+    whole = [axes[f].size if isinstance(f, str) else f for f in some]
+    for digits in every(*choices):
+        at = 0
+        for digit, size in zip(digits, whole, strict=True):
+            at = at * size + digit
+        found.append(at)
+    return found
+
+
+def chosen(axes: Mapping[str, Axis], how: str, seed: int) -> dict[str, tuple[int, ...]]:
+    """Some granules of each axis, chosen one way or the other."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, axis in axes.items():
+        n = int(rng.integers(1, axis.size // axis.granule + 1)) * axis.granule
+        found[name] = tuple(CHOICES[how](axis, n, int(rng.integers(9)), 5, rng))
+    return found
+
+
+def numbered(layout: Layout) -> dict[str, torch.Tensor]:
+    shapes = layout.shapes({}, layout.exits)
+    return {name: torch.arange(int(np.prod(s)), dtype=torch.float32).view(s) for name, s in shapes.items()}
+
+
+def expected(layout: Layout, rows: Factors, columns: Factors, kept: Chosen) -> tuple[torch.Tensor, torch.Tensor]:
+    state = numbered(layout)
+    n = length(rows, layout.full_sizes)
+    first, second = places(rows, layout.axes, kept), places(columns, layout.axes, kept)
+    return state["matrix"].numpy()[np.ix_(first, second)], [*first, n, n + 1, *(n + 2 + i for i in second)]
+
+
+@given(axes, factors, factors, st.sampled_from(sorted(CHOICES)), seeds, st.booleans())
+@patient
+def test_a_cut_is_what_loops_over_the_factors_keep(
+    axes: dict[str, Axis], rows: Factors, columns: Factors, how: str, seed: int, large: bool
+) -> None:
+    layout, kept = made(axes, rows, columns), chosen(axes, how, seed)
+    piece = Submodel(kept, (1,))
+    with mock.patch.object(CUT, "LARGE", 0 if large else 1 << 20):  # by slices, or by index
+        _check_cut(layout, rows, columns, piece)
+
+
+def _check_cut(layout: Layout, rows: Factors, columns: Factors, piece: Submodel) -> None:
+    kept = {axis: tuple(channels) for axis, channels in piece.channels.items()}
+    matrix, both = expected(layout, rows, columns, kept)
+    state = numbered(layout)
+    found = extract(layout, state, piece)
+    assert np.array_equal(found["matrix"].numpy(), matrix)
+    assert found["both"].tolist() == both
+    assert {name: tuple(t.shape) for name, t in found.items()} == layout.shapes(piece.sizes, piece.exits)
+    # what is put back lies where it came from, and nothing else has moved
+    after = put_back(layout, state, piece, {name: -1 - tensor for name, tensor in found.items()})
+    for name, tensor in found.items():
+        there = torch.zeros(state[name].numel(), dtype=torch.bool)
+        there[tensor.flatten().long()] = True
+        assert torch.equal(after[name].flatten(), torch.where(there, -1 - state[name].flatten(), state[name].flatten()))
+
+
+@given(axes, factors, factors, st.sampled_from(sorted(CHOICES)), seeds, seeds)
+@patient
+def test_recutting_and_flat_buffers_agree(
+    axes: dict[str, Axis], rows: Factors, columns: Factors, how: str, seed: int, other: int
+) -> None:
+    layout = made(axes, rows, columns)
+    source, target = (Submodel(chosen(axes, how, s), (1,)) for s in (seed, other))
+    state = numbered(layout)
+    moved = recut(layout, extract(layout, state, source), source, target, fill=state)
+    assert all(torch.equal(moved[name], t) for name, t in extract(layout, state, target).items())
+    compiled = Cut(layout, source)
+    full = torch.cat([t.flatten() for t in state.values()])
+    counted = torch.zeros_like(full)
+    compiled.scatter(counted, torch.ones(compiled.size), add=True)
+    assert int(counted.sum()) == compiled.size
+    assert set(counted.tolist()) <= {0.0, 1.0}
+    assert torch.equal(compiled.gather(full), torch.cat([t.flatten() for t in extract(layout, state, source).values()]))
+
+
+@given(axes, factors, factors, seeds)
+@patient
+def test_narrowing_a_sub_model_is_cutting_the_full_one(
+    axes: dict[str, Axis], rows: Factors, columns: Factors, seed: int
+) -> None:
+    """The channels kept of a sub-model's channels are those kept of the full model's."""
+    layout, kept = made(axes, rows, columns), chosen(axes, "random", seed)
+    state = numbered(layout)
+    piece = Submodel(kept, (1,))
+    granule = axes["a"].granule
+    fewer = narrowed(layout, extract(layout, state, piece), piece.sizes, {"a": range(granule)})
+    direct = extract(layout, state, Submodel({**kept, "a": kept["a"][:granule]}, (1,)))
+    assert all(torch.equal(fewer[name], t) for name, t in direct.items())
