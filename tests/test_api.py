@@ -479,6 +479,33 @@ def test_settings_with_names_printed_numbers_and_rounds_to_targets(tmp_path: Pat
     assert "| fedavg (paper) | 81.46 | - | 10 | 100 |" in (tmp_path / "out" / "table.md").read_text()
 
 
+HEADS = """
+[model]
+name = "bert_tiny"
+[compare]
+differs = "DIFFERS"
+[[compare.row]]
+label = "ScaleFL"
+method.name = "scalefl"
+[[compare.row]]
+label = "ReeFL"
+method.name = "reefl"
+model.head = "norm"
+"""
+
+
+def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_says_so() -> None:
+    table = tomllib.loads(HEADS.replace("DIFFERS", "8 clients"))
+    with pytest.raises(ConfigError, match=r'different kinds.*"ScaleFL" pooler, "ReeFL" norm.*one model.head'):
+        Planned(table, "x")
+    assert Planned(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").count == 2
+    alike = {**table, "model": {"name": "bert_tiny", "head": "norm"}}
+    assert Planned(alike, "x").count == 2
+    tuned = {**alike, "compare": {**table["compare"], "tune": {"model.head": ["norm", "linear"]}}}
+    with pytest.raises(ConfigError, match="different kinds"):
+        Planned(tuned, "x")
+
+
 def test_printed_numbers_belong_to_the_settings_that_the_file_wrote(tmp_path: Path) -> None:
     table = tomllib.loads(PRINTED)
     fewer = {**table["compare"], "setting": table["compare"]["setting"][1:], "columns": ["full"]}

@@ -16,7 +16,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.layout import Architecture, build_module, infer_layout, named_tensors, outputs
 from fleetfit.losses import best_exit_distillation
-from fleetfit.method import build
+from fleetfit.method import FEDAVG, build
 from fleetfit.methods.depthfl import ramped
 from fleetfit.models.bert import bert
 from fleetfit.models.deit_s import deit_s
@@ -113,6 +113,89 @@ def test_its_size_at_deit_s_is_the_paper_s() -> None:
     assert len(own) == 22 and all(own <= set(found) for found in shapes.values())
 
 
+# ---- how it begins -------------------------------------------------
+
+
+def of_pytorch(ree: Ree) -> Ree:
+    """Let the linear layers begin as PyTorch's do."""
+    for part in ree.modules():
+        if isinstance(part, nn.Linear):
+            part.reset_parameters()
+    return ree
+
+
+def test_weights_begin_cut_off_at_two_deviations_and_biases_at_zero() -> None:
+    """Ree, its positions and the shared classifier; a normal of 0.02 cut off there has 0.88 of its deviation."""
+    torch.manual_seed(0)
+    architecture = recurrent(deit_s(classes=100, depth=3), (3, 224, 224))
+    module: Any = build_module(architecture, architecture.sizes(1.0), (1, 3))
+    norms = {id(p) for part in module.modules() if isinstance(part, nn.LayerNorm) for p in part.parameters()}
+    own = [
+        (n, p.detach())
+        for part in (module.ree, module.classifier)
+        for n, p in part.named_parameters()
+        if id(p) not in norms
+    ]
+    assert len(own) == 16
+    for name, tensor in own:
+        if name.endswith("bias"):
+            assert not bool(tensor.any()), name
+        else:
+            assert float(tensor.abs().max()) <= 0.04 + 1e-6, name
+            assert float(tensor.std()) == pytest.approx(0.0176, rel=0.15), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_modulation_begins_by_moving_a_class_token_a_little(seed: int) -> None:
+    """Of a token as long as a pretrained MiniLM's (384 numbers of deviation 0.4), at each of its 6 blocks.
+
+    With PyTorch's linear layers it is moved by 0.6 to 0.9 of its length, which leaves a frozen backbone at chance; as
+    the authors begin, by 0.17 to 0.24.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    tokens = [0.4 * torch.randn(32, 384, generator=rng) for _ in range(6)]
+
+    def moved(ree: Ree) -> list[float]:
+        queue: list[Tensor] = []
+        found = []
+        for block, token in enumerate(tokens, 1):
+            _, last = ree([*queue, token], list(range(1, block + 1)))
+            queue.append(last)
+            found.append(float(((last - token).norm(dim=1) / token.norm(dim=1)).mean()))
+        return found
+
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        ours, theirs = moved(Ree(384, 518, 7, 8, 16)), moved(of_pytorch(Ree(384, 518, 7, 8, 16)))
+    assert all(0.17 <= share <= 0.24 for share in ours), ours
+    assert all(0.6 <= share <= 0.95 for share in theirs), theirs
+
+
+# ---- the kind of classifier -------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["linear", "pooler", "norm"])
+@pytest.mark.parametrize("make", [
+    lambda head: bert(3, (7,), vocabulary=11, hidden=12, layers=3, attention_heads=3, max_positions=8, head=head),
+    lambda head: vit(5, SHAPE, hidden=16, depth=3, attention_heads=2, patch=4, head=head),
+    lambda head: vim(3, SHAPE, depth=3, hidden=8, patch=4, state=2, head=head),
+])  # fmt: skip
+def test_the_shared_classifier_is_of_the_backbone_s_kind(kind: str, make: Any) -> None:
+    """What other methods train at each exit, ReeFL trains once, for all exits: the same tensors, the same function."""
+    plain = make(kind)
+    shape = (7,) if plain.tokens else SHAPE
+    torch.manual_seed(0)
+    theirs: Any = build_module(plain, plain.sizes(1.0), (1, 3)).eval()
+    ours: Any = build_module(recurrent(plain, shape), recurrent(plain, shape).sizes(1.0), (1, 3)).eval()
+    own = {n.removeprefix("heads.3."): tuple(p.shape) for n, p in theirs.named_parameters() if n.startswith("heads.3.")}
+    assert {n: tuple(p.shape) for n, p in ours.classifier.named_parameters()} == own
+    ours.classifier.load_state_dict(theirs.heads["3"].state_dict())
+    x = torch.randint(11, (2, 7)) if plain.tokens else torch.randn(2, *SHAPE)
+    carry = theirs.segment(1, theirs.segment(0, theirs.start(x)))
+    torch.testing.assert_close(ours.classifier(theirs.token(carry)), outputs(theirs, x)[1])
+    check_layout(recurrent(plain, shape), channels_part=True, input_shape=shape)
+
+
 # ---- Eqs. 3 and 4: the model -------------------------------------------------
 
 
@@ -134,7 +217,7 @@ def by_hand(module: Any, x: Tensor, exits: tuple[int, ...], modulate: bool, orig
             if i + 1 in exits:
                 fused = m[:, 0] + z
                 head = module.classifier
-                normed = nn.functional.layer_norm(fused, (len(fused[0]),), head.norm.weight, head.norm.bias)
+                normed = nn.functional.layer_norm(fused, (len(fused[0]),), head.norm.weight, head.norm.bias, 1e-12)
                 logits.append(normed @ head.fc.weight.T + head.fc.bias)
     return logits
 
@@ -283,7 +366,7 @@ def test_a_module_that_cannot_be_run_block_by_block_is_refused() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"heads": 3}, {"mlp": 0.0}, {"heads": 0}, {"at": "end"}, {"queue": "new"}, {"zeta": 0.0}, {"share": -1.0},
-     {"temperature": 0.0}, {"ramp": -1}, {"teacher": "deepest"}],
+     {"temperature": 0.0}, {"ramp": -1}, {"teacher": "deepest"}, {"estimate": "zero"}],
 )  # fmt: skip
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(FleetFitError):
@@ -356,9 +439,23 @@ class Given(nn.Module):
         return [torch.stack([s, s * 0, s * 0, s * 0])[None] for s in self.scale]
 
 
+def test_the_estimate_begins_at_zero_in_every_round() -> None:
+    """e <- 0.8 e + 0.2 new from 0 on, as in the authors' code; worked by hand, and nothing is remembered."""
+    job, device, method = job_and_device({"name": "reefl", "ramp": 0})
+    assert method.remember is FEDAVG.remember
+    y = torch.tensor([0])
+    for memory in (None, {"exit_losses": {"exits": [1, 2, 3], "losses": torch.tensor([9.0, 0.0, 0.0])}}):
+        loss: Any = method.loss(job, replace(device, memory=memory))
+        loss(Given([1.0, 0.9, 1.1]), None, y)
+        assert loss.estimate.tolist() == pytest.approx([0.2, 0.18, 0.22], abs=1e-5)
+        loss(Given([0.5, 1.3, 1.0]), None, y)
+        assert loss.estimate.tolist() == pytest.approx([0.26, 0.404, 0.376], abs=1e-5)
+        assert loss.metrics()["teachers"] == {"1": 1, "2": 1, "3": 0}
+
+
 def test_the_teacher_is_the_exit_with_the_lowest_running_estimate() -> None:
     """e <- 0.8 e + 0.2 new from the first batch's losses on; worked by hand."""
-    job, device, method = job_and_device({"name": "reefl", "ramp": 0})
+    job, device, method = job_and_device({"name": "reefl", "ramp": 0, "estimate": "kept"})
     loss: Any = method.loss(job, device)
     y = torch.tensor([0])
     loss(Given([1.0, 0.9, 1.1]), None, y)
@@ -375,8 +472,8 @@ def test_the_teacher_is_the_exit_with_the_lowest_running_estimate() -> None:
     assert batch.metrics()["teachers"] == {"1": 1, "2": 1, "3": 1}
 
 
-def test_the_estimate_is_remembered_from_round_to_round() -> None:
-    job, device, method = job_and_device({"name": "reefl"})
+def test_a_kept_estimate_is_remembered_from_round_to_round() -> None:
+    job, device, method = job_and_device({"name": "reefl", "estimate": "kept"})
     loss: Any = method.loss(job, device)
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
     memory = method.remember(job, device, {}, loss)
@@ -390,6 +487,17 @@ def test_the_estimate_is_remembered_from_round_to_round() -> None:
     shallow(Given([1.0, 1.0]), None, torch.tensor([0]))
     kept = method.remember(short, replace(device, memory=memory), {}, shallow)["exit_losses"]
     assert kept["exits"] == [1, 2, 3] and kept["losses"].tolist() == pytest.approx([1.0, 1.8, 3.0], abs=1e-5)
+
+
+def test_an_exit_that_a_client_trains_for_the_first_time_begins_with_its_first_loss() -> None:
+    """A client that afforded two exits so far gets three: at 0 the new one would be the teacher for a long time."""
+    job, device, method = job_and_device({"name": "reefl", "estimate": "kept", "ramp": 0})
+    known = {"exit_losses": {"exits": [1, 2], "losses": torch.tensor([1.0, 2.0])}}
+    loss: Any = method.loss(job, replace(device, memory=known))
+    loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
+    assert loss.estimate.tolist() == pytest.approx([1.0, 2.0, 3.0], abs=1e-5)
+    assert loss.metrics()["teachers"] == {"1": 1, "2": 0, "3": 0}
+    assert method.remember(job, replace(device, memory=known), {}, loss)["exit_losses"]["exits"] == [1, 2, 3]
 
 
 def test_the_distillation_grows_over_rounds() -> None:

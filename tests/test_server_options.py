@@ -51,14 +51,16 @@ def test_fedavgm_is_hsu_et_al_s_rule() -> None:
         assert memory["velocity"]["w"].tolist() == pytest.approx(v, rel=1e-6)
 
 
+@pytest.mark.parametrize("begins", [None, 0.0, 0.04])
 @pytest.mark.parametrize("option", ["fedadam", "fedyogi"])
-def test_fedadam_and_fedyogi_are_algorithm_2_of_reddi_et_al(option: str) -> None:
+def test_fedadam_and_fedyogi_are_algorithm_2_of_reddi_et_al(option: str, begins: float | None) -> None:
     """m <- b1 m + (1 - b1) d; v <- b2 v + (1 - b2) d^2, or v - (1 - b2) d^2 sign(v - d^2); x <- x + lr m / (sqrt(v) +
-    tau); v begins at tau^2, and there is no bias correction.
+    tau); v begins at tau^2 or as told, and there is no bias correction.
     """
     lr, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
-    x, m, v = list(START), [0.0] * 3, [tau**2] * 3
-    for means, (state, memory) in zip(ROUNDS, moved(option), strict=True):
+    x, m, v = list(START), [0.0] * 3, [tau**2 if begins is None else begins] * 3
+    found = moved(option) if begins is None else moved(option, begins=begins)
+    for means, (state, memory) in zip(ROUNDS, found, strict=True):
         for i, mean in enumerate(means):
             if mean is None:
                 continue
@@ -109,6 +111,7 @@ def test_what_nobody_trained_stays_bit_for_bit(option: str) -> None:
         ("fedavgm", {"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ("fedavgm", {"lr": 0.0}, "lr must be above 0, got 0.0"),
         ("fedadam", {"tau": 0.0}, "tau must be above 0"),
+        ("fedyogi", {"begins": -1.0}, "begins must be at least 0"),
         ("fedyogi", {"beta2": -0.1}, "beta2 must be at least 0 and below 1"),
         ("feddyn", {"alpha": 0.0}, "alpha must be above 0"),
     ],

@@ -2,12 +2,12 @@
 
 The model gets a Ree module and one classifier that all exits share (`fleetfit.models.ree`: Eqs. 2 to 4); both belong to
 every sub-model, whatever its depth. A client trains the sum of its exits' losses, and a divergence of each exit from
-the client's best one (Eqs. 5 and 6). Which is best says the running estimate of the exits' training losses, which the
-client remembers from round to round, e <- (1 - zeta) e + zeta new; the weight of the divergence grows over the first
-rounds as DepthFL's does. Clients weigh by samples. `plus.feddyn` and `plus.fedadam` go with it.
+the client's best one (Eqs. 5 and 6). Which is best says the running estimate of the exits' training losses,
+e <- (1 - zeta) e + zeta new. It begins at zero in every round, as in the authors' code; with `estimate = "kept"` the
+client remembers it from round to round, and it begins with the first batch's losses. The weight of the divergence grows
+over the first rounds as DepthFL's does. Clients weigh by samples. `plus.feddyn` and `plus.fedadam` go with it.
 
-Differs from the paper's authors: their running estimate begins at zero in every round; ours begins with the first
-batch's losses, and goes on. Rows of Ree's position table beyond a client's depth are not sent back, since nothing
+Differs from the paper's authors: rows of Ree's position table beyond a client's depth are not sent back, since nothing
 trained them.
 """
 
@@ -37,6 +37,7 @@ def reefl(
     share: float = 1.0,
     temperature: float = 1.0,
     teacher: Literal["running", "batch"] = "running",
+    estimate: Literal["round", "kept"] = "round",
     ree: bool = True,
     modulate: bool = True,
     at: Literal["blocks", "exits"] = "blocks",
@@ -53,6 +54,7 @@ def reefl(
         share: Full weight of the distillation; 0 switches it off.
         temperature: Softens the distributions that are compared.
         teacher: The exit with the lowest running estimate, or with the lowest loss on the batch (Figure 7).
+        estimate: The running estimate begins at zero in every "round", or is "kept" from the first batch of all on.
         ree: Whether there is a Ree; without it, exits share a classifier and nothing else (appendix G).
         modulate: Whether the backbone goes on with Ree's token (Eq. 4, Table 4).
         at: Run Ree after every block, or at exits only (Table 5).
@@ -68,22 +70,24 @@ def reefl(
     settings: dict[str, Any] = {"ree": ree, "modulate": modulate, "at": at, "queue": queue}
     sizes: dict[str, Any] = {"heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
-    return Method(
+    method = Method(
         model=partial(recurrent, **settings, **sizes),
         levels=partial(split_levels, mode="depth"),
-        loss=loss,
-        remember=remember,
+        loss=partial(loss, kept=estimate == "kept"),
         reply=without_unused_rows,
     )
+    return replace(method, remember=remember) if estimate == "kept" else method
 
 
 class BestExitLoss:
     """The loss of all exits with the best one as teacher; knows which exits were it."""
 
-    def __init__(self, job: Job, device: Device, zeta: float, share: float, temperature: float, teacher: str) -> None:
-        """Take up the client's running estimate, as far as it has one of these exits."""
+    def __init__(
+        self, job: Job, device: Device, zeta: float, share: float, temperature: float, teacher: str, kept: bool
+    ) -> None:
+        """Begin the running estimate at zero, or take up the client's, as far as it has one of these exits."""
         self.exits = job.submodel.exits
-        self.estimate = _remembered(device, self.exits)
+        self.estimate = _remembered(device, self.exits) if kept else torch.zeros(len(self.exits))
         self._task, self._zeta, self._share, self._temperature = device.problem.task, zeta, share, temperature
         self._running = teacher == "running"
         self._taught = torch.zeros(len(self.exits), device=device.accelerator)
@@ -106,10 +110,10 @@ class BestExitLoss:
 
 
 def best_exit_loss(
-    job: Job, device: Device, zeta: float, ramp: int, share: float, temperature: float, teacher: str
+    job: Job, device: Device, zeta: float, ramp: int, share: float, temperature: float, teacher: str, kept: bool
 ) -> Loss:
     """Return the loss with this round's weight of the distillation."""
-    return BestExitLoss(job, device, zeta, share * ramped(job.round, ramp), temperature, teacher)
+    return BestExitLoss(job, device, zeta, share * ramped(job.round, ramp), temperature, teacher, kept)
 
 
 def _remembered(device: Device, exits: tuple[int, ...]) -> Tensor | None:

@@ -188,10 +188,12 @@ def initialise(module: nn.Module, std: float = 0.02) -> None:
     By inverting the distribution function: `nn.init.trunc_normal_` takes ten times as long.
 
     Args:
-        module: Its matrices, kernels, tables and single tokens are drawn; layer norms stay at one and zero.
+        module: Its matrices, kernels, tables and single tokens are drawn; norms stay at one and zero.
         std: Standard deviation.
     """
-    norms = {id(p) for part in module.modules() if isinstance(part, nn.LayerNorm) for p in part.parameters()}
+    norms = {
+        id(p) for part in module.modules() if isinstance(part, (nn.LayerNorm, nn.RMSNorm)) for p in part.parameters()
+    }
     for parameter in module.parameters():
         if parameter.is_meta or id(parameter) in norms:
             continue

@@ -2,7 +2,9 @@
 
 Token, position and type embeddings, then blocks of attention and MLP. A classifier may sit after any block: a pooler of
 its own (linear layer and tanh on the first token), dropout and one linear layer; the last exit has the pooler and the
-classifier of the checkpoint, where it has them. Padding is masked in attention. All tokens are of type 0.
+classifier of the checkpoint, where it has them. With `head = "norm"` classifiers have a layer norm for the pooler (as
+all have in ReeFL's comparison), with "linear" neither; both begin anew. Padding is masked in attention. All tokens are
+of type 0.
 
 With `heads = "fixed"` a narrower model keeps all heads and makes them smaller, as the sizes of ScaleFL's Table 9 need:
 hidden and MLP widths are floored to a multiple of the heads (300, 420, 576, 768 of 768).
@@ -13,13 +15,14 @@ first exit at other channels than before it; here one set of channels serves all
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, State
+from fleetfit.models._head import HeadKind, TokenHead, check_head
 from fleetfit.models._pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise, table
 
@@ -62,20 +65,6 @@ class Embeddings(nn.Module):
         return self.drop(self.norm(found))
 
 
-class PooledHead(nn.Module):
-    """A classifier on the first token: pooler, dropout, linear layer."""
-
-    def __init__(self, hidden: int, classes: int, dropout: float) -> None:
-        super().__init__()
-        self.pooler, self.fc = nn.Linear(hidden, hidden), nn.Linear(hidden, classes)
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, carry: tuple[Tensor, Tensor]) -> Tensor:
-        """Return logits [B, classes] of tokens [B, L, hidden] and their mask."""
-        logits: Tensor = self.fc(self.drop(self.pooler(carry[0][:, 0]).tanh()))
-        return logits
-
-
 class BertModule(ExitModel):
     """The module of one sub-model, with the full model's names. The carry: tokens, and which are no padding."""
 
@@ -85,8 +74,11 @@ class BertModule(ExitModel):
         self.exits, self.padding = exits, architecture.padding
         self.embeddings = Embeddings(architecture, hidden)
         self.blocks = nn.ModuleList(encoder.block(axes) for _ in range(exits[-1]))
-        dropout = architecture.head_dropout
-        self.heads = nn.ModuleDict({str(e): PooledHead(hidden, axes["classes"], dropout) for e in exits})
+        norm = partial(nn.LayerNorm, eps=encoder.eps)
+        self.heads = nn.ModuleDict({
+            str(e): TokenHead(architecture.head, hidden, axes["classes"], norm, architecture.head_dropout)
+            for e in exits
+        })  # fmt: skip
         initialise(self)
 
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,6 +93,11 @@ class BertModule(ExitModel):
             x = self.blocks[b](x, seen)
         return x, real
 
+    def head(self, i: int, carry: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the logits [B, classes] of exit i, which looks at the first token."""
+        logits: Tensor = self.heads[str(self.exits[i])](self.token(carry))
+        return logits
+
 
 @dataclass(frozen=True)
 class Bert(Architecture):
@@ -112,6 +109,7 @@ class Bert(Architecture):
     max_positions: int
     types: int
     padding: int
+    head: HeadKind
     head_dropout: float
     checkpoint: str | None
     whole_depth: bool
@@ -121,6 +119,7 @@ class Bert(Architecture):
     size_dependent: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_head(self.head)
         granule = self.encoder.attention_heads if self.encoder.heads == "fixed" else 1
         axes = {**self.encoder.axes(granule), "classes": Axis(self.classes, scaled=False)}
         object.__setattr__(self, "axes", axes)
@@ -141,7 +140,7 @@ class Bert(Architecture):
         """Return the checkpoint's tensors by our names; the pooler and the classifier only at full depth."""
         if self.checkpoint is None:
             return {}
-        heads = _head(self.blocks) if self.whole_depth else {}
+        heads = _head(self.blocks) if self.whole_depth and self.head == "pooler" else {}
         return read_tensors(self.checkpoint, _trunk(self.blocks) | heads, (_PREFIX,), may_lack=heads)
 
     def to_checkpoint(self, sizes: Mapping[str, int], last: int, state: State) -> Checkpoint:
@@ -164,6 +163,11 @@ class Bert(Architecture):
             )
         if not self.encoder.bias:
             raise ModelError("its query, key and value have no biases, those of a BERT in transformers have.")
+        if self.head != "pooler":
+            raise ModelError(
+                f'its classifier is of the kind [model] head = "{self.head}", that of a BERT in transformers has a '
+                "pooler."
+            )
         config = {
             "model_type": "bert",
             "architectures": ["BertForSequenceClassification"],
@@ -202,6 +206,7 @@ def bert(
     max_positions: int | None = None,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "pooler",
 ) -> Bert:
     """Return a BERT family: BERT-base unless a checkpoint or keys say otherwise.
 
@@ -218,6 +223,7 @@ def bert(
         max_positions: Rows of the position table; 512 by default.
         dropout: Share dropped everywhere; the checkpoint's or 0.1 by default.
         heads: What width cuts: "whole" heads, or the channels of each head, with their number "fixed".
+        head: Kind of the classifiers: BERT's "pooler", a layer "norm", or nothing before their "linear" layer.
 
     Raises:
         ModelError: Sizes do not fit each other, the inputs or the checkpoint.
@@ -239,6 +245,7 @@ def bert(
         positions,
         types=int(config.get("type_vocab_size", _TYPES)),
         padding=padding,
+        head=head,
         head_dropout=encoder.dropout if own is None else float(own),
         checkpoint=checkpoint,
         whole_depth=encoder.layers == int(config.get("num_hidden_layers", encoder.layers)),

@@ -1,5 +1,6 @@
 """BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens."""
 
+from fleetfit.models._head import HeadKind
 from fleetfit.models._transformer import Heads
 from fleetfit.models.bert import Bert, bert
 
@@ -12,6 +13,7 @@ def bert_base(
     checkpoint: str | None = None,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "pooler",
 ) -> Bert:
     """Return `bert` with the sizes of BERT-base; the arguments are explained there."""
     return bert(
@@ -26,4 +28,5 @@ def bert_base(
         intermediate=3072,
         dropout=dropout,
         heads=heads,
+        head=head,
     )

@@ -1,5 +1,6 @@
 """BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens."""
 
+from fleetfit.models._head import HeadKind
 from fleetfit.models._transformer import Heads
 from fleetfit.models.bert import Bert, bert
 
@@ -12,6 +13,7 @@ def bert_small(
     checkpoint: str | None = None,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "pooler",
 ) -> Bert:
     """Return `bert` with the sizes of BERT-Small; the arguments are explained there."""
     return bert(
@@ -26,4 +28,5 @@ def bert_small(
         intermediate=2048,
         dropout=dropout,
         heads=heads,
+        head=head,
     )

@@ -1,5 +1,6 @@
 """BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens."""
 
+from fleetfit.models._head import HeadKind
 from fleetfit.models._transformer import Heads
 from fleetfit.models.bert import Bert, bert
 
@@ -12,6 +13,7 @@ def bert_tiny(
     checkpoint: str | None = None,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "pooler",
 ) -> Bert:
     """Return `bert` with the sizes of BERT-Tiny; the arguments are explained there."""
     return bert(
@@ -26,4 +28,5 @@ def bert_tiny(
         intermediate=512,
         dropout=dropout,
         heads=heads,
+        head=head,
     )

@@ -1,5 +1,6 @@
 """DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M."""
 
+from fleetfit.models._head import HeadKind
 from fleetfit.models._transformer import Heads
 from fleetfit.models.vit import Vit, vit
 
@@ -12,6 +13,7 @@ def deit_b(
     patch: int = 16,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "norm",
 ) -> Vit:
     """Return `vit` with the width and heads of DeiT-B; the arguments are explained there."""
-    return vit(classes, input_shape, checkpoint, 768, depth, 12, 3072, patch, dropout, heads)
+    return vit(classes, input_shape, checkpoint, 768, depth, 12, 3072, patch, dropout, heads, head)

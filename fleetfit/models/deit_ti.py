@@ -1,5 +1,6 @@
 """DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M."""
 
+from fleetfit.models._head import HeadKind
 from fleetfit.models._transformer import Heads
 from fleetfit.models.vit import Vit, vit
 
@@ -12,6 +13,7 @@ def deit_ti(
     patch: int = 16,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "norm",
 ) -> Vit:
     """Return `vit` with the width and heads of DeiT-Ti; the arguments are explained there."""
-    return vit(classes, input_shape, checkpoint, 192, depth, 3, 768, patch, dropout, heads)
+    return vit(classes, input_shape, checkpoint, 192, depth, 3, 768, patch, dropout, heads, head)

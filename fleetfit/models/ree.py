@@ -9,6 +9,13 @@ all layers: ViT, BERT, Vision Mamba, or one's own (`ExitModel.token` says what t
 Ree's block has its norms before attention and MLP; attention works on `bottleneck` features in `heads` heads. Only the
 two tokens that are used are asked for, which is exact, since nothing else of the block's output is looked at.
 
+The shared classifier is of the kind that the backbone's are (`[model] head` of BERT, ViT and Vision Mamba), so that all
+methods of a comparison have the same; a backbone of one's own gets layer norm and a linear layer.
+
+All of it begins as in the authors' code: weights, positions and meta token from a normal of deviation 0.02 cut off at
+two deviations, biases at zero. Eq. 4 overwrites the class token after every block, so what Ree adds has to begin small:
+with PyTorch's own initialisation a pretrained token is lost on its way.
+
 Differs from the paper's authors: attention is divided by the root of a head's size; their code divides by that of all
 heads together. Which token the queue keeps, Eqs. 2 and 4 leave open: the modulated one, as in their code, or
 (`queue = "original"`) the backbone's. A classifier begins as the backbone's last one, where a checkpoint has one.
@@ -38,6 +45,8 @@ from fleetfit.layout import (
     default_sizes,
     some_input,
 )
+from fleetfit.models._head import TokenHead
+from fleetfit.models._transformer import initialise
 
 BACKBONE = "backbone."
 """What the names of the backbone's tensors begin with."""
@@ -60,8 +69,8 @@ class Ree(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
         self.heads = heads
         if not self.meta.is_meta:
-            nn.init.normal_(self.meta, std=_STD)
-            nn.init.normal_(self.positions, std=_STD)
+            initialise(self, _STD)
+            nn.init.trunc_normal_(self.meta, std=_STD, a=-2 * _STD, b=2 * _STD)  # above it counts as a bias
 
     def forward(self, queue: list[Tensor], places: list[int]) -> tuple[Tensor, Tensor]:
         """Return what becomes of the meta token and of the newest token, m_0 and m_l, each [B, width] (Eq. 2).
@@ -85,17 +94,12 @@ class Ree(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-class SharedHead(nn.Module):
-    """The classifier of all exits: layer norm and a linear layer."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, classes] of [B, width]."""
-        logits: Tensor = self.fc(self.norm(x))
-        return logits
+def shared_head(heads: nn.ModuleDict, width: int, classes: int) -> nn.Module:
+    """Return the classifier of all exits: one of the backbone's kind, where that looks at the class token alone."""
+    kinds = [part for part in heads.values() if isinstance(part, TokenHead)]
+    head = kinds[-1] if kinds else TokenHead("norm", width, classes, nn.LayerNorm)
+    initialise(head, _STD)
+    return head
 
 
 class RecurrentModule(ExitModel):
@@ -109,16 +113,18 @@ class RecurrentModule(ExitModel):
         self.exits, self.modulate, self.original = exits, family.modulate, family.queue == "original"
         self.stops = family.stops(exits)
         module = family.inner.build({name: axes[name] for name in family.inner.axes}, self.stops)
-        if not isinstance(module, HasSegments) or not isinstance(getattr(module, "heads", None), nn.ModuleDict):
+        heads = getattr(module, "heads", None)
+        if not isinstance(module, HasSegments) or not isinstance(heads, nn.ModuleDict):
             raise ModelError(
                 "ReeFL goes onto a backbone that runs block by block: its module needs start, segment and head, and "
                 "its classifiers in an nn.ModuleDict called heads. Inherit from fleetfit.ExitModel."
             )
+        width = family.width_of(axes)
+        head = shared_head(heads, width, axes["classes"])
         del module.heads
         self.backbone = module
-        width = family.width_of(axes)
         self.ree = Ree(width, axes[INNER], axes[PLACES], family.heads, family.bottleneck) if family.ree else None
-        self.classifier = SharedHead(width, axes["classes"])
+        self.classifier = head
 
     def start(self, x: Tensor) -> Carry:
         """Return the backbone's state, an empty queue, and the class token."""

@@ -3,7 +3,8 @@
 Patches, a class token in the middle of them and learned positions go through blocks h + mixer(RMSNorm(h)); a mixer
 projects to two streams of `inner` channels, scans one of them forwards and backwards over the tokens, gates the mean of
 the two results with SiLU of the other stream and projects back (the authors' "bimamba v2" with the sum halved). An exit
-is RMSNorm and a linear layer on the class token. ReeFL (ICML 2024, appendix F) puts its method on Vim-T: `vim_ti`.
+is RMSNorm and a linear layer on the class token (`head` names other kinds). ReeFL (ICML 2024, appendix F) puts its
+method on Vim-T: `vim_ti`.
 
 Differs from the paper: the scan is plain PyTorch and not a CUDA kernel (`_scan.py`); stochastic depth, which their
 fine-tuning switches off, is left out. Width cuts `hidden`, `inner` and `rank`, each by its own axis, and never the
@@ -13,6 +14,7 @@ states.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, blocked, segments
+from fleetfit.models._head import HeadKind, TokenHead, check_head
 from fleetfit.models._scan import SelectiveScan
 
 _EPSILON = 1e-5
@@ -60,20 +63,6 @@ class VimBlock(nn.Module):
         return tokens + mixed
 
 
-class VimHead(nn.Module):
-    """A classifier on the class token: norm and a linear layer."""
-
-    def __init__(self, hidden: int, classes: int, place: int) -> None:
-        super().__init__()
-        self.place = place
-        self.norm, self.fc = nn.RMSNorm(hidden, eps=_EPSILON), nn.Linear(hidden, classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, classes] of tokens [B, L, hidden]."""
-        logits: Tensor = self.fc(self.norm(tokens[:, self.place]))
-        return logits
-
-
 class VimModule(ExitModel):
     """The module of one sub-model; its names are those of the full model.
 
@@ -89,7 +78,8 @@ class VimModule(ExitModel):
         self.class_token = nn.Parameter(torch.zeros(1, 1, hidden))
         self.position_embedding = nn.Parameter(torch.zeros(1, count + 1, hidden))
         self.blocks = nn.ModuleList(VimBlock(architecture, axes) for _ in range(exits[-1]))
-        self.heads = nn.ModuleDict({str(e): VimHead(hidden, axes["classes"], self.class_place) for e in exits})
+        norm = partial(nn.RMSNorm, eps=_EPSILON)
+        self.heads = nn.ModuleDict({str(e): TokenHead(architecture.head, hidden, axes["classes"], norm) for e in exits})
         if not self.class_token.is_meta:
             self._draw(architecture.blocks)
 
@@ -102,11 +92,17 @@ class VimModule(ExitModel):
         nn.init.trunc_normal_(kernel, std=kernel[0].numel() ** -0.5)
         nn.init.zeros_(self.patch_embedding.bias)  # type: ignore[arg-type]
         for part in self.modules():
-            if isinstance(part, VimHead):
-                nn.init.trunc_normal_(part.fc.weight, std=0.02)
-                nn.init.zeros_(part.fc.bias)
+            if isinstance(part, TokenHead):
+                for layer in (x for x in part.children() if isinstance(x, nn.Linear)):
+                    nn.init.trunc_normal_(layer.weight, std=0.02)
+                    nn.init.zeros_(layer.bias)
             elif isinstance(part, Mixer):
                 part.out_proj.weight /= depth**0.5
+
+    def head(self, i: int, carry: Tensor) -> Tensor:
+        """Return the logits [B, classes] of exit i, which looks at the class token."""
+        logits: Tensor = self.heads[str(self.exits[i])](self.token(carry))
+        return logits
 
     def token(self, carry: Tensor) -> Tensor:
         """Return the class token [B, hidden]."""
@@ -137,12 +133,14 @@ class Vim(Architecture):
     rank: int
     state: int
     kernel: int
+    head: HeadKind
     axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
     blocks: int = field(init=False, repr=False, compare=False)
     patches: int = field(init=False, repr=False, compare=False)
     declared: Mapping[str, Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_head(self.head)
         sides, least = self.input_shape[1:], min(self.depth, self.expand, self.rank, self.state, self.kernel)
         if len(sides) != 2 or self.patch < 1 or any(side < 1 or side % self.patch for side in sides):
             raise ModelError(
@@ -178,6 +176,7 @@ def vim(
     rank: int = 0,
     state: int = 16,
     kernel: int = 4,
+    head: HeadKind = "norm",
 ) -> Vim:
     """Return the Vision Mamba family of a size.
 
@@ -191,8 +190,10 @@ def vim(
         rank: Channels from which step sizes are projected; 0 stands for a sixteenth of `hidden`, rounded up.
         state: States per channel; never cut.
         kernel: Tokens that the causal convolution sees.
+        head: Kind of the classifiers: Vim's "norm", a "pooler" with tanh, or nothing before their "linear" layer.
 
     Raises:
         ModelError: The patches do not tile the images, or a size is below 1.
     """
-    return Vim(classes, tuple(input_shape), depth, hidden, patch, expand, rank or -(-hidden // 16), state, kernel)
+    rank = rank or -(-hidden // 16)
+    return Vim(classes, tuple(input_shape), depth, hidden, patch, expand, rank, state, kernel, head)

@@ -2,8 +2,10 @@
 
 Dosovitskiy et al., ICLR 2021; Touvron et al., ICML 2021. Square patches, a class token, learned positions, then blocks
 of attention and MLP with the norms before them. A classifier may sit after any block: layer norm and a linear layer on
-the class token; the last exit has the final norm and the classifier of the checkpoint, where it has them. A checkpoint
-made for other image sizes gets its position table resized (bicubic); one for colour reads grey images as if repeated.
+the class token; the last exit has the final norm and the classifier of the checkpoint, where it has them. With `head =
+"pooler"` classifiers have a linear layer and tanh instead of the norm, with "linear" neither; both begin anew. A
+checkpoint made for other image sizes gets its position table resized (bicubic); one for colour reads grey images as if
+repeated.
 
 With `heads = "fixed"` a narrower model keeps all heads and makes them smaller, with the rounding of ReeFL's ScaleFL
 (ICML 2024): floor for stream and MLP, attention up to a multiple of the heads (153 and 156 of 384 at width 0.4).
@@ -14,7 +16,7 @@ classifier: where it has two, all classifiers begin anew.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, State
 from fleetfit.layout.axes import default_sizes
+from fleetfit.models._head import HeadKind, TokenHead, check_head
 from fleetfit.models._pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise
 
@@ -67,19 +70,6 @@ class PatchEmbeddings(nn.Module):
         return embedded
 
 
-class NormedHead(nn.Module):
-    """A classifier on the class token: layer norm and a linear layer."""
-
-    def __init__(self, hidden: int, classes: int, eps: float) -> None:
-        super().__init__()
-        self.norm, self.fc = nn.LayerNorm(hidden, eps=eps), nn.Linear(hidden, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits [B, classes] of tokens [B, tokens, hidden]."""
-        logits: Tensor = self.fc(self.norm(x[:, 0]))
-        return logits
-
-
 class VitModule(ExitModel):
     """The module of one sub-model; its names are those of the full model."""
 
@@ -89,13 +79,19 @@ class VitModule(ExitModel):
         self.exits = exits
         self.embeddings = PatchEmbeddings(architecture, hidden)
         self.blocks = nn.ModuleList(encoder.block(axes) for _ in range(exits[-1]))
-        self.heads = nn.ModuleDict({str(e): NormedHead(hidden, axes["classes"], encoder.eps) for e in exits})
+        norm = partial(nn.LayerNorm, eps=encoder.eps)
+        self.heads = nn.ModuleDict({str(e): TokenHead(architecture.head, hidden, axes["classes"], norm) for e in exits})
         initialise(self)
 
     def start(self, x: Tensor) -> Tensor:
         """Return tokens [B, tokens, hidden] of images [B, channels, height, width]."""
         carry: Tensor = self.embeddings(x)
         return carry
+
+    def head(self, i: int, carry: Tensor) -> Tensor:
+        """Return the logits [B, classes] of exit i, which looks at the class token."""
+        logits: Tensor = self.heads[str(self.exits[i])](self.token(carry))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -107,6 +103,7 @@ class Vit(Architecture):
     image: tuple[int, int, int]
     patch: int
     distilled: bool
+    head: HeadKind
     checkpoint: str | None
     whole_depth: bool
     axes: Mapping[str, Axis] = field(init=False, repr=False, compare=False)
@@ -114,6 +111,7 @@ class Vit(Architecture):
     size_dependent: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_head(self.head)
         object.__setattr__(self, "axes", {**self.encoder.axes(), "classes": Axis(self.classes, scaled=False)})
         object.__setattr__(self, "blocks", self.encoder.layers)
         object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
@@ -144,7 +142,7 @@ class Vit(Architecture):
         """Return the checkpoint's tensors by our names; final norm and classifier only at full depth."""
         if self.checkpoint is None:
             return {}
-        heads = _head(self.blocks) if self.whole_depth else {}
+        heads = _head(self.blocks) if self.whole_depth and self.head == "norm" else {}
         found = read_tensors(self.checkpoint, self._trunk(self.blocks) | heads, ("vit.", "deit."), may_lack=heads)
         return found | self._fitted(found)
 
@@ -155,7 +153,14 @@ class Vit(Architecture):
             sizes: Size of each axis.
             last: Block count of the last exit.
             state: The tensors of a module with these sizes and that exit.
+
+        Raises:
+            ModelError: Its classifier is of another kind.
         """
+        if self.head != "norm":
+            raise ModelError(
+                f'its classifier is of the kind [model] head = "{self.head}", that of a ViT in transformers has a norm.'
+            )
         channels, height, width = self.image
         heads, size = self.encoder.heads_at(sizes)
         config = {
@@ -217,6 +222,7 @@ def vit(
     patch: int | None = None,
     dropout: float | None = None,
     heads: Heads = "whole",
+    head: HeadKind = "norm",
 ) -> Vit:
     """Return a ViT family: ViT-B with patches of 16 unless a checkpoint or keys say otherwise.
 
@@ -231,6 +237,7 @@ def vit(
         patch: Side of a patch, which must divide height and width; 16 by default.
         dropout: Share dropped everywhere; the checkpoint's or 0 by default.
         heads: What width cuts: "whole" heads, or the channels of each head, with their number "fixed".
+        head: Kind of the classifiers: ViT's "norm", a "pooler" with tanh, or nothing before their "linear" layer.
 
     Raises:
         ModelError: Sizes do not fit each other, the images or the checkpoint.
@@ -246,6 +253,7 @@ def vit(
         _image(input_shape, side, config.get("num_channels")),
         side,
         distilled=config.get("model_type") == "deit",
+        head=head,
         checkpoint=checkpoint,
         whole_depth=encoder.layers == int(config.get("num_hidden_layers", encoder.layers)),
     )

@@ -1,7 +1,8 @@
 """FedAdam: Adam on the server, with the round's movement as the gradient (Reddi et al., ICLR 2021, Algorithm 2).
 
 d = mean - x;  m <- beta1 m + (1 - beta1) d;  v <- beta2 v + (1 - beta2) d^2;  x <- x + lr m / (sqrt(v) + tau), with v
-beginning at tau^2 and no bias correction, as there. An element that nobody trained keeps its value and its moments.
+beginning at tau^2 and no bias correction, as there. With `begins = 0.0` v begins at zero, as in the code of ReeFL's
+authors, who use it for ReeFL and InclusiveFL. An element that nobody trained keeps its value and its moments.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ Second = Callable[[Tensor, Tensor, float], Tensor]
 """(v, d, beta2) -> the new second moment."""
 
 
-def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+def fedadam(
+    lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, begins: float | None = None
+) -> Method:
     """Make the option.
 
     Args:
@@ -27,17 +30,20 @@ def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float
         beta1: Decay of the first moment, in [0, 1).
         beta2: Decay of the second moment, in [0, 1).
         tau: Degree of adaptivity, above 0.
+        begins: What v begins at, from 0 on; by default tau^2.
     """
-    return adaptive(_mean_of_squares, lr, beta1, beta2, tau)
+    return adaptive(_mean_of_squares, lr, beta1, beta2, tau, begins)
 
 
-def adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float) -> Method:
+def adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float, begins: float | None) -> Method:
     """Make an adaptive server optimiser of a rule for its second moment."""
     in_range("lr", lr, 0)
     in_range("beta1", beta1, 0, 1, closed=True)
     in_range("beta2", beta2, 0, 1, closed=True)
     in_range("tau", tau, 0)
-    return Method(step=partial(step, second=second, lr=lr, beta1=beta1, beta2=beta2, tau=tau))
+    begins = tau**2 if begins is None else begins
+    in_range("begins", begins, 0, closed=True)
+    return Method(step=partial(step, second=second, lr=lr, beta1=beta1, beta2=beta2, tau=tau, begins=begins))
 
 
 def step(
@@ -50,11 +56,12 @@ def step(
     beta1: float,
     beta2: float,
     tau: float,
+    begins: float,
 ) -> Server:
     """Move each element by its own step size."""
     found = Movement(server, aggregate)
     moved = found.mean - found.old
-    m0, v0 = found.remembered("first"), found.remembered("second", tau**2)
+    m0, v0 = found.remembered("first"), found.remembered("second", begins)
     m, v = beta1 * m0 + (1 - beta1) * moved, second(v0, moved, beta2)
     return found.after(found.old + lr * m / (v.sqrt() + tau), first=(m, m0), second=(v, v0))
 

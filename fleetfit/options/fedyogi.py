@@ -9,7 +9,9 @@ from fleetfit.method import Method
 from fleetfit.options.fedadam import adaptive
 
 
-def fedyogi(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+def fedyogi(
+    lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, begins: float | None = None
+) -> Method:
     """Make the option.
 
     Args:
@@ -17,8 +19,9 @@ def fedyogi(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float
         beta1: Decay of the first moment, in [0, 1).
         beta2: Decay of the second moment, in [0, 1).
         tau: Degree of adaptivity, above 0.
+        begins: What v begins at, from 0 on; by default tau^2.
     """
-    return adaptive(_controlled, lr, beta1, beta2, tau)
+    return adaptive(_controlled, lr, beta1, beta2, tau, begins)
 
 
 def _controlled(v: Tensor, moved: Tensor, beta2: float) -> Tensor:

@@ -32,7 +32,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "plugin_method:counting", "pull": 0.1},
     *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.available("choices")),
     {"name": "scalefl", "cohort": {"name": "diversity"}, "plus": {"fedadam": {}}},
-    {"name": "reefl", "modulate": False, "plus": {"feddyn": {}}},
+    {"name": "reefl", "modulate": False, "estimate": "kept", "plus": {"feddyn": {}}},
     {"name": "reefl", "ree": False, "teacher": "batch", "ramp": 0},
     {"name": f"{Path(__file__).parents[2] / 'examples' / 'a_method.py'}:fjord", "lean": 0.5},
 ]

@@ -226,6 +226,34 @@ def test_initial_parameters_are_normal_cut_off_at_two_deviations() -> None:
             assert float(tensor.std()) == pytest.approx(0.0176, rel=0.02), name
 
 
+# ---- kinds of classifiers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["linear", "pooler", "norm"])
+def test_a_classifier_by_hand(kind: Any) -> None:
+    """W (z) + b; W tanh(P z + p) + b; W ((z - mean) / sqrt(var + eps) g + h) + b, with z the first token."""
+    made = tiny(head=kind, dropout=0.0)
+    torch.manual_seed(0)
+    module: Any = build_module(made, made.sizes(1.0), (3,)).eval()
+    head = module.heads["3"]
+    for p in head.parameters():
+        p.data = torch.randn(p.shape)
+    x = torch.randint(1, 11, (2, 7))
+    tokens, _ = module.segment(0, module.start(x))
+    for sample, logits in zip(tokens, module(x)[0], strict=True):
+        z = sample[0]
+        if kind == "pooler":
+            z = torch.stack([torch.tanh(sum(w * v for w, v in zip(row, z, strict=True)) + b)
+                             for row, b in zip(head.pooler.weight, head.pooler.bias, strict=True)])  # fmt: skip
+        elif kind == "norm":
+            mean = sum(z) / 12
+            var = sum((v - mean) ** 2 for v in z) / 12
+            z = (z - mean) / (var + 1e-12) ** 0.5 * head.norm.weight + head.norm.bias
+        torch.testing.assert_close(logits, head.fc.weight @ z + head.fc.bias, atol=1e-4, rtol=1e-4)
+    report = check_layout(made, channels_part=True, input_shape=(7,))
+    assert max([*report.permutation.values(), *report.channels.values()]) < 1e-12
+
+
 # ---- what does not fit ---------------------------------------------------------------------------------------------
 
 
@@ -239,6 +267,7 @@ def test_initial_parameters_are_normal_cut_off_at_two_deviations() -> None:
         ({"heads": "some"}, 'heads must be "whole" or "fixed"'),
         ({"intermediate": 17, "heads": "fixed"}, "granules of 3"),
         ({"layers": -1}, "layers must be at least 1"),
+        ({"head": "pooled"}, 'head must be "linear", "pooler" or "norm"'),
     ],
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], said: str) -> None:

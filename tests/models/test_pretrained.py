@@ -115,6 +115,21 @@ def test_early_exits_do_not_touch_the_last_and_begin_anew(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("kind", ["linear", "norm"])
+def test_classifiers_of_another_kind_than_the_checkpoint_s_begin_anew(tmp_path: Path, kind: Any) -> None:
+    """They would read something that the checkpoint's classifier never saw; and transformers has no name for them."""
+    theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5)).eval()
+    architecture = bert(5, (7,), 40, 3, saved(theirs, tmp_path / "bert"), head=kind)
+    _, state = begun(architecture, (3,), (7,))
+    assert float(state["heads.3.fc.weight"].abs().max()) <= 0.04 and "heads.3.pooler.weight" not in state
+    assert torch.equal(state["blocks.0.mlp.fc1.weight"], theirs.bert.encoder.layer[0].intermediate.dense.weight)
+    with pytest.raises(ModelError, match=f'head = "{kind}", that of a BERT in transformers has a pooler'):
+        architecture.to_checkpoint(architecture.sizes(1.0), 3, state)
+    plain = vit(5, (3, 8, 8), hidden=12, depth=2, attention_heads=2, patch=4, head="pooler")
+    with pytest.raises(ModelError, match='head = "pooler", that of a ViT in transformers has a norm'):
+        plain.to_checkpoint(plain.sizes(1.0), 2, {})
+
+
 def test_a_checkpoint_without_a_classifier_gives_the_rest(tmp_path: Path) -> None:
     """BertModel names its tensors without "bert."; its pooler is the last exit's."""
     theirs = hf.BertModel(hf.BertConfig(**BERT)).eval()

@@ -16,10 +16,10 @@ from typing import Any
 from fleetfit.config import Experiment
 from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.checking import checked
-from fleetfit.config.naming import check_keys
+from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import merged
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
-from fleetfit.method import build
+from fleetfit.method import build, hyperparameters
 from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
 Choice = tuple[tuple[str, Any], ...]
@@ -75,6 +75,7 @@ class Planned:
         self._places_differ()
         for entry in self.entries():
             self._check(entry)
+        self._same_heads()
 
     def entries(self) -> Iterator[Entry]:
         """Yield the runs, row by row."""
@@ -112,6 +113,19 @@ class Planned:
                 f"at every evaluation, or choose one of {', '.join(ON_THE_WAY)}."
             )
 
+    def _same_heads(self) -> None:
+        """Refuse rows whose classifiers are of different kinds, unless the file says that they are."""
+        kinds = {row: found for row, table in self.rows.items() if (found := _head(table)) is not None}
+        said = re.search(r"\bheads?\b|\bclassifiers?\b", self.section.differs, re.IGNORECASE)
+        tuned = any("model.head" in dict(choice) for choice in self.tuning)
+        if said or not (tuned or len(set(kinds.values())) > 1):
+            return
+        shown = ", ".join(f'"{row}" {kind}' for row, kind in kinds.items())
+        raise ConfigError(
+            f"[compare] rows have classifiers of different kinds, which hides what their methods do: {shown}. Give all "
+            "of them one model.head, or say that their heads differ in compare.differs."
+        )
+
     @property
     def targets(self) -> list[float]:
         """The accuracies that the rounds are counted to."""
@@ -133,6 +147,15 @@ def _rows(given: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[s
             )
         rows[name] = table
     return rows
+
+
+def _head(table: Mapping[str, Any]) -> str | None:
+    """Return the kind of classifiers that a row's model has, or None for a model without such a key."""
+    section = checked(table).model
+    if not isinstance(section.name, str):
+        return None
+    parameter = hyperparameters(function_of("models", section.name)[0]).get("head")
+    return None if parameter is None else str(section.settings.get("head", parameter.default))
 
 
 def _settings(experiment: Experiment) -> dict[str, dict[str, Any]]:
