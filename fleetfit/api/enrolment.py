@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetfit.config import Experiment
 from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.enrolled import facts_of_all
 from fleetfit.config.naming import called
+from fleetfit.config.schema import Group
 from fleetfit.engines.flower import Rules
 from fleetfit.errors import RunError
 from fleetfit.method import build
@@ -41,6 +42,18 @@ def rules_of(experiment: Experiment) -> Rules:
     """Return when the run begins and when its rounds end."""
     rules: Rules = called("engines", "flower", "[engine]", experiment.engine.settings)
     return rules
+
+
+def with_enrolled(experiment: Experiment, told: Sequence[Told]) -> Experiment:
+    """Return the experiment with the enrolled nodes as its groups, where they told what they afford."""
+    if not build(spec_of_method(experiment)).told:
+        return experiment
+    groups = [
+        Group(name=t.name, budget=dict(t.budget) if isinstance(t.budget, Mapping) else t.budget, tolerance=t.tolerance)
+        for t in told
+        if t.budget is not None
+    ]
+    return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"groups": groups})})
 
 
 # ---- enrolment ---------------------------------------------------------------------------------------------------
@@ -111,5 +124,7 @@ def enrolled(roll: "Roll", rules: Rules, say: Callable[[str], None]) -> None:
 
 def nodes_text(key: str, planned: Sequence[Told], roll: "Roll") -> str:
     """Return what `nodes.json` says: the run, for whom its levels were planned, and who takes part."""
-    nest = {"run": key, "planned": [told.nest for told in planned], "members": roll.saved(roll.members)}
+    facts = facts_of_all(planned)
+    data = {**vars(facts), "sample_shape": list(facts.sample_shape)}
+    nest = {"run": key, "data": data, "planned": [told.nest for told in planned], "members": roll.saved(roll.members)}
     return json.dumps(nest, indent=2) + "\n"

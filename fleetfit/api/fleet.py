@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fleetfit.api.described import NODES, planned_for, settled
-from fleetfit.api.enrolment import LOOK_S, SAY_S, SETTLE_S, enrolled, fits, for_fleet, new_roll, nodes_text, rules_of
+from fleetfit.api.enrolment import (
+    LOOK_S,
+    SAY_S,
+    SETTLE_S,
+    enrolled,
+    fits,
+    for_fleet,
+    new_roll,
+    nodes_text,
+    rules_of,
+    with_enrolled,
+)
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import described, new_folder, proceed
 from fleetfit.config import Assembly
@@ -38,6 +49,13 @@ if TYPE_CHECKING:
     from fleetfit.engines.flower.engine import Fleet
     from fleetfit.engines.flower.post import Post
     from fleetfit.engines.flower.roll import Roll
+
+
+HEADING = (
+    f"# The run of a fleet: the clients' data are on its nodes ({NODES} says what they are), and [data] below says\n"
+    "# nothing of them; [fleet] groups are the enrolled nodes, where they told what they afford.\n\n"
+)
+"""The first lines of `config.toml`."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +148,10 @@ class _Served:
         enrolled(roll, rules, say)
         roll.fits = fits(experiment, facts_of_all([member.told for member in roll.members]))
         told = [member.told for member in roll.members]
+        experiment = with_enrolled(experiment, told)
         assembly = assemble_fleet(experiment, told)
         key = secrets.token_hex(8)
-        folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, roll)})
+        folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, roll)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)
         return _Served._made(run, assembly, roll, rules, key, told, say)
 

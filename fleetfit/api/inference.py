@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fleetfit import evaluate, inference
 from fleetfit.api.described import short_name, visible
 from fleetfit.config import Assembly, assemble, experiment_of
+from fleetfit.config.assembly import settings_of
+from fleetfit.config.naming import load_data
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -18,7 +20,7 @@ from fleetfit.inference.export import Shipped
 from fleetfit.layout import predictions, some_input
 from fleetfit.planner import Amount, absolute
 from fleetfit.submodel import Submodel
-from fleetfit.values import Facts, Federation
+from fleetfit.values import Device, Facts, Federation
 
 if TYPE_CHECKING:
     from fleetfit.api.results import Run
@@ -62,6 +64,8 @@ def evaluated(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
         ModelError: The state does not fit the model that these data need.
     """
     assembly = run.assembly
+    if assembly.simulation is None:
+        return _evaluated_here(run, sections)
     if sections:
         assembly = assemble(experiment_of(visible(run.experiment), **sections), run.files.load_base() or None)
     _check_same_model(run.assembly, assembly)
@@ -69,6 +73,43 @@ def evaluated(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
         engine.load(run.checkpoint["clients"])
         columns, _ = evaluate.evaluate(assembly.federation, engine, run.server, assembly.settings.wanted)
     return columns
+
+
+def _evaluated_here(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a fleet's levels on data that are here: what the clients have is on their nodes.
+
+    Raises:
+        ConfigError: No data set is named, or its samples are other than the nodes'.
+    """
+    if "data" not in sections:
+        raise ConfigError(f"{ELSEWHERE}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).")
+    experiment = experiment_of(visible(run.experiment), **sections)
+    data = matching(run, load_data(experiment.data))
+    federation = run.assembly.federation
+    device = Device(federation.problem, data, accelerator=torch.device("cpu"))
+    found = run.checkpoint["statistics"] or {}
+    return evaluate.on_data(federation, run.server, settings_of(experiment).wanted, device, found)
+
+
+ELSEWHERE = "this run's data are on the nodes of a fleet. Name data of the same shape that are here"
+
+
+def matching(run: "Run", data: Any) -> Data:
+    """Return data whose samples and classes are those of the run.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    ours = run.assembly.data
+    if not isinstance(data, Data):
+        raise ConfigError(f"data must be a fleetfit.Data, got {type(data).__name__}.")
+    theirs, wanted = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, ours))
+    if theirs != wanted:
+        raise ConfigError(
+            f"{data!r} does not fit a model for {ours.task} of samples {list(ours.sample_shape)}, {ours.classes} "
+            f"classes{f' and {ours.vocabulary} tokens' if ours.vocabulary else ''}."
+        )
+    return data
 
 
 def _check_same_model(ours: Assembly, other: Assembly) -> None:
@@ -85,9 +126,9 @@ def predict(model: nn.Module, x: Tensor, adaptive: bool) -> Tensor | Iterator[Te
     return found if adaptive else next(found)
 
 
-def scores_of(run: "Run", level: LevelName, split: str, client: int | None) -> Scores:
-    """Return the logits of a level's exits for a split of the data, or for that of one client."""
-    return inference.scores(run.served(level), data_of(run, client), split)
+def scores_of(run: "Run", level: LevelName, split: str, client: int | None, data: Data | None = None) -> Scores:
+    """Return the logits of a level's exits for a split of the data, of one client's, or of others."""
+    return inference.scores(run.served(level), data_of(run, client, data), split)
 
 
 def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
@@ -96,18 +137,19 @@ def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
     return 1 + found.index(max(found))
 
 
-def data_of(run: "Run", client: int | None) -> Data:
-    """Return the run's data, or one client's share of it.
+def data_of(run: "Run", client: int | None, data: Data | None = None) -> Data:
+    """Return the run's data, one client's share of it, or others of the same shape if some are given.
 
     Raises:
-        ConfigError: There is no such client, or the data are on the nodes of a fleet.
+        ConfigError: There is no such client, the others do not fit, or the data are on the nodes of a fleet.
     """
     assembly = run.assembly
+    if data is not None:
+        if client is not None:
+            raise ConfigError("a client has a share of the run's own data only; leave the client or the data out.")
+        return matching(run, data)
     if isinstance(assembly.data, Facts) or assembly.simulation is None:
-        raise ConfigError(
-            "this run's data are on the nodes of a fleet. Load samples yourself and hand them to "
-            "run.model(level).predict, or fleetfit.inference.scores."
-        )
+        raise ConfigError(f"{ELSEWHERE}: --data NAME, or data=... in Python.")
     if client is None:
         return assembly.data
     count = len(assembly.simulation.parts)
@@ -118,19 +160,19 @@ def data_of(run: "Run", client: int | None) -> Data:
 
 def calibrate(
     run: "Run", level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
-    client: int | None,
+    client: int | None, data: Data | None = None,
 ) -> Calibration:  # fmt: skip
     """Choose when samples leave, try it on the test samples, and write it into the run folder."""
-    data, name = data_of(run, client), run.level_name(level)
+    data, name = data_of(run, client, data), run.level_name(level)
     if len(submodel_of(run, level).exits) < 2:
         raise ConfigError(f"level {name} has one exit, so nobody can leave before it: there is nothing to calibrate.")
-    validation, test = (scores_of(run, level, split, client) for split in ("validation", "test"))
+    validation, test = (inference.scores(run.served(level), data, split) for split in ("validation", "test"))
     costs = costs_of(run, level, cost, data)
     limit = absolute_budget(budget, cost, costs)
     found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
     if client is None:
         run.files.path.joinpath("inference").mkdir(exist_ok=True)
-        numbers = {"round": run.server.round, **found.numbers()}
+        numbers = {"round": run.server.round, "data": data.name, **found.numbers()}
         run.files.write(calibration_file(name), json.dumps(numbers, indent=1, allow_nan=False) + "\n")
     return found
 

@@ -15,6 +15,7 @@ from fleetfit.api.inference import (
     calibration_file,
     cost_of_unit,
     costs_of,
+    data_of,
     saved_calibration,
     scores_of,
     submodel_of,
@@ -50,6 +51,7 @@ class Asked:
         temperature: Whether each exit's temperature is fitted.
         classes: Whose samples are drawn, by name; by default those of the paper, or the first five.
         share: How many samples of a class are drawn; by default a tenth, or as many as make 50.
+        data: Other data of the same shape whose samples are drawn; needed where the run is a fleet's.
     """
 
     level: int | str | None = None
@@ -59,6 +61,7 @@ class Asked:
     temperature: bool = False
     classes: tuple[str, ...] = ()
     share: float | None = None
+    data: Data | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,7 @@ def pictures(run: "Run", asked: Asked) -> Drawn:
     """
     drawn = Drawn()
     level = run.level_name(asked.level)
-    reason = _no_stopping(run, level)
+    reason = _no_stopping(run, level, asked)
     if reason:
         drawn.notes.append(f"No picture of early stopping: {reason}.")
     else:
@@ -99,11 +102,11 @@ def pictures(run: "Run", asked: Asked) -> Drawn:
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
 
-def _no_stopping(run: "Run", level: str) -> str:
+def _no_stopping(run: "Run", level: str, asked: Asked) -> str:
     """Return why early stopping cannot be drawn, or ""."""
-    data = run.assembly.data
-    if isinstance(data, Facts) or run.assembly.simulation is None:
-        return "the samples of a fleet's run are on its nodes"
+    if asked.data is None and isinstance(run.assembly.data, Facts):
+        return "the samples of a fleet's run are on its nodes; name some that are here (--data NAME)"
+    data = data_of(run, None, asked.data)
     if data.task != "classification":
         return f"it needs one class for each sample, and the task of {data.name} is {data.task}"
     lacking = [split for split in ("validation", "test") if not len(data.split(split))]
@@ -116,10 +119,9 @@ def _no_stopping(run: "Run", level: str) -> str:
 
 def _stopping(run: "Run", level: str, asked: Asked, drawn: Drawn) -> None:
     """Draw the curve over budgets and the samples of each class by exit."""
-    data = run.assembly.data
-    assert isinstance(data, Data)
+    data = data_of(run, None, asked.data)
     labels = chosen_classes(data, asked.classes)
-    test = scores_of(run, level, "test", None)
+    test = scores_of(run, level, "test", None, data)
     numbers, came = _calibrated(run, level, asked, test, drawn.notes)
     share = numbers["budget"] / numbers["costs"][-1]
     budget = f"{amount(numbers['budget'], numbers['cost'])} ({100 * share:.0f}% of the last exit's)"
@@ -153,8 +155,8 @@ def _calibrated(run: "Run", level: str, asked: Asked, test: Scores, notes: list[
         _check_saved(numbers, test, run.folder / calibration_file(level))
         notes.append(f"Budget and thresholds are those of {run.folder / calibration_file(level)}.")
         return numbers, inference.outcome(test, policy, numbers["costs"])
-    validation, data = scores_of(run, level, "validation", None), run.assembly.data
-    assert isinstance(data, Data)
+    data = data_of(run, None, asked.data)
+    validation = scores_of(run, level, "validation", None, data)
     cost = asked.cost or cost_of_unit(asked.budget)
     costs = costs_of(run, level, cost, data)
     budget = absolute_budget(BUDGET if asked.budget is None else asked.budget, cost, costs)
@@ -204,7 +206,7 @@ def _levels(run: "Run", drawn: Drawn) -> None:
     if without:
         drawn.notes.append(f"Without clients, so not in the picture of accuracy over cost: level {', '.join(without)}.")
     if found:
-        title = f"{run.experiment.method.name} on {run.experiment.data.name}: levels, and their exits as small markers"
+        title = f"{run.experiment.method.name} on {run.assembly.data.name}: levels, and their exits as small markers"
         measure = run.assembly.federation.problem.task.measure
         drawn.figures["accuracy-cost"] = accuracy_by_level(found, title, measure)
 

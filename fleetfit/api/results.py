@@ -186,6 +186,7 @@ class Run:
         measure: Measure = "max",
         temperature: bool = False,
         client: int | None = None,
+        data: Data | None = None,
     ) -> Calibration:
         """Choose on validation data when samples leave early for an average budget, and try it on test data.
 
@@ -200,12 +201,13 @@ class Run:
             measure: Confidence: "max" (highest probability), "entropy" or "margin".
             temperature: Scale each exit's logits by a temperature fitted to the validation data.
             client: On whose data; all by default.
+            data: Other data of the same shape, with validation and test samples; needed where the run is a fleet's.
 
         Raises:
             ConfigError: The budget does not reach the first exit, or there is no such level, client, cost or measure.
             DataError: There are no validation or test samples.
         """
-        return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client)
+        return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client, data)
 
     def export(
         self,
@@ -240,7 +242,8 @@ class Run:
         """Evaluate the newest checkpoint again and return the columns; nothing is written.
 
         Args:
-            **sections: What differs, as sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`.
+            **sections: What differs, as sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`. The
+                run of a fleet, whose data are on its nodes, needs `data`, on all of which every level is evaluated.
 
         Raises:
             ModelError: The state does not fit the model that these data need.

@@ -84,7 +84,11 @@ def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
 
 
 def new_folder(
-    assembly: Assembly, who: Mapping[str, Any], out: str | Path | None, further: Mapping[str, str] | None = None
+    assembly: Assembly,
+    who: Mapping[str, Any],
+    out: str | Path | None,
+    further: Mapping[str, str] | None = None,
+    heading: str = "",
 ) -> RunFolder:
     """Make the run folder of an assembly.
 
@@ -93,13 +97,14 @@ def new_folder(
         who: What `fleet.json` says of the clients.
         out: The folder; below `runs` by default.
         further: Further files and their texts.
+        heading: Comment lines at the top of `config.toml`.
     """
     experiment = assembly.experiment
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
     path = new_path(RUNS, name, config) if out is None else Path(out)
     files = {
-        "config.toml": config,
+        "config.toml": heading + config,
         "environment.json": json.dumps(environment(), indent=2) + "\n",
         "plan.toml": assembly.plan.to_toml(),
         "fleet.json": json.dumps(who) + "\n",

@@ -198,6 +198,12 @@ def columns(found: Mapping[str, Any]) -> None:
         rows = [
             (f"{k.replace('_', ' ')} accuracy %", percent(values[k])) for k in _ACCURACIES if values.get(k) is not None
         ]
-        rows += [(f"level {name}, {entry['clients']} clients, local accuracy %", percent(entry["local"]))
-                 for name, entry in values["levels"].items()]  # fmt: skip
-        show(Table((f"{found['split']} data", f"{norm} batch-norm statistics"), tuple(rows)))
+        rows += [_level_row(name, entry) for name, entry in values["levels"].items()]
+        of = f" of {found['data']}, {values['samples']} samples" if "data" in found else ""
+        show(Table((f"{found['split']} data{of}", f"{norm} batch-norm statistics"), tuple(rows)))
+
+
+def _level_row(name: str, entry: Mapping[str, Any]) -> tuple[str, str]:
+    if "accuracy" in entry:
+        return f"level {name}, accuracy %", percent(entry["accuracy"])
+    return f"level {name}, {entry['clients']} clients, local accuracy %", percent(entry["local"])

@@ -8,22 +8,23 @@ from typing import cast
 from fleetfit.api import load
 from fleetfit.api.pictures import Asked
 from fleetfit.api.pictures import pictures as drawn_of
+from fleetfit.cli.predicting import named_data, own_data
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.inference import Measure
 from fleetfit.report.attention import attention_of_samples
 from fleetfit.report.drawing import saved
-from fleetfit.values import Facts
 
 FORMATS = ("png", "pdf", "svg")
 
 
-def attention(folder: Path, samples: int, out: Path | None) -> Path:
+def attention(folder: Path, samples: int, out: Path | None, other: str | None = None) -> Path:
     """Draw the attention maps of a run's model on test images, and return the file.
 
     Args:
         folder: The run folder.
         samples: How many images.
         out: The file, or None for `plots/attention.png` in the run folder.
+        other: Another data set whose images are drawn; needed where the run is a fleet's.
 
     Raises:
         ConfigError: The file cannot be written, or there are not so many test images.
@@ -33,9 +34,7 @@ def attention(folder: Path, samples: int, out: Path | None) -> Path:
     path = found.folder / "plots" / "attention.png" if out is None else out
     if path.suffix.removeprefix(".") not in FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
-    data = found.assembly.data
-    if isinstance(data, Facts):
-        raise ConfigError("the test images of a fleet's run are on its nodes; there are none here to draw.")
+    data = own_data(found, other, None)
     figure = attention_of_samples(found.model(), data, samples, f"{data.name}, after round {found.server.round}")
     try:
         if out is None:
@@ -72,10 +71,12 @@ def pictures(folder: Path, asked: Asked, out: Path | None, ending: str) -> tuple
 
 def asked(
     level: str | None, budget: str | None, cost: str | None, measure: str | None, temperature: bool,
-    classes: Sequence[str] | None, share: float | None,
+    classes: Sequence[str] | None, share: float | None, data: str | None = None,
 ) -> Asked:  # fmt: skip
     """Return the options of `fleetfit pictures` as values: a level's number or name, a number or text with a unit."""
     limit: float | str | None = budget
     with contextlib.suppress(ValueError):
         limit = None if budget is None else float(budget)
-    return Asked(level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share)
+    return Asked(
+        level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, named_data(data)
+    )

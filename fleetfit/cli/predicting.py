@@ -82,18 +82,20 @@ def own_data(run: Run, name: str | None, client: int | None) -> Data:
     Raises:
         ConfigError: It does not fit, or the run's data are on the nodes of a fleet.
     """
+    return data_of(run, client, named_data(name))
+
+
+def named_data(name: str | None) -> Data | None:
+    """Return the data set that `--data` names, or None where it names none.
+
+    Raises:
+        ConfigError: There is no such data set, or it is none.
+    """
     if name is None:
-        return data_of(run, client)
-    if client is not None:
-        raise ConfigError("--client chooses among the clients of the run's own data; leave --data or --client out.")
+        return None
     data = names.call(names.resolve("data", name), name, "--data", {})
-    ours = run.assembly.data
     if not isinstance(data, Data):
         raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.")
-    if (data.sample_shape, data.classes, data.vocabulary) != (ours.sample_shape, ours.classes, ours.vocabulary):
-        raise ConfigError(
-            f"{data!r} does not fit a model of samples {list(ours.sample_shape)} and {ours.classes} classes."
-        )
     return data
 
 
@@ -159,7 +161,7 @@ def _table(found: _Predicted, run: Run, asked: Asked, data: Data) -> Table:
 
 def calibrated(
     folder: Path, level: str | None, budget: str, cost: str | None, mode: Any, measure: Any, temperature: bool,
-    client: int | None,
+    client: int | None, data: str | None,
 ) -> Calibration:  # fmt: skip
     """Calibrate a level of a run."""
     try:
@@ -167,7 +169,7 @@ def calibrated(
     except ValueError:
         amount = budget
     cost = cost or cost_of_unit(amount)
-    return load(folder).calibrate(level, amount, cost, mode, measure, temperature, client)
+    return load(folder).calibrate(level, amount, cost, mode, measure, temperature, client, named_data(data))
 
 
 def calibration_tables(found: Calibration) -> Iterator[Table]:

@@ -81,6 +81,7 @@ def calibrate(
         bool, typer.Option("--temperature", help="Scale each exit's logits by a temperature fitted to validation data.")
     ] = False,
     client: Client = None,
+    data: Other = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Choose on validation data when samples leave early for an average budget, and try it on test data.
@@ -100,6 +101,7 @@ def calibrate(
         measure.value,
         temperature,
         client,
+        data,
     )
     if as_json:
         typer.echo(json.dumps(found.numbers(), indent=2))
@@ -162,6 +164,7 @@ def attention(
     out: Annotated[
         Path | None, typer.Option(help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.")
     ] = None,
+    data: Other = None,
 ) -> None:
     """Draw where a vision transformer trained by ReeFL looks, before and after Ree's modulation.
 
@@ -170,7 +173,7 @@ def attention(
     """
     from fleetfit.cli import display, picturing
 
-    display.say(f"Drawn: {picturing.attention(folder, samples, out)}")
+    display.say(f"Drawn: {picturing.attention(folder, samples, out, data)}")
 
 
 @app.command()
@@ -197,6 +200,7 @@ def pictures(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; FOLDER/plots by default.")] = None,
     ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
+    data: Other = None,
 ) -> None:
     """Draw a run's levels and early stopping: Figures 2, 3 and 5 to 9 of ScaleFL, and accuracy over budget.
 
@@ -207,6 +211,6 @@ def pictures(
 
     display.drawn(
         *picturing.pictures(
-            folder, picturing.asked(level, budget, cost, measure, temperature, classes, share), out, ending
+            folder, picturing.asked(level, budget, cost, measure, temperature, classes, share, data), out, ending
         )
     )

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.evaluate.columns import OWN, Tag, columns_of
+from fleetfit.errors import ModelError
+from fleetfit.evaluate.columns import OWN, Tag, columns_of, columns_on_data
 from fleetfit.evaluate.levels import (
     Runs,
     Statistics,
@@ -38,7 +39,8 @@ from fleetfit.evaluate.levels import (
 from fleetfit.guard import examined, paired
 from fleetfit.layout import State
 from fleetfit.seeds import numpy_rng
-from fleetfit.values import Failure, Federation, Job, Server
+from fleetfit.train import one_thread, run_job
+from fleetfit.values import Device, Failure, Federation, Job, Server
 
 __all__ = [
     "Runs",
@@ -49,6 +51,7 @@ __all__ = [
     "level_module",
     "level_state",
     "moments",
+    "on_data",
     "statistics",
     "top_level",
     "trained_levels",
@@ -80,6 +83,38 @@ def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wante
         order = "shuffled with a seed" if wanted.evaluation.shuffle else "stored"
         columns["batch"] |= {"batch_size": wanted.evaluation.batch_size, "order": order}
     return (columns | {"failures": failures} if failures else columns), found
+
+
+def on_data(
+    federation: Federation, server: Server, wanted: Wanted, device: Device, found: Statistics
+) -> dict[str, Any]:
+    """Return the columns of every level on one device's data, where the clients and theirs are out of reach.
+
+    Args:
+        federation: Whose levels.
+        server: Has the state.
+        wanted: Split, batch size and norms.
+        device: Has the data.
+        found: Batch-norm statistics by level, as an earlier evaluation measured them; a level without any has no
+            accuracy with static statistics.
+
+    Raises:
+        ModelError: A level cannot be evaluated on these data.
+    """
+    normed, split = has_batch_norm(federation), wanted.evaluation.split
+    columns: dict[str, Any] = {"split": split, "data": device.data.name}
+    for norm in wanted.norms if normed else wanted.norms[:1]:
+        known = found if normed and norm == "static" else range(len(federation.levels))
+        tags: list[Tag] = [(norm, split, level, None) for level in range(len(federation.levels)) if level in known]
+        replies = {}
+        for tag, job in zip(tags, _jobs(federation, server, wanted, tags, found), strict=True):
+            with one_thread():
+                reply, _ = run_job(job, device)
+            if isinstance(reply, Failure):
+                raise ModelError(f"level {federation.levels[tag[2]].name} cannot be evaluated: {reply.reason}")
+            replies[tag[2]] = reply.metrics
+        columns[norm] = columns_on_data(federation, replies)
+    return columns
 
 
 def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:

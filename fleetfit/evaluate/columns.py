@@ -52,6 +52,26 @@ def columns_of(
     return columns
 
 
+def columns_on_data(federation: Federation, replies: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the columns of levels that were all run on the same data, from their metrics by level."""
+    scored = {level: m for level, m in replies.items() if m["n"]}
+    exits = {level: [float(c / m["n"]) for c in m["correct"]] for level, m in scored.items()}
+    top = len(federation.levels) - 1
+    full = exits.get(top, [])
+    return {
+        "full": full[-1] if full else None,
+        "avg": _mean(found[-1] for level, found in exits.items() if federation.levels[level].averaged),
+        "ensemble": float(scored[top]["ensemble"] / scored[top]["n"]) if full else None,
+        "exits": full,
+        "mean_over_exits": _mean(full),
+        "samples": max((m["n"] for m in scored.values()), default=0),
+        "levels": {
+            level.name: {"accuracy": exits[i][-1] if i in exits else None, "exits": exits.get(i, [])}
+            for i, level in enumerate(federation.levels)
+        },
+    }
+
+
 def _own(norm: str, split: str, replies: Replies, known: np.ndarray) -> dict[int, tuple[int, Mapping[str, Any]]]:
     """Return each client's own level and what its model scored: the level that it took itself, else the known one."""
     return {

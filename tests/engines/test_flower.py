@@ -1,5 +1,6 @@
 """Engine flower, its own code in one process: same bits as `local`; late, lost, false and missing replies."""
 
+import json
 import queue
 import threading
 import time
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import spec_of
+from tiny import spec_of, tiny_data
 
 import fleetfit as ff
 from fleetfit import names
+from fleetfit.cli import main
 from fleetfit.compression import DTYPES
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 
@@ -531,3 +533,64 @@ def test_letters_are_what_they_say() -> None:
     box.put(Letter("1", bytearray(b"x")))
     letter = box.get()
     assert letter.content == b"x" and replace(letter, problem="p").problem == "p"
+
+
+# ---- the folder of a finished run --------------------------------------------------------------------------------
+
+
+def fleet_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run of a fleet, whose nodes have data of the same shape as `tiny:tiny_data`."""
+    monkeypatch.undo()
+    lab, _ = lab_of(folder, described({"name": "scalefl"}))
+    lab.serve()
+    return folder / "run"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out + captured.err
+
+
+def test_what_is_asked_of_any_run_is_answered_for_a_fleets_with_data_that_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fleet_folder(tmp_path, monkeypatch)
+    here = ("--data", "tiny:tiny_data")
+    x, y = tiny_data().batch(tiny_data().split("test"))
+    right = {level: (ff.load(run).predict(x, level).argmax(-1) == y).double().mean().item() for level in (1, 2)}
+    columns = ff.load(run).evaluate(data="tiny:tiny_data")["static"]
+    assert {name: entry["accuracy"] for name, entry in columns["levels"].items()} == {
+        str(level): pytest.approx(share) for level, share in right.items()
+    }
+    assert columns["full"] == pytest.approx(right[2]) and columns["samples"] == len(y)
+    code, text = said(capsys, "eval", run, *here)
+    assert code == 0 and f"{100 * right[1]:.2f}" in text and f"{100 * right[2]:.2f}" in text
+    for verb in (("calibrate", run, "--level", 2), ("predict", run, "--level", 2, "--stop"), ("pictures", run)):
+        code, text = said(capsys, *verb, *here)
+        assert code == 0, text
+    assert (run / "plots" / "stopping.png").is_file()
+    assert json.loads((run / "inference" / "level-2.json").read_text())["data"] == "tiny"
+
+
+@pytest.mark.parametrize("verb", ["eval", "predict", "calibrate"])
+def test_without_data_the_sentence_says_where_they_are(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fleet_folder(tmp_path, monkeypatch)
+    code, text = said(capsys, verb, run)
+    assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
+    code, text = said(capsys, verb, run, "--data", "digits")
+    assert code == 2 and "does not fit" in text
+
+
+def test_the_folder_says_what_the_nodes_have_and_who_enrolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fleet_folder(tmp_path, monkeypatch)
+    data = json.loads((run / "nodes.json").read_text())["data"]
+    assert (data["sample_shape"], data["classes"], data["task"]) == ([1, 4, 4], 4, "classification")
+    groups = ff.load(run).experiment.fleet.groups
+    told = ff.load(run).assembly.fleet
+    assert [group.name for group in groups] == [f"node-{i}" for i in range(CLIENTS)]
+    assert [group.budget for group in groups] == list(told.budgets)
+    assert "on its nodes" in (run / "config.toml").read_text()
