@@ -81,17 +81,18 @@ OPTIONS = {
         "--out",
     ],
     "calibrate": [
-        "FOLDER", "--level", "--budget", "--cost", "--anytime", "--measure", "--temperature", "--client", "--json",
+        "FOLDER", "--level", "--budget", "--cost", "--anytime", "--measure", "--temperature", "--client", "--data",
+        "--json",
     ],
     "export": [
         "FOLDER", "--out", "--level", "--onnx", "--int8", "--static-int8", "--transformers", "--executorch", "--data",
         "--push", "--public",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
-    "attention": ["FOLDER", "--samples", "--out"],
+    "attention": ["FOLDER", "--samples", "--out", "--data"],
     "pictures": [
         "FOLDER", "--level", "--budget", "--cost", "--measure", "--temperature", "--class", "--share", "--out",
-        "--format",
+        "--format", "--data",
     ],
     "list": ["KIND", "NAME"],
     "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],
