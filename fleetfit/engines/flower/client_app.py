@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fleetfit.engines.flower import messages, warm
+from fleetfit.engines.flower.trace import told
 
 app = ClientApp()
 
@@ -22,13 +23,17 @@ def _answer(message: Message, context: Context) -> Message:
             "this node does not say where its configuration is: start it with `fleetfit flower node NODE.toml`, or "
             "with --node-config 'config=\"/path/to/node.toml\"'."
         )
+    told("begun", message.metadata.message_id)
     parts = messages.parts_of(message)
+    held = parts.pop(messages.HOLD, None) is not None
     if "torch" in sys.modules:
         from fleetfit.engines.flower.node import answer
 
         body = answer(config, parts)
     else:
+        warm.arrived(config, held)
         body = warm.asked(parts, config)
+    told("answered", message.metadata.message_id)
     return messages.reply(message, {"answer": body})
 
 

@@ -10,6 +10,9 @@ SUPERNODE = "flwr.supernode.start_client_internal"
 SUPEREXEC = "flwr.supercore.superexec.run_superexec"
 CLIENT = "flwr.supernode.runtime.run_clientapp"
 EXECUTOR = "flwr.supercore.superexec.executor"
+CONNECTION = "flwr.supernode.fleet_http_connection"
+INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
+STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 _JOB = ("runtime_api_address", "token", "parent_pid")
 _BACKOFF = ("initial_backoff", "backoff_cap")
 
@@ -18,7 +21,21 @@ _NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("flwr.supernode.cli", "flower_supernode", ()),
     (SUPERNODE, "time.sleep", ()),
     (SUPERNODE, "start_client_internal", ("isolation", "superexec_auth_secret")),
-    (SUPERNODE, "_push_messages", ("state",)),
+    (SUPERNODE, "_push_messages", ("state", "object_store")),
+    (SUPERNODE, "_pull_and_store_message", ("state", "object_store", "receive", "get_run", "pull_object")),
+    (SUPERNODE, "_insert_message", ("msg", "state", "store")),
+    (INFLATABLE, "ObjectPullError", ("object_id", "reason")),
+    (INFLATABLE, "ObjectUnavailableError", ("object_id",)),
+    ("flwr.supercore.run", "RunNotRunningException", ()),
+    ("flwr.common.constant", "ErrorCode.CLIENT_APP_CRASHED", ()),
+    ("flwr.common.constant", "Status.FINISHED", ()),
+    ("flwr.common.constant", "SubStatus.FAILED", ()),
+    (CONNECTION, "HeartbeatSender", ("heartbeat_fn",)),
+    (STATE, "InMemoryNodeState.create_task", ("task_type", "run_id")),
+    (STATE, "InMemoryNodeState.get_tasks", ("task_ids",)),
+    (STATE, "InMemoryNodeState.finish_task", ("task_id", "sub_status", "details")),
+    (STATE, "InMemoryNodeState.delete_messages", ("message_ids",)),
+    (STATE, "InMemoryNodeState.get_messages_legacy", ("is_reply",)),
     (SUPERNODE, "pull_objects", _BACKOFF),
     (SUPEREXEC, "run_superexec", ("runtime_api_address", "insecure", "superexec_auth_secret")),
     (SUPEREXEC, "get_executor", ("executor_type",)),
@@ -37,6 +54,8 @@ _USED = (
     (SUPERNODE, "start_client_internal", "_push_messages"),
     (SUPERNODE, "start_client_internal", "_pull_and_store_message"),
     (SUPERNODE, "_pull_and_store_message", "pull_objects"),
+    (SUPERNODE, "_push_messages", "get_messages_legacy"),
+    (CONNECTION, "http_request_response", "HeartbeatSender"),
     (SUPEREXEC, "run_superexec", "get_executor"),
     (CLIENT, "run_clientapp", "install_from_fab"),
     (CLIENT, "run_clientapp", "get_load_client_app_fn"),

@@ -12,6 +12,9 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 Part = bytes | bytearray | ArrayRecord
 
+HOLD = "hold"
+"""Part of a message that is answered only when a later one has come, or after a few seconds: see `roll`."""
+
 
 def part(content: bytes) -> ArrayRecord:
     """Return a part that several messages may share."""

@@ -18,6 +18,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fleetfit.engines.flower.messages import parts_of
+from fleetfit.engines.flower.trace import told
 
 _EVERY_S = 0.1  # between two questions for the same reply, where few are out
 _PER_S = 200.0  # questions a second at most
@@ -81,6 +82,7 @@ class Post:
             sent = []
         if not sent:
             return ""
+        told("pushed", sent[0], f"to {message.metadata.dst_node_id}")
         with self._changed:
             self._boxes[sent[0]] = box
             heapq.heappush(self._due, (time.monotonic() + _EVERY_S / 2, next(self._turn), sent[0]))
@@ -192,5 +194,6 @@ class Post:
                     heapq.heappush(self._due, (time.monotonic() + pause, next(self._turn), message))
                 return
             box = self._boxes.pop(message, None)
+        told("delivered", message, letter.problem)
         if box is not None:
             box.put(letter)

@@ -3,13 +3,18 @@
 A node that is new is asked what the server may know of it, and then whether it can train this model; what it lacks of
 tensors that are never trained is sent to it once. Who refuses, or does not fit, is named with the reason and asked
 again a minute later. A client's number is its place in the roll, which only grows.
+
+Questions and answers get lost: with a node that was killed and is back at once, or where Flower's own node still has
+the reply to a message of a stopped run, which it sends in place of the next one, so that from then on every reply
+leaves one message late. So a question without an answer is asked again, twice at once: the first of the two is answered
+together with the second (`messages.HOLD`), and a node that sends both replies has none left. The first answer counts.
 """
 
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from fleetfit.engines.flower import messages
 from fleetfit.engines.flower.post import Box, Letter, Post
@@ -20,6 +25,8 @@ from fleetfit.values import Facts, Told
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again
 _SOON_S = 5.0  # until one is asked again whose answer got lost
+_REPEAT_S = 15.0  # until a question that has no answer is asked once more
+_REPEATS = 4  # how often
 
 
 @dataclass
@@ -75,6 +82,7 @@ class Roll:
     changed: bool = False
     _box: Box = field(default_factory=queue.Queue)
     _asked: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _repeats: dict[int, tuple[float, int]] = field(default_factory=dict)
     _not_before: dict[int, float] = field(default_factory=dict)
     _new: list[Member] = field(default_factory=list)
     _base_part: Any = None
@@ -138,8 +146,10 @@ class Roll:
             member = self._member(node)
             if member is not None:
                 member.ready = member.known = False
-        busy = {node for node, _ in self._asked.values()}
-        for node in sorted(self.online - busy):
+        busy = dict(self._asked.values())
+        for node in sorted(self.online & busy.keys()):
+            self._repeat(node, busy[node])
+        for node in sorted(self.online - busy.keys()):
             member = self._member(node)
             if time.monotonic() < self._not_before.get(node, 0.0):
                 continue
@@ -156,7 +166,15 @@ class Roll:
     def _member(self, node: int) -> Member | None:
         return next((m for m in (*self.members, *self._new) if m.node == node), None)
 
-    def _ask(self, node: int, what: Literal["hello", "setup", "base"]) -> None:
+    def _repeat(self, node: int, what: str) -> None:
+        """Ask a question once more that has had no answer for a while."""
+        asked, repeats = self._repeats[node]
+        if what != "base" and repeats < _REPEATS and time.monotonic() - asked > _REPEAT_S:
+            self._ask(node, what, held=True)
+            self._ask(node, what)
+            self._repeats[node] = (time.monotonic(), repeats + 1)
+
+    def _ask(self, node: int, what: str, held: bool = False) -> None:
         if what == "hello":
             parts: dict[str, messages.Part] = {"header": packed({"what": what, **self.asks})}
         else:
@@ -165,9 +183,12 @@ class Roll:
             if what == "base":
                 self._base_part = self._base_part or messages.part(self.setup.base)
                 parts["base"] = self._base_part
+        if held:
+            parts[messages.HOLD] = b"1"
         sent = self.post.send(messages.request(node, "query", parts, _ANSWER_S, 0), self._box)
         if sent:
             self._asked[sent] = (node, what)
+            self._repeats[node] = (time.monotonic(), 0)
 
     def _take(self) -> None:
         while True:
@@ -175,7 +196,13 @@ class Roll:
                 letter = self._box.get_nowait()
             except queue.Empty:
                 return
-            node, what = self._asked.pop(letter.message)
+            node, what = self._asked.pop(letter.message, (0, ""))
+            open_ = [message for message, asked in self._asked.items() if asked[0] == node]
+            if not what or (letter.problem and open_):  # it has been answered, or may still be
+                self.post.released(letter)
+                continue
+            for message in open_:
+                del self._asked[message]
             try:
                 self._heard(node, what, letter)
             except FleetFitError as error:

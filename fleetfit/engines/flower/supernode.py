@@ -24,15 +24,19 @@ def _supernode(bell: str, *arguments: str) -> None:
         bell: Descriptor of the pipe to the SuperExec.
         arguments: Of `flower-supernode`.
     """
+    from fleetfit.engines.flower.turns import Turns, lasting_heartbeat
+
     module, pace = importlib.import_module(SUPERNODE), _Pace(int(bell))
-    push = module._push_messages
+    turns = Turns(module._pull_and_store_message, module._push_messages, module._insert_message)
 
-    def rung(*given: Any, **named: Any) -> None:
+    def rung(**given: Any) -> None:
         pace.ring()
-        push(*given, **named)
+        turns.push(**given)
 
-    module.time, module._push_messages = pace, rung  # type: ignore[attr-defined]
+    module._pull_and_store_message, module._push_messages = turns.pull, rung  # type: ignore[attr-defined]
+    module.time = pace  # type: ignore[attr-defined]
     often(SUPERNODE, "pull_objects")
+    lasting_heartbeat()
     sys.argv = ["flower-supernode", *arguments]
     importlib.import_module("flwr.supernode.cli").flower_supernode()
 

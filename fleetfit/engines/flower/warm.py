@@ -17,6 +17,10 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 _START_S = 180.0  # a Raspberry Pi takes a minute to import torch
+_TRIES = 5  # workers that end before they begin
+_HOLD_S = 5.0  # that a message waits for a later one
+BEGUN = b"begun"
+"""What a worker says when it begins with a message."""
 
 
 def asked(parts: Mapping[str, bytes | bytearray], config: str) -> bytes:
@@ -30,14 +34,27 @@ def asked(parts: Mapping[str, bytes | bytearray], config: str) -> bytes:
         RuntimeError: The worker cannot be started, or ended while it worked.
     """
     place = _place(config, os.getppid())
-    with _connected(place, config, os.getppid()) as connection:
-        try:
-            send(connection, parts)
-            return connection.recv_bytes()
-        except (EOFError, OSError):
-            raise RuntimeError(
-                f"the node's worker ended while it worked: it was killed, or had no memory left. {_last(place)}"
-            ) from None
+    for _ in range(_TRIES):
+        with _connected(place, config, os.getppid()) as connection:
+            try:
+                connection.recv_bytes(len(BEGUN))
+            except (EOFError, OSError):  # it was at work for somebody who has gone, and ended: see `worker`
+                continue
+            try:
+                send(connection, parts)
+                return connection.recv_bytes()
+            except (EOFError, OSError):
+                break
+    raise RuntimeError(f"the node's worker ended while it worked: it was killed, or had no memory left. {_last(place)}")
+
+
+def arrived(config: str, held: bool) -> None:
+    """Note that a message has come; one that is held waits for a later one, a few seconds at most."""
+    latest, own = _place(config, os.getppid()) / "latest", str(os.getpid())
+    latest.write_text(own)
+    until = time.monotonic() + _HOLD_S
+    while held and time.monotonic() < until and latest.read_text() == own:
+        time.sleep(0.02)
 
 
 def send(connection: Connection, parts: Mapping[str, bytes | bytearray]) -> None:

@@ -1,4 +1,9 @@
-"""The warm worker of a node (see `fleetfit.engines.flower.warm`): comes with its first message, goes with the node."""
+"""The warm worker of a node (see `fleetfit.engines.flower.warm`): comes with its first message, goes with the node.
+
+It does one message after the other. Where whoever asked has gone, nobody wants the answer (a run was stopped in the
+middle of a long job, say): the worker ends then, since nothing else stops a job at once, and the next message starts
+another one. What the node remembers is in files that are whole at any time.
+"""
 
 import contextlib
 import os
@@ -13,7 +18,10 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 from fleetfit.engines.flower.node import answer
-from fleetfit.engines.flower.warm import received
+from fleetfit.engines.flower.trace import told
+from fleetfit.engines.flower.warm import BEGUN, received
+
+_LOOK_S = 0.5  # at whether whoever asked is still there
 
 
 def main(place: str, config: str, watched: str) -> None:
@@ -28,8 +36,26 @@ def main(place: str, config: str, watched: str) -> None:
 
 
 def _serve(connection: Connection, config: str) -> None:
-    if _user(connection) == os.getuid():
-        connection.send_bytes(answer(config, received(connection)))
+    if _user(connection) != os.getuid():
+        return
+    connection.send_bytes(BEGUN)
+    parts, answered = received(connection), threading.Event()
+    threading.Thread(target=_end_when_gone, args=(connection, answered), daemon=True).start()
+    try:
+        content = answer(config, parts)
+    finally:
+        answered.set()
+    connection.send_bytes(content)
+
+
+def _end_when_gone(connection: Connection, answered: threading.Event) -> None:
+    """End this process when the other end is closed before it has its answer."""
+    while not answered.is_set():
+        with contextlib.suppress(OSError):
+            gone = connection.poll(_LOOK_S)  # it says nothing more, so what can be read is its end
+            if gone and not answered.is_set():
+                told("abandoned")
+                os._exit(1)
 
 
 def _user(connection: Connection) -> int:
