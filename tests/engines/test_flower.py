@@ -426,6 +426,34 @@ def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
     assert [report["online"] for report in run.metrics] == [5, 4, 4, 4, 4, 4]
 
 
+@pytest.mark.parametrize("lost", ["once", "late"])
+def test_a_question_without_an_answer_is_asked_again(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node loses its first answer; or sends each with the next message, as Flower's own does after a stopped run."""
+    monkeypatch.setattr("fleetfit.engines.flower.roll._REPEAT_S", 0.3)
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
+    waiting: list[tuple[Message, Message]] = []
+    healed = []
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        if message.metadata.dst_node_id != 101 or healed:
+            return reply
+        before = waiting.pop() if waiting else None
+        if before is not None:
+            lab.grid.replies[before[0].metadata.message_id] = before[1]
+        if lost == "once" or (before is not None and messages.HOLD in before[0].content):
+            healed.append(message)
+            return None if lost == "once" else reply
+        waiting.append((message, reply))
+        return None
+
+    lab.grid.twist = twist
+    run = lab.serve(wait_s=60.0)
+    assert healed and "does not take part" not in lab.heard
+    assert same_state(base, run) and not any(report["failures"] for report in run.metrics)
+
+
 def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1))
     lab.configs[0].write_text("name = 3")

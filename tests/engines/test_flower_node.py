@@ -280,6 +280,57 @@ def test_a_worker_is_asked_twice_and_ends_with_who_asked(tmp_path: Path, monkeyp
     assert not [p for p in tmp_path.rglob("*") if p.name == "socket"]
 
 
+NEVER_THE_FIRST_TIME = """
+import time
+from pathlib import Path
+
+from tiny import tiny_data
+
+
+def load():
+    begun = Path(__file__).with_name("begun")
+    if not begun.exists():
+        begun.touch()
+        time.sleep(600)
+    return tiny_data()
+"""
+ASKING = """
+import os, sys
+
+os.getppid = lambda: int(sys.argv[2])
+from fleetfit.engines.flower import warm
+from fleetfit.engines.flower.protocol import packed
+
+sys.stdout.buffer.write(warm.asked({"header": packed({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})},
+                                   sys.argv[1]))
+"""
+
+
+def test_a_worker_does_not_go_on_for_somebody_who_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a run is stopped in the middle of a long job: the next message does not wait for that job."""
+    import subprocess
+    import sys
+    import time
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
+    (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME)
+    path = config(tmp_path, data={"name": "slow.py:load"})
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as node:
+        command = [sys.executable, "-c", ASKING, str(path), str(node.pid)]
+        try:
+            with subprocess.Popen(command) as first:
+                while not (tmp_path / "begun").exists():
+                    assert first.poll() is None
+                    time.sleep(0.05)
+                second = subprocess.Popen(command, stdout=subprocess.PIPE)  # waits, since the worker is at work
+                first.kill()
+            found, _ = second.communicate(timeout=240)
+            assert answer_of(found)["hello"]["name"] == "pi"
+        finally:
+            node.kill()
+
+
 def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
