@@ -32,6 +32,21 @@ class RunError(FleetFitError):
     """A run, its folder or one of its rounds cannot go on."""
 
 
+class Unexpected(RunError):
+    """Code of a plug-in or of FleetFit itself raised in a worker what nobody has foreseen."""
+
+    def __init__(self, message: str, details: str, foreign: bool) -> None:
+        """Take the sentence and what is behind it.
+
+        Args:
+            message: What happened.
+            details: The traceback.
+            foreign: Whether it was a plug-in's code.
+        """
+        super().__init__(message)
+        self.details, self.foreign = details, foreign
+
+
 class MissingExtra(FleetFitError):
     """A feature needs an optional dependency that is not installed."""
 

@@ -10,15 +10,19 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import re
 import sys
+import sysconfig
+import traceback
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fleetfit import paths
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
@@ -86,17 +90,21 @@ def _module_by_name(place: str, name: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see the working folder
         sys.path.append(str(Path.cwd()))
     try:
-        return importlib.import_module(place)
-    except FleetFitError:
+        found = importlib.import_module(place)
+    except (FleetFitError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        raise ConfigError(f'"{name}": importing {place} failed: {type(error).__name__}: {error}') from error
+    except BaseException as error:  # also sys.exit, which would end this process without a word
+        raise ConfigError(f'"{name}": importing {place} failed: {first_line(error, typed=True)}') from error
+    _note(found, name)
+    return found
 
 
 def _module_of_file(place: str, name: str) -> ModuleType:
-    path = Path(place).expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError(f'"{name}": there is no file {path}.')
+    try:
+        path = paths.given(place).resolve()
+        paths.check_file(path, ConfigError)
+    except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise ConfigError(f'"{name}": {error}') from None
     key = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if key in sys.modules:
         return sys.modules[key]
@@ -110,11 +118,65 @@ def _module_of_file(place: str, name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        del sys.modules[key]
-        if isinstance(error, FleetFitError) or not isinstance(error, Exception):
+        sys.modules.pop(key, None)
+        if isinstance(error, FleetFitError | KeyboardInterrupt):
             raise
-        raise ConfigError(f'"{name}": importing {path} failed: {type(error).__name__}: {error}') from error
+        raise ConfigError(f'"{name}": importing {path} failed: {first_line(error, typed=True)}') from error
+    _note(module, name)
     return module
+
+
+# ---- whose code it was ---------------------------------------------------------------------------------------------
+
+_plug_ins: dict[str, str] = {}
+"""File of a plug-in's module -> how the configuration calls it."""
+_OWN = f"{Path(__file__).parent}{os.sep}"
+_INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+_MOST_SAID = 300  # characters of an error's own message
+
+
+def _note(module: ModuleType, name: str) -> None:
+    if isinstance(getattr(module, "__file__", None), str):
+        _plug_ins.setdefault(str(module.__file__), name)
+
+
+def blamed(error: BaseException) -> str | None:
+    """Return the plug-in in whose code an error was raised, and where in it; None: it was FleetFit's own.
+
+    What a library raises is of whoever called it. A plug-in's code is in the module that a configuration has named, or
+    in another one that is neither FleetFit's nor installed.
+    """
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file in _plug_ins:
+            found = f'"{_plug_ins[file]}" ({Path(file).name}, line {line})'
+        elif file.startswith(_OWN):
+            found = None
+        elif found is not None and not file.startswith((*_INSTALLED, "<")):
+            found = f"{found.partition(' (')[0]} ({Path(file).name}, line {line})"
+    return found
+
+
+def what_it_raised(error: BaseException) -> str:
+    """Return what a plug-in did, as the end of a sentence."""
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}), which would end the whole program; raise an error instead"
+    return f"raised {first_line(error, typed=True)}"
+
+
+def first_line(error: BaseException, typed: bool = False) -> str:
+    """Return an error's message in one line, with its type before it if asked for; an error may have none."""
+    try:
+        said = " ".join(str(error).split())[:_MOST_SAID]
+    except Exception:  # of somebody's own class
+        said = "its message cannot be read"
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    name = type(error).__name__
+    if not typed:
+        return said or name
+    return f"{name}: {said}" if said else name
 
 
 def anchored(name: str, folder: Path) -> str:
@@ -122,7 +184,7 @@ def anchored(name: str, folder: Path) -> str:
     place, colon, attribute = name.rpartition(":")
     if not colon or not place.endswith(".py"):
         return name
-    path = Path(place).expanduser()
+    path = paths.given(place, f'"{name}"')
     return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
 
 

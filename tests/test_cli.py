@@ -129,12 +129,6 @@ def test_a_missing_extra_is_a_sentence(fleetfit: Command, tmp_path: Path, monkey
     assert "fleetfit[images]" in found.err
 
 
-def test_an_error_that_is_nobodys_mistake_keeps_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def method():\n    raise ZeroDivisionError('a bug')\n")
-    with pytest.raises(ZeroDivisionError):
-        main(["run", "--set", f"method.name={tmp_path / 'own.py'}:method"])
-
-
 def test_a_folder_that_is_not_empty_is_refused(fleetfit: Command, done: Path) -> None:
     found = fleetfit("run", *SMALL, "--out", done)
     assert found.code == 2

@@ -19,7 +19,8 @@ from tiny import tiny_federation, tiny_problem
 
 import fleetfit as ff
 from fleetfit import errors, names
-from fleetfit.cli import app, main
+from fleetfit.cli import main
+from fleetfit.cli.verbs import app
 from fleetfit.config import experiment_of
 from fleetfit.config.schedules import Constant, Cosine, Exponential, Step
 from fleetfit.config.schema import Experiment, Group
@@ -451,7 +452,7 @@ def test_the_pages_name_every_error_and_its_exit_code(capsys):
     sentence = code(rows[0][2])[0]
     assert exit_code(["run", "--set", "local.lrr=1"]) == 2
     assert capsys.readouterr().err.strip() == f"fleetfit: {sentence}"
-    assert [row[0] for row in tables_of_markdown(ERRORS, "exit code")] == ["0", "1", "2", "130"]
+    assert [row[0] for row in tables_of_markdown(ERRORS, "exit code")] == ["0", "1", "2", "130", "141"]
 
 
 @pytest.mark.parametrize("kind", ["methods", "options", "choices"])

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pydantic
 
 import fleetfit
-from fleetfit import cli
+from fleetfit.cli import verbs
 from fleetfit.config.schedules import Constant, Cosine, Exponential, Step
 from fleetfit.config.schema import Experiment
 
@@ -177,7 +177,7 @@ def test_members_of_a_run() -> None:
 
 
 def test_verbs_and_their_options() -> None:
-    command: Any = cli.typer.main.get_command(cli.app)
+    command: Any = verbs.typer.main.get_command(verbs.app)
     found = {}
     inner = command.commands["flower"].commands
     for name, verb in {**command.commands, **{f"flower {name}": verb for name, verb in inner.items()}}.items():
@@ -187,11 +187,11 @@ def test_verbs_and_their_options() -> None:
             if p.name != "help"
         ]
     assert found == OPTIONS
-    assert [option for p in command.params for option in p.opts if p.name != "help"] == ["--version"]
+    assert [option for p in command.params for option in p.opts if p.name != "help"] == ["--version", "--traceback"]
 
 
 def test_every_verb_and_option_has_a_help_text() -> None:
-    command: Any = cli.typer.main.get_command(cli.app)
+    command: Any = verbs.typer.main.get_command(verbs.app)
     for verb in (*command.commands.values(), *command.commands["flower"].commands.values()):
         assert verb.help
         for parameter in verb.params:

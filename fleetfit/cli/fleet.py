@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fleetfit import paths
 from fleetfit.errors import ConfigError, MissingExtra
 
 app = typer.Typer(
@@ -18,8 +19,13 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
-    run_file: Annotated[Path | None, typer.Option("--run", help="Run file that becomes its run.toml.")] = None,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder to write; new or empty.", parser=paths.folder, metavar="FOLDER")
+    ],
+    run_file: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run file that becomes its run.toml.", parser=paths.file_to_read, metavar="FILE"),
+    ] = None,
 ) -> None:
     """Write the thin folder that `flwr run` takes: pyproject.toml, run.toml, and an example of a node's file."""
     from fleetfit.cli import display
@@ -31,7 +37,12 @@ def init(
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Folder for ca.crt, ca.key, server.pem and server.key.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder for ca.crt, ca.key, server.pem and server.key.", parser=paths.folder, metavar="FOLDER"
+        ),
+    ],
     host: Annotated[list[str], typer.Option(help="Name or address by which nodes reach the server. Repeatable.")],
     days: Annotated[int, typer.Option(min=1, help="Until the server's certificate expires.")] = 365,
 ) -> None:
@@ -45,7 +56,14 @@ def certificates(
 
 @app.command()
 def key(
-    file: Annotated[Path, typer.Argument(help="The private key; its public half is written beside, with .pub.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The private key; its public half is written beside, with .pub.",
+            parser=paths.file_to_write,
+            metavar="FILE",
+        ),
+    ],
 ) -> None:
     """Make a node's key pair. Register the .pub: flwr supernode register FILE.pub SUPERLINK."""
     from fleetfit.cli import display
@@ -57,10 +75,19 @@ def key(
 
 @app.command()
 def node(
-    file: Annotated[Path, typer.Argument(help="The node's configuration (TOML).")],
+    file: Annotated[
+        Path, typer.Argument(help="The node's configuration (TOML).", parser=paths.file_to_read, metavar="FILE")
+    ],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")] = "",
-    ca: Annotated[Path | None, typer.Option(help="Authority of its certificate; the system's by default.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="Authority of its certificate; the system's by default.", parser=paths.file_to_read, metavar="FILE"
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The node's private key.", parser=paths.file_to_read, metavar="FILE")
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; for trials on one machine.")] = False,
     listen: Annotated[str, typer.Option(help="Address of the node's own API; 0: a free port.")] = "127.0.0.1:0",
     cold: Annotated[bool, typer.Option("--cold", help="Use Flower's own way of starting processes.")] = False,
@@ -87,7 +114,9 @@ def node(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder, on the machine of the SuperLink.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Run folder, on the machine of the SuperLink.", parser=paths.folder, metavar="FOLDER")
+    ],
     superlink: Annotated[str, typer.Argument(help="Its name in Flower's config; the default one if left out.")] = "",
 ) -> None:
     """Go on with a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleetfit import paths
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
 
 def profile(
     file: Annotated[
-        Path | None, typer.Argument(help="Run file (TOML). Without one, ScaleFL on handwritten digits.")
+        Path | None,
+        typer.Argument(
+            help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
+            parser=paths.file_to_read,
+            metavar="[FILE]",
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Levels of this model instead of a run file's.")] = None,
     budgets: Annotated[str, typer.Option(help="With --model: budgets of the devices, as for `plan`.")] = (
@@ -38,7 +44,9 @@ def profile(
     limit_s: Annotated[float, typer.Option(help="Seconds for everything.")] = 60.0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads for a job, as in the node's configuration.")] = 1,
-    out: Annotated[Path, typer.Option(help="Budget file to write.")] = Path("budget.toml"),
+    out: Annotated[Path, typer.Option(help="Budget file to write.", parser=paths.file_to_write, metavar="FILE")] = Path(
+        "budget.toml"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Write it although it is there.")] = False,
     overrides: Annotated[
         list[str] | None,

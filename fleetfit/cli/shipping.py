@@ -1,14 +1,18 @@
 """The verbs about a trained model: `predict`, `calibrate`, `export`, `pictures`, `attention`."""
 
+import contextlib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fleetfit import paths
+from fleetfit.cli.door import only_the_result
+
 app = typer.Typer()
 
-Folder = Annotated[Path, typer.Argument(help="Run folder.")]
+Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=paths.folder, metavar="FOLDER")]
 LevelName = Annotated[str | None, typer.Option(help="Level, 1 for the smallest; the largest by default.")]
 Client = Annotated[int | None, typer.Option(help="On one client's data.")]
 Other = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]
@@ -50,7 +54,10 @@ def predict(
     data: Other = None,
     split: Annotated[Split, typer.Option(help="Which samples.")] = Split.test,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write, a line for each sample.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="CSV file to write, a line for each sample.", parser=paths.file_to_write, metavar="FILE"),
+    ] = None,
 ) -> None:
     """Classify a data set with a level's model (ScaleFL, Algorithm 4).
 
@@ -92,17 +99,11 @@ def calibrate(
 
     from fleetfit.cli import display, predicting
 
-    found = predicting.calibrated(
-        folder,
-        level,
-        budget,
-        cost and cost.value,
-        "anytime" if anytime else "budgeted",
-        measure.value,
-        temperature,
-        client,
-        data,
-    )
+    mode = "anytime" if anytime else "budgeted"
+    with only_the_result() if as_json else contextlib.nullcontext():
+        found = predicting.calibrated(
+            folder, level, budget, cost and cost.value, mode, measure.value, temperature, client, data
+        )
     if as_json:
         typer.echo(json.dumps(found.numbers(), indent=2))
         return
@@ -113,7 +114,10 @@ def calibrate(
 @app.command()
 def export(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must be new or empty.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Folder to write; it must be new or empty.", parser=paths.folder, metavar="FOLDER"),
+    ],
     level: LevelName = None,
     onnx: Annotated[bool, typer.Option(help="Write ONNX: one graph with all exits, and one for each segment.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="ONNX in dynamic int8 as well.")] = False,
@@ -162,7 +166,12 @@ def attention(
     folder: Folder,
     samples: Annotated[int, typer.Option(help="How many test images.")] = 4,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.")
+        Path | None,
+        typer.Option(
+            help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.",
+            parser=paths.file_to_write,
+            metavar="FILE",
+        ),
     ] = None,
     data: Other = None,
 ) -> None:
@@ -198,7 +207,10 @@ def pictures(
     share: Annotated[
         float | None, typer.Option(help="How many samples of a class are drawn; 0.1 by default, more if they are few.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; FOLDER/plots by default.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write; FOLDER/plots by default.", parser=paths.folder, metavar="FOLDER"),
+    ] = None,
     ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     data: Other = None,
 ) -> None:

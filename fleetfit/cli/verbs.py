@@ -1,11 +1,14 @@
 """The verbs and their options. Heavy modules are imported inside, so that `--help` answers at once."""
 
+import contextlib
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleetfit import paths
+from fleetfit.cli.door import only_the_result
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.profiling import profile
 from fleetfit.cli.shipping import app as shipping
@@ -25,13 +28,21 @@ app = typer.Typer(
 app.add_typer(flower, name="flower")
 app.add_typer(shipping)
 
-RunFile = Annotated[Path | None, typer.Argument(help="Run file (TOML). Without one, ScaleFL on handwritten digits.")]
-Folder = Annotated[Path, typer.Argument(help="Run folder.")]
+RunFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Run file (TOML). Without one, ScaleFL on handwritten digits.", parser=paths.file_to_read, metavar="[FILE]"
+    ),
+]
+Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=paths.folder, metavar="FOLDER")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to write; it must be new or empty.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder to write; it must be new or empty.", parser=paths.folder, metavar="FOLDER"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
@@ -39,6 +50,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 def _start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print tracebacks; with every verb.")] = False,
 ) -> None:
     if version:
         from fleetfit import __version__
@@ -78,8 +90,18 @@ def resume(folder: Folder, quiet: Quiet = False) -> None:
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(help="Run file with [[compare.row]], [compare.grid], [compare.tune].")],
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write, or to go on with.")] = None,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Run file with [[compare.row]], [compare.grid], [compare.tune].",
+            parser=paths.file_to_read,
+            metavar="FILE",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write, or to go on with.", parser=paths.folder, metavar="FOLDER"),
+    ] = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
@@ -125,7 +147,12 @@ def plan(
             "reefl-table-1, reefl-table-2."
         ),
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the plan as TOML, to be used as fleet.levels.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the plan as TOML, to be used as fleet.levels.", parser=paths.file_to_write, metavar="FILE"
+        ),
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Show which sub-model each budget gets, and what it costs.
@@ -189,7 +216,8 @@ def evaluate(
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
-    columns = load(folder).evaluate(**sections)
+    with only_the_result() if as_json else contextlib.nullcontext():
+        columns = load(folder).evaluate(**sections)
     if as_json:
         typer.echo(json.dumps(jsonable(columns), indent=2))
     else:

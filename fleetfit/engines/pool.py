@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fleetfit.engines.memories import KeepsMemories
+from fleetfit.engines.work import raised
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
@@ -109,7 +110,7 @@ class Pool(KeepsMemories, ABC):
                 else:
                     self._not_started()
             elif "error" in reply:
-                raise RunError(f"a worker could not go on: {reply['error']}")
+                raise raised(reply)
             elif given is not None:
                 place, job = given
                 if job.kind == "train":

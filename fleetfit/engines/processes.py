@@ -133,10 +133,10 @@ def _work(connection: Connection, setup: Path, device: str) -> None:
     try:
         nest = unpack(setup.read_bytes())
         simulation = simulation_of(nest, restored(nest["data"], setup.parent), device)
-    except Exception as error:
+    except BaseException as error:
         with contextlib.suppress(EOFError, OSError):
             connection.recv_bytes()
-            connection.send_bytes(pack({"error": said(error)}))
+            connection.send_bytes(pack(said(error)))
         return
     with contextlib.suppress(EOFError, OSError):  # the engine is gone
         while True:

@@ -261,8 +261,8 @@ class Actor:
                 warnings.simplefilter("ignore", UserWarning)  # the store's memory is read-only, and samples are read
                 data = put_together(nest["data"], {"x": x, "y": y})
             self.simulation = simulation_of(nest, data, nest["device"])
-        except Exception as error:
-            return _array(pack({"error": said(error)}))
+        except BaseException as error:
+            return _array(pack(said(error)))
         return _array(pack({}))
 
     def answer(self, message: np.ndarray, state: np.ndarray | None, statistics: np.ndarray | None) -> np.ndarray:

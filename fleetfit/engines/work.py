@@ -12,8 +12,9 @@ import torch
 
 from fleetfit.data import Data
 from fleetfit.engines.local import on_accelerator
-from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
 from fleetfit.method import build, rebuilt
+from fleetfit.names import blamed, what_it_raised
 from fleetfit.train import accelerator_named, run_job
 from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Resources, Simulation
@@ -50,19 +51,32 @@ def answer(nest: Mapping[str, Any], simulation: Simulation) -> bytes:
     """Run the job of a message {"job", "memory"}; return the message {"reply", "memory"}, or {"error"}.
 
     An error is what nobody can go on with. What a method raises that is no `FleetFitError` is a bug, its own or ours:
-    the engine shows it, instead of a worker that dies again and again.
+    the engine says it, instead of a worker that dies again and again.
     """
     job = job_of(nest["job"])
     try:
         build(job.method)
         reply, memory = run_job(job, simulation.device(job.client, nest["memory"], job.round))
         return pack({"reply": reply_nest(reply), "memory": memory})
-    except FleetFitError as error:
-        return pack({"error": str(error)})
-    except Exception:
-        return pack({"error": f"a job failed unexpectedly.\n{traceback.format_exc()}"})
+    except BaseException as error:
+        return pack(said(error))
 
 
-def said(error: Exception) -> str:
-    """Return what a person needs of an error in a worker."""
-    return str(error) if isinstance(error, FleetFitError) else "".join(traceback.format_exception(error))
+def said(error: BaseException) -> dict[str, Any]:
+    """Return what a person needs of an error in a worker, as the message of a worker that cannot go on."""
+    if isinstance(error, FleetFitError):
+        return {"error": str(error)}
+    plug_in = blamed(error)
+    sentence = f"{plug_in or 'FleetFit'} {what_it_raised(error)}."
+    if plug_in is None:
+        sentence += " This is a fault of FleetFit, not yours; please report it."
+    details = "".join(traceback.format_exception(error))
+    return {"error": sentence, "details": details, "foreign": plug_in is not None}
+
+
+def raised(reply: Mapping[str, Any]) -> FleetFitError:
+    """Return the error of a worker that cannot go on."""
+    sentence = f"a worker could not go on: {reply['error']}"
+    if not reply.get("details"):
+        return RunError(sentence)
+    return Unexpected(sentence, str(reply["details"]), bool(reply.get("foreign")))

@@ -66,6 +66,8 @@ def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return _failure(job, str(error)), device.memory
     except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
         return _failure(job, f"{type(error).__name__}: {error}"), device.memory
+    except SystemExit as error:  # of a plug-in: it would end a worker, or the whole run, without a word
+        return _failure(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
 
 
 @contextlib.contextmanager

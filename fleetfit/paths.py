@@ -1,0 +1,191 @@
+"""Paths that people name, and files that they hand over: what is wrong with one is said in a sentence.
+
+`files` looks at a file and raises an `OSError`; here that becomes the error of whoever wanted the file.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from fleetfit import files
+from fleetfit.errors import ConfigError, FleetFitError
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_WORDS = {
+    errno.ENOENT: "it is not there",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "it is a folder",
+    errno.EACCES: "you have no permission",
+    errno.EPERM: "you have no permission",
+    errno.EROFS: "the disk is read-only",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your share of the disk is full",
+    errno.EFBIG: "the file would be larger than it may be",
+    errno.ENAMETOOLONG: "the path is too long",
+    errno.ELOOP: "its links go in a circle",
+    errno.EMFILE: "too many files are open",
+    errno.ENFILE: "too many files are open",
+    errno.EIO: "the disk cannot be read or written",
+    errno.ENXIO: "nobody is at the other end",
+    errno.ENODEV: "it is a device",
+    errno.ENOMEM: "no memory is left",
+}
+"""What the system says of files, in words."""
+_OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/", "/dev/stdout", "/dev/stderr")
+_SHOWN = 200  # characters of a path in a message
+
+
+def given(text: str | Path, what: str = "a path") -> Path:
+    """Return a path as somebody wrote it, `~` replaced.
+
+    Args:
+        text: What was written.
+        what: What it is of, as the start of a sentence.
+
+    Raises:
+        ConfigError: It is empty, is no text in UTF-8, or begins with the home folder of nobody.
+    """
+    written = str(text)
+    if not written.strip():
+        raise ConfigError(f"{what} must not be empty.")
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} must be text in UTF-8, got {os.fsencode(written)!r}; rename it.") from None
+    return files.expanded(text)
+
+
+def why(error: OSError) -> str:
+    """Return in words why a file could not be used."""
+    own = error.strerror or ""
+    if own.startswith(("it ", "nobody ", "another ")):  # of `files`, in words already
+        return own
+    return _WORDS.get(error.errno or 0) or own or str(error) or type(error).__name__
+
+
+def known(error: OSError) -> bool:
+    """Tell whether an error is one of disks, permissions and paths, which no program is to blame for."""
+    return error.errno in _WORDS
+
+
+def shown(path: str | Path) -> str:
+    """Return a path for a message; of one that is very long, the beginning."""
+    text = str(path)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def opened(path: Path, error: type[FleetFitError]) -> BinaryIO:
+    """Open a regular file to read it; never waits for anybody.
+
+    Args:
+        path: The file, `~` replaced.
+        error: What is raised.
+
+    Raises:
+        FleetFitError: It is not there, is no file, or may not be read.
+    """
+    try:
+        return files.opened(path)
+    except FileNotFoundError:
+        raise error(f"there is no file {shown(path)}.") from None
+    except OSError as failed:
+        raise error(f"{shown(path)} cannot be read: {why(failed)}.") from None
+    except ValueError:  # a null character
+        raise error(f"there is no file {shown(path)!r}.") from None
+
+
+def check_file(path: Path, error: type[FleetFitError]) -> None:
+    """Refuse what is no regular file that can be read, before a library opens it.
+
+    Raises:
+        FleetFitError: As `opened`.
+    """
+    opened(path, error).close()
+
+
+def bytes_of(path: Path, error: type[FleetFitError]) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        FleetFitError: It cannot be read.
+    """
+    with opened(path, error) as file:
+        try:
+            return file.read()
+        except OSError as failed:
+            raise error(f"{shown(path)} cannot be read: {why(failed)}.") from None
+
+
+def text_of(path: Path, error: type[FleetFitError]) -> str:
+    """Return a file's text, UTF-8 with or without a byte order mark; line ends become line feeds.
+
+    Raises:
+        FleetFitError: It cannot be read, or is no text in UTF-8.
+    """
+    try:
+        text = bytes_of(path, error).decode("utf-8-sig")
+    except UnicodeDecodeError as failed:
+        raise error(f"{path} cannot be read as UTF-8: byte {failed.start} is no text.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+# ---- what the command line takes -----------------------------------------------------------------------------------
+
+
+def file_to_read(text: str | Path) -> Path:
+    """Return the path of a file; whether it is there is asked where it is read.
+
+    Raises:
+        ConfigError: It cannot be a path, or leads to something else than a file.
+    """
+    path, kind = _looked_at(text, "a file's path")
+    if kind not in ("", "a file"):
+        raise ConfigError(f"{path} is {kind}, not a file.")
+    return path
+
+
+def file_to_write(text: str | Path) -> Path:
+    """Return the path of a file that is to be written; a terminal, and a pipe that is open already, will do.
+
+    Raises:
+        ConfigError: It cannot be a path, or is a folder, or what would be waited for.
+    """
+    path, kind = _looked_at(text, "the path of a file to write")
+    if kind not in ("", "a file", "a device") and not (kind == "a named pipe" and str(path).startswith(_OPEN_ALREADY)):
+        raise ConfigError(f"{path} is {kind}, not a file.")
+    return path
+
+
+def folder(text: str | Path) -> Path:
+    """Return the path of a folder; whether it is there is asked where it is used.
+
+    Raises:
+        ConfigError: It cannot be a path, or leads to something else than a folder.
+    """
+    path, kind = _looked_at(text, "a folder's path")
+    if kind not in ("", "a folder"):
+        raise ConfigError(f"{path} is {kind}, not a folder.")
+    return path
+
+
+def _looked_at(text: str | Path, what: str) -> tuple[Path, str]:
+    """Return a path and what it leads to: "a file", "a folder", "a named pipe" and so on, or "" for nothing."""
+    path = given(text, what)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path, ""
+    except OSError as error:
+        raise ConfigError(f"{shown(path)} cannot be used: {why(error)}.") from None
+    return path, next((name for test, name in _KINDS if test(mode)), "a file")

@@ -1,0 +1,400 @@
+"""The door of the command line: whatever happens behind it is one sentence and a documented exit code."""
+
+import functools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleetfit.cli import main
+
+LIMIT_S = 600  # for what a crowded machine needs; nothing here waits for time to pass
+SMALL = ["--set", "data.partition.clients=4", "--set", "rounds=1", "--set", "local.epochs=1", "--set", "cohort.count=2",
+         "--set", "fleet.groups=[{budget=1.0}]"]  # fmt: skip
+PLUG_IN = """
+import os, signal, sys
+from fleetfit.method import Method
+
+
+class Odd(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+def bug():
+    raise ZeroDivisionError("a bug\\nof two lines")
+
+
+def leaves():
+    sys.exit()
+
+
+def recurses():
+    return recurses()
+
+
+def odd():
+    raise Odd
+
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(10**9):
+        pass
+
+
+def no_memory():
+    raise MemoryError
+
+
+def no_disk():
+    raise OSError(28, "No space left on device", "/somewhere/file")
+
+
+def prints():
+    print("look here")
+    return Method()
+
+
+def in_a_job(what):
+    def loss(job, device):
+        def value(module, x, y):
+            return sys.exit(0) if what == "leaves" else {}["missing"]
+        return value
+    return Method(loss=loss)
+"""
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(PLUG_IN)
+    return tmp_path / "own.py"
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where tracebacks are kept, in this process and in those that it starts."""
+    place = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+Called = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fleetfit(capsys: pytest.CaptureFixture[str]) -> Called:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(a) for a in arguments])
+        printed = capsys.readouterr()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, printed.out, printed.err
+
+    return call
+
+
+def process(*arguments: object, **more: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "fleetfit", *map(str, arguments)],
+        text=True, timeout=LIMIT_S, check=False, errors="replace",
+        **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more),  # type: ignore[call-overload]
+    )  # fmt: skip
+
+
+def sentence(err: str) -> str:
+    """Return the one line of an answer."""
+    assert err.startswith("fleetfit: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    return err.removeprefix("fleetfit: ").strip()
+
+
+# ---- what nobody has foreseen --------------------------------------------------------------------------------------
+
+
+def test_a_fault_of_fleetfits_own_is_a_sentence_and_a_file(
+    fleetfit: Called, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
+) -> None:
+    from fleetfit.cli import planning
+
+    def broken(kind: str) -> None:
+        raise KeyError("the\ncause")
+
+    monkeypatch.setattr(planning, "listed", broken)
+    code, _, err = fleetfit("list", "models")
+    said = sentence(err)
+    assert code == 1
+    assert said.startswith("this is a fault of FleetFit, not yours: KeyError: 'the\\ncause'.")
+    assert "Please report it, with that file" in said
+    (kept,) = own_temporary_folder.glob("fleetfit-traceback-*.txt")
+    assert str(kept) in said
+    assert "raise KeyError" in kept.read_text() and "Python 3." in kept.read_text()
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_a_traceback_is_printed_where_it_is_asked_for(
+    fleetfit: Called, plug_in: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way == "variable":
+        monkeypatch.setenv("FLEETFIT_TRACEBACK", "1")
+    asked = ["--traceback"] if way == "option" else []
+    code, _, err = fleetfit(*asked, "run", "--set", f"method.name={plug_in}:bug")
+    assert code == 2 and "Traceback (most recent call last)" in err and "own.py" in err
+    assert err.splitlines()[-1].startswith("fleetfit: "), "the sentence is the last line"
+
+
+def test_where_no_file_can_be_kept_the_sentence_says_so(
+    fleetfit: Called, plug_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
+    _, _, err = fleetfit("run", "--set", f"method.name={plug_in}:bug")
+    assert "could not be kept in a file; --traceback prints it" in sentence(err)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("bug", "raised ZeroDivisionError: a bug of two lines"),
+        ("leaves", "called sys.exit(None), which would end the whole program; raise an error instead"),
+        ("recurses", "raised RecursionError: maximum recursion depth exceeded"),
+        ("odd", "raised Odd: its message cannot be read"),
+    ],
+)
+def test_what_a_plug_in_does_names_the_plug_in(fleetfit: Called, plug_in: Path, function: str, said: str) -> None:
+    code, _, err = fleetfit("run", "--set", f"method.name={plug_in}:{function}")
+    assert code == 2
+    assert re.match(rf'"{re.escape(str(plug_in))}:{function}" \(own\.py, line \d+\) {re.escape(said)}', sentence(err))
+    assert "fault of FleetFit" not in err
+
+
+@pytest.mark.parametrize("name", ["bye.py:method", "bye:method"])
+def test_sys_exit_while_a_plug_in_is_imported_names_the_plug_in(
+    fleetfit: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "bye.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = fleetfit("run", "--set", f"method.name={name}")
+    assert code == 2
+    assert "it called sys.exit(0)" in sentence(err) and "bye" in err
+
+
+def test_sys_exit_in_a_job_is_that_jobs_failure(fleetfit: Called, plug_in: Path, tmp_path: Path) -> None:
+    own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=leaves", "--set", "rounds=6"]
+    code, _, err = fleetfit("run", *SMALL, *own, "--out", tmp_path / "run", "-q")
+    assert code == 2
+    assert "called sys.exit(0)" in sentence(err)
+
+
+@pytest.mark.slow
+def test_what_a_plug_in_raises_in_a_worker_is_the_same_sentence(plug_in: Path, tmp_path: Path) -> None:
+    own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=fails"]
+    workers = ["--set", "engine.name=processes", "--set", "engine.workers=1"]
+    found = process("run", *SMALL, *own, *workers, "--out", tmp_path / "run", "-q")
+    said = sentence(found.stderr)
+    assert found.returncode == 2
+    assert said.startswith(f'a worker could not go on: "{plug_in}:in_a_job" (own.py, line ')
+    assert "raised KeyError: 'missing'." in said and "Its traceback is in " in said
+
+
+def test_what_a_plug_in_prints_does_not_get_among_json(plug_in: Path, tmp_path: Path) -> None:
+    import json
+
+    own = ["--set", f"method.name={plug_in}:prints"]
+    trained = process("run", *SMALL, *own, "--out", tmp_path / "run", "-q")
+    assert trained.returncode == 0 and "look here" in trained.stdout
+    found = process("eval", tmp_path / "run", "--json")
+    assert found.returncode == 0, found.stderr
+    assert "static" in json.loads(found.stdout) and "look here" in found.stderr
+
+
+# ---- the machine's limits ------------------------------------------------------------------------------------------
+
+
+def test_no_memory_and_no_disk_are_sentences(fleetfit: Called, plug_in: Path) -> None:
+    code, _, err = fleetfit("run", "--set", f"method.name={plug_in}:no_memory")
+    assert code == 2 and sentence(err).startswith("no memory was left")
+    code, _, err = fleetfit("run", "--set", f"method.name={plug_in}:no_disk")
+    assert code == 2 and sentence(err) == "/somewhere/file cannot be used: the disk is full."
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_output_that_is_full_is_a_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        found = process("list", "engines", stdout=full)
+    assert found.returncode == 2 and "the disk is full" in sentence(found.stderr)
+
+
+# ---- streams -------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_leaves_ends_the_program_as_it_ends_others() -> None:
+    for arguments in (["list", "models"], ["--help"], ["--version"], ["plan", "--model", "cnn"]):
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            found = process(*arguments, stdout=write)
+        finally:
+            os.close(write)
+        assert (found.returncode, found.stderr) == (141, ""), arguments
+
+
+def test_closed_streams_are_no_error_and_no_file_lands_on_them(tmp_path: Path) -> None:
+    command = f'"{sys.executable}" -m fleetfit plan --model cnn --save "{tmp_path / "plan.toml"}" <&- >&- 2>&-'
+    found = subprocess.run(["/bin/sh", "-c", command], timeout=LIMIT_S, check=False)
+    assert found.returncode == 0
+    assert "level" in (tmp_path / "plan.toml").read_text()
+    command = f'"{sys.executable}" -m fleetfit run missing.toml >&-'
+    said = subprocess.run(["/bin/sh", "-c", command], timeout=LIMIT_S, check=False, capture_output=True, text=True)
+    assert said.returncode == 2 and "there is no file missing.toml" in sentence(said.stderr)
+
+
+def test_a_terminal_without_our_characters_gets_others() -> None:
+    found = process("list", "engines", env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert found.returncode == 0, found.stderr
+    assert "local" in found.stdout
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------------------------
+
+
+def interrupted(marker: str, *arguments: object) -> tuple[int, list[str]]:
+    """Send Ctrl-C as soon as a module has been imported; return the exit code and what was said."""
+    running = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "fleetfit", *map(str, arguments)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
+    )  # fmt: skip
+    with running:
+        try:
+            assert running.stderr is not None
+            for line in iter(running.stderr.readline, ""):
+                if line.rstrip().endswith(f" {marker}"):
+                    break
+            else:
+                raise AssertionError(f"{marker} was never imported")
+            running.send_signal(signal.SIGINT)
+            _, err = running.communicate(timeout=LIMIT_S)
+        finally:
+            running.kill()
+    return running.returncode, [line for line in err.splitlines() if not line.startswith("import time:")]
+
+
+@pytest.mark.parametrize("marker", ["fleetfit.cli.interrupts", "typer", "numpy", "torch.types"])
+def test_ctrl_c_while_importing_is_one_line(marker: str, tmp_path: Path) -> None:
+    code, said = interrupted(marker, "run", *SMALL, "--out", tmp_path / "run")
+    assert code in (130, -signal.SIGINT), "a shell shows 130 for both"
+    assert said == ["fleetfit: stopped."]
+    assert not any(tmp_path.iterdir())
+
+
+def test_ctrl_c_in_a_plug_in_is_one_line(plug_in: Path) -> None:
+    command = [sys.executable, "-m", "fleetfit", "run", "--set", f"method.name={plug_in}:interrupted"]
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert found.returncode in (130, -signal.SIGINT) and found.stderr == "fleetfit: stopped.\n"
+
+
+def test_an_interrupt_that_gets_lost_in_a_callback_comes_again(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import os, signal\n\n\nclass Callback:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        for _ in range(10**6):\n            pass\n\n\ndef method():\n    held = Callback()\n    del held\n"
+        "    while True:\n        pass\n"
+    )
+    command = [sys.executable, "-m", "fleetfit", "run", "--set", f"method.name={tmp_path / 'own.py'}:method"]
+    found = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert found.returncode in (130, -signal.SIGINT) and found.stderr == "fleetfit: stopped.\n"
+
+
+# ---- paths ---------------------------------------------------------------------------------------------------------
+
+
+def odd_paths(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        os.chdir(tmp_path)
+        listening.bind("socket")
+    return {
+        "empty": "",
+        "long": "a" * 5000,
+        "long part": f"{tmp_path}/{'b' * 300}/c",
+        "not UTF-8": os.fsdecode(b"/bad\xff\xfe"),
+        "loop": str(tmp_path / "loop"),
+        "in a loop": str(tmp_path / "loop" / "deeper"),
+        "nobody": "~nobody-such-is-here/x",
+        "pipe": str(tmp_path / "pipe"),
+        "socket": str(tmp_path / "socket"),
+        "device": "/dev/zero",
+        "file": str(tmp_path / "file"),
+        "in a file": str(tmp_path / "file" / "deeper"),
+        "folder": str(tmp_path / "folder"),
+    }
+
+
+VERBS = {
+    "run": (["run"], "folder"),
+    "run --out": (["run", *SMALL, "--out"], "file"),
+    "resume": (["resume"], "file"),
+    "compare": (["compare"], "folder"),
+    "plan": (["plan"], "folder"),
+    "plan --save": (["plan", "--model", "cnn", "--save"], "folder"),
+    "eval": (["eval"], "file"),
+    "predict": (["predict"], "file"),
+    "calibrate": (["calibrate", "--budget", "0.5"], "file"),
+    "export": (["export", "--out", "{tmp}/new"], "file"),
+    "pictures": (["pictures"], "file"),
+    "attention": (["attention"], "file"),
+    "profile": (["profile"], "folder"),
+    "profile --out": (["profile", "--out"], "folder"),
+    "flower node": (["flower", "node"], "folder"),
+    "flower node --check": (["flower", "node", "--check"], "folder"),
+    "flower resume": (["flower", "resume"], "file"),
+    "flower init --run": (["flower", "init", "{tmp}/app", "--run"], "folder"),
+    "flower key": (["flower", "key"], "folder"),
+    "flower certificates": (["flower", "certificates", "--host", "localhost"], "file"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_path_that_cannot_be_is_a_sentence_in_every_verb(
+    fleetfit: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, wrong = VERBS[verb]
+    writes = any(word in verb for word in ("--out", "--save", "key", "certificates"))
+    for name, path in odd_paths(tmp_path).items():
+        if (name in ("file", "folder") and name != wrong) or (name == "device" and writes and wrong == "folder"):
+            continue
+        code, _, err = fleetfit(*(word.replace("{tmp}", str(tmp_path)) for word in arguments), path)
+        assert code == 2, (name, err)
+        assert len(sentence(err)) < 1000, name
+    left = {"loop", "file", "folder", "pipe", "socket"}
+    assert {p.name for p in tmp_path.iterdir()} == left and not any((tmp_path / "folder").iterdir())
+
+
+@pytest.mark.parametrize("name", ["pipe", "loop", "in a loop", "folder", "nobody", "long", "not UTF-8", "device"])
+def test_a_plug_ins_path_that_cannot_be_is_a_sentence(
+    fleetfit: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(odd_paths(tmp_path)[name])
+    if name not in ("nobody", "long", "not UTF-8"):
+        (tmp_path / "link.py").symlink_to(path)
+        path = tmp_path / "link.py"
+    code, _, err = fleetfit("run", "--set", f"method.name={path}.py:method".replace(".py.py", ".py"))
+    assert code == 2 and sentence(err)
