@@ -5,7 +5,9 @@ what to do; the command line prints the message without a traceback and exits wi
 """
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FleetFitError(Exception):
@@ -58,6 +60,33 @@ class MissingExtra(FleetFitError):
             what: The feature that needs it, as the start of a sentence ("Reading Parquet files").
         """
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
+
+
+def one_line(text: object, most: int = 200) -> str:
+    """Return a stranger's text in one line that is safe to print and to keep.
+
+    Args:
+        text: Whatever was sent; what is no text has its type shown.
+        most: Characters that are kept.
+
+    Returns:
+        Printable characters only: no line breaks, no escapes of a terminal, no marks that turn the direction of
+        writing, no half characters that UTF-8 does not have.
+    """
+    if not isinstance(text, str):
+        return f"({type(text).__name__})"
+    kept = "".join(c if c.isprintable() else " " for c in text[: 4 * most])
+    line = " ".join(kept.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def what_raised(error: BaseException, most: int = 300) -> str:
+    """Return an error in one line: a FleetFitError's own sentence, of all others the type and the place too."""
+    if isinstance(error, FleetFitError):
+        return one_line(str(error), most)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

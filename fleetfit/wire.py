@@ -3,18 +3,23 @@
 A message is `FFIT`, a version byte, three zero bytes, the length of the header (8 bytes, little endian), a JSON
 header, and the tensors' bytes. In the header a tensor stands as {"$t": [dtype, shape]}; the tensors follow in the
 order of their appearance, each aligned to the size of its elements.
+
+A message may come from a stranger. Nothing is made of what it announces before that is held against what there is: the
+length of the header, how deep it nests, how many dimensions and elements its tensors have. Of a message from another
+machine (`bounded`) the memory of what its header becomes is estimated first, from a count of its signs, so that a small
+message cannot become a large nest.
 """
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fleetfit.errors import RunError
+from fleetfit.errors import RunError, one_line
 from fleetfit.method import is_portable
 from fleetfit.submodel import Submodel
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
@@ -22,6 +27,14 @@ from fleetfit.values import Evaluation, Failure, Job, Local, Update
 VERSION = 1
 _MAGIC = b"FFIT"
 _START = 16
+_DEEPEST = 64  # nests within nests
+_MOST_DIMENSIONS = 16
+_LARGEST_SIZE = 2**40  # of a dimension; elements are bounded by the message's bytes
+_MULTIPLE = 16  # bytes that a byte of a stranger's message may become,
+_FREE = 2**20  # and bytes that any message may become
+# about how many bytes of memory stand behind a sign of the header (CPython 3.11, torch 2): a table, a list, an element,
+# one of a text's two quotes, a tensor
+_WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b'"', 30), (b'"$t"', 900))
 _DTYPES = {
     str(t).removeprefix("torch."): t
     for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -53,18 +66,74 @@ def _flatten(nest: Any, found: list[Tensor]) -> Any:
     )
 
 
-def _restore(nest: Any, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(nest, list):
-        return [_restore(value, tensors) for value in nest]
-    if not isinstance(nest, dict):
+class _Restored:
+    """Puts a parsed header back together, with tensors where their descriptions stand.
+
+    Lists and tables are filled in place: the nest is not held twice.
+    """
+
+    def __init__(self, whole: Tensor, start: int, bounded: bool) -> None:
+        """Take a message's bytes, where those of its tensors begin, and whether a stranger sent it."""
+        self._whole, self.end, self._bounded = whole, start, bounded
+
+    def of(self, nest: Any, depth: int = 0) -> Any:
+        """Return what a part of the header stands for."""
+        if not isinstance(nest, list | dict):
+            return nest
+        if depth > _DEEPEST:
+            raise ValueError(f"it nests more than {_DEEPEST} deep")
+        if isinstance(nest, list):
+            for place, value in enumerate(nest):
+                nest[place] = self.of(value, depth + 1)
+            return nest
+        if "$t" in nest:
+            return self._tensor(*_single(nest, "$t", 2))
+        if "$u" in nest:
+            return tuple(self.of(_single(nest, "$u"), depth + 1))
+        if "$d" in nest:
+            return self._table(_single(nest, "$d"), depth + 1)
+        for key, value in nest.items():
+            nest[key] = self.of(value, depth + 1)
         return nest
-    if "$t" in nest:
-        return next(tensors)
-    if "$u" in nest:
-        return tuple(_restore(value, tensors) for value in nest["$u"])
-    if "$d" in nest:
-        return {_restore(k, tensors): _restore(v, tensors) for k, v in nest["$d"]}
-    return {key: _restore(value, tensors) for key, value in nest.items()}
+
+    def _table(self, pairs: Any, depth: int) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for pair in pairs:
+            key, value = self.of(pair, depth)
+            if self._bounded and not _plain(key):
+                raise ValueError("a key of a table is no text and no number of at most 60 bits")
+            found[key] = value
+        return found
+
+    def _tensor(self, name: Any, shape: Any) -> Tensor:
+        dtype = _DTYPES.get(name) if isinstance(name, str) else None
+        if dtype is None:
+            raise ValueError("a tensor has a type of numbers that is unknown here")
+        if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"a tensor has no list of at most {_MOST_DIMENSIONS} sizes")
+        if not all(type(n) is int and 0 <= n < _LARGEST_SIZE for n in shape):
+            raise ValueError("a tensor has sizes that are no whole numbers from 0 on")
+        count = math.prod(shape)  # of at most 16 numbers below 2^40
+        place = self.end + -self.end % dtype.itemsize
+        self.end = place + count * dtype.itemsize
+        if self.end > len(self._whole):
+            raise ValueError("it ends before its tensors do")
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return self._whole[place : self.end].view(dtype).view(shape)  # one storage: neighbours can be read as one
+
+
+def _single(nest: Mapping[str, Any], mark: str, length: int | None = None) -> Any:
+    """Return what a mark stands for, a list; nothing else may stand beside it."""
+    found = nest[mark]
+    if len(nest) != 1 or not isinstance(found, list) or (length is not None and len(found) != length):
+        raise ValueError(f'"{mark}" is no list, or not alone')
+    return found
+
+
+def _plain(key: Any) -> bool:
+    """Tell whether a stranger may use a key: of larger numbers, and of tuples, thousands have one and the same hash."""
+    return -(2**60) <= key <= 2**60 if isinstance(key, int) else isinstance(key, str | float | None)
 
 
 def _places(specs: list[tuple[torch.dtype, int]], start: int) -> tuple[list[int], int]:
@@ -104,11 +173,16 @@ def packed_size(nest: Any) -> int:
     return _places([(t.dtype, t.numel()) for t in tensors], len(header))[1]
 
 
-def unpack(message: bytes | bytearray) -> Any:
+def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
     """Return the nest of a message; its tensors share the message's memory.
 
+    Args:
+        message: The bytes.
+        bounded: Refuse, before it is read, a header whose nest would take more than 16 times the message's bytes and
+            1 MiB: for what comes from another machine.
+
     Raises:
-        RunError: The message is damaged, or of another version.
+        RunError: The message is damaged, of another version, or beyond the bounds.
     """
     buffer = message if isinstance(message, bytearray) else bytearray(message)
     if len(buffer) < _START or buffer[:4] != _MAGIC:
@@ -118,41 +192,30 @@ def unpack(message: bytes | bytearray) -> Any:
     length = int.from_bytes(buffer[8:_START], "little")
     if length > len(buffer) - _START:
         raise RunError("a message ends inside its header.")
+    if bounded:
+        _check_memory(buffer, _START + length)
     try:
         nest = json.loads(buffer[_START : _START + length])
-        specs = [(_DTYPES[d], tuple(int(n) for n in shape)) for d, shape in _described(nest)]
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
-        raise RunError(f"a message has an unreadable header: {error}") from None
-    if any(n < 0 for _, shape in specs for n in shape):
-        raise RunError("a message has a tensor of negative size.")
-    places, end = _places([(d, math.prod(shape)) for d, shape in specs], _START + length)
-    if end != len(buffer):
-        raise RunError(f"a message has {len(buffer)} bytes where its header describes {end}.")
-    whole = torch.frombuffer(buffer, dtype=torch.uint8)
-    tensors = (_tensor(whole, dtype, shape, place) for (dtype, shape), place in zip(specs, places, strict=True))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"a message has an unreadable header: {one_line(str(error))}") from None
+    restored = _Restored(torch.frombuffer(buffer, dtype=torch.uint8), _START + length, bounded)
     try:
-        return _restore(nest, tensors)
-    except (ValueError, TypeError, RuntimeError, RecursionError, StopIteration) as error:
-        raise RunError(f"a message is not put together as it should be: {error}") from None
+        found = restored.of(nest)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch, and of nests without end
+        raise RunError(f"a message is not put together as it should be: {one_line(str(error))}.") from None
+    if restored.end != len(buffer):
+        raise RunError(f"a message has {len(buffer)} bytes where its header describes {restored.end}.")
+    return found
 
 
-def _described(nest: Any) -> Iterator[tuple[str, list[int]]]:
-    if isinstance(nest, list):
-        for value in nest:
-            yield from _described(value)
-    elif isinstance(nest, dict):
-        if "$t" in nest:
-            yield nest["$t"][0], nest["$t"][1]
-        else:
-            for value in nest.values():
-                yield from _described(value)
-
-
-def _tensor(whole: Tensor, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    return whole[place : place + size].view(dtype).view(shape)  # all in one storage: neighbours can be read as one
+def _check_memory(buffer: bytearray, end: int) -> None:
+    """Refuse a header whose nest would take much more memory than the message, by a count of its signs."""
+    found = sum(weight * buffer.count(sign, _START, end) for sign, weight in _WEIGHTS)
+    if found > _MULTIPLE * len(buffer) + _FREE:
+        raise RunError(
+            f"a message of {len(buffer)} bytes has a header that would take about {found} bytes of memory; at most "
+            f"{_MULTIPLE} times its own and {_FREE} are allowed."
+        )
 
 
 # ---- jobs and updates --------------------------------------------------------------------------------------------
@@ -166,12 +229,30 @@ def _submodel_nest(piece: Submodel) -> dict[str, Any]:
     return {"channels": channels, "exits": list(piece.exits)}
 
 
-def _submodel(nest: Mapping[str, Any]) -> Submodel:
-    channels = {
-        axis: range(kept["from"], kept["to"]) if isinstance(kept, dict) else tuple(kept)
-        for axis, kept in nest["channels"].items()
-    }
+def _submodel(nest: Any) -> Submodel:
+    """Return the sub-model of a nest.
+
+    Raises:
+        RunError: It is none; whether the model has these channels and exits is for others to look at.
+    """
+    if not isinstance(nest, Mapping) or nest.keys() != {"channels", "exits"} or not isinstance(nest["channels"], dict):
+        raise RunError("a sub-model is no table of channels and exits.")
+    if not _counts(nest["exits"]) or not all(isinstance(axis, str) for axis in nest["channels"]):
+        raise RunError("a sub-model's exits are no list of whole numbers, or its axes have no names.")
+    channels = {axis: _kept(kept) for axis, kept in nest["channels"].items()}
     return Submodel(channels, tuple(nest["exits"]))
+
+
+def _kept(nest: Any) -> range | tuple[int, ...]:
+    if isinstance(nest, dict) and nest.keys() == {"from", "to"} and _counts([nest["from"], nest["to"]]):
+        return range(nest["from"], nest["to"])
+    if _counts(nest):
+        return tuple(nest)
+    raise RunError("a sub-model's channels are no list, or range, of whole numbers.")
+
+
+def _counts(nest: Any) -> bool:
+    return isinstance(nest, Sequence) and all(type(n) is int and 0 <= n < 2**31 for n in nest)
 
 
 def job_nest(job: Job) -> dict[str, Any]:
@@ -183,9 +264,16 @@ def job_nest(job: Job) -> dict[str, Any]:
 
 
 def job_of(nest: Mapping[str, Any]) -> Job:
-    """Return the job of a nest."""
-    return Job(**{**nest, "submodel": _submodel(nest["submodel"]), "local": Local(**nest["local"]),
-                  "evaluation": Evaluation(**nest["evaluation"])})  # fmt: skip
+    """Return the job of a nest; what its fields hold is for `fleetfit.guard` to look at.
+
+    Raises:
+        RunError: It is none.
+    """
+    try:
+        return Job(**{**nest, "submodel": _submodel(nest["submodel"]), "local": Local(**nest["local"]),
+                      "evaluation": Evaluation(**nest["evaluation"])})  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"a job is none: {type(error).__name__}: {one_line(str(error))}.") from None
 
 
 def reply_nest(reply: Update | Failure) -> dict[str, Any]:
@@ -218,8 +306,12 @@ def reply_of(nest: Mapping[str, Any]) -> Update | Failure:
     """
     try:
         fields = {**nest, "dispatched": _submodel(nest["dispatched"])}
-        if fields.pop("kind") == "failure":
+        kind = fields.pop("kind")
+        if kind == "failure":
             return Failure(**fields)
-        return Update(**{**fields, "submodel": _submodel(nest["submodel"])})
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RunError(f"a reply is no update and no failure: {type(error).__name__}: {error}") from None
+        if kind == "update":
+            return Update(**{**fields, "submodel": _submodel(nest["submodel"])})
+        raise RunError(f"it says that it is {one_line(kind, 60)}.")
+    except (RunError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        why = one_line(str(error))
+        raise RunError(f"a reply is no update and no failure: {type(error).__name__}: {why}") from None

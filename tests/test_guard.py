@@ -84,7 +84,7 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"client": "4"}, "its client"),
         ({"dispatched": FEDERATION.levels[2].submodel}, "another sub-model than it was sent"),
         ({"dispatched": None}, "what it contains"),
-        ({"level": 9}, "its level is 9, of 3"),
+        ({"level": 9}, "its level is 9, of a job at level 1"),
         ({"level": -1}, "its level is -1"),
         ({"num_examples": 0}, "counts 0"),
         ({"num_examples": -3}, "its num_examples is -3"),

@@ -16,7 +16,7 @@ from fleetfit.submodel.channels import prefix, random, rolling, window
 from fleetfit.submodel.cut import LARGE, Cut, cut, narrowed
 from fleetfit.submodel.flat import FlatState, flat_of, shapes_of
 from fleetfit.submodel.piece import Channels, Submodel
-from fleetfit.submodel.states import check_shapes, extract, finite, put_back, recut, whole
+from fleetfit.submodel.states import check_shapes, extract, finite, norm, put_back, recut, whole
 
 __all__ = [
     "LARGE",
@@ -30,6 +30,7 @@ __all__ = [
     "finite",
     "flat_of",
     "narrowed",
+    "norm",
     "prefix",
     "put_back",
     "random",

@@ -1,5 +1,6 @@
 """States of sub-models: extract them, put them back, move them from one sub-model to another, check them."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -11,9 +12,20 @@ from fleetfit.submodel.flat import flat_of
 from fleetfit.submodel.piece import Submodel
 
 
+def norm(state: State) -> float:
+    """Return the Euclidean norm of a state; infinite or not a number where its square is none in float32."""
+    if not state:
+        return 0.0
+    flat = flat_of(state)
+    return math.sqrt(flat.dot(flat))
+
+
 def finite(state: State) -> bool:
-    """Tell whether all numbers of a state are finite."""
-    return bool(torch.isfinite(flat_of(state)).all()) if state else True
+    """Tell whether all numbers of a state are finite, and small enough for the square of its norm to be.
+
+    Values of which that is not true are as good as infinite: no variance, norm or product of them is a number.
+    """
+    return math.isfinite(norm(state))
 
 
 def whole(layout: Layout) -> Submodel:
