@@ -378,9 +378,11 @@ def _job_fields(job: Job) -> str | None:
 
 
 def _settings(local: Local, evaluation: Evaluation) -> str | None:
-    whole: dict[str, Any] = {"epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
-             "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
-             "evaluation's batch_size": evaluation.batch_size}  # fmt: skip
+    whole: dict[str, Any] = {
+        "epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
+        "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
+        "evaluation's batch_size": evaluation.batch_size,
+    }  # fmt: skip
     numbers = ("lr", "momentum", "weight_decay", "clip_norm", "clip_value", "deadline_s")
     for name, value in whole.items():
         needed = name in ("epochs", "evaluation's batch_size")
@@ -391,8 +393,12 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
         if not (_number(value) and value >= 0) and (value is not None or name in numbers[:3]):
             return f"its {name} is {_shown(value)}, expected a number from 0 on."
     words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-             (local.late, ("shallower", "stop", "drop")), (local.optimiser, ("sgd", "adam")), (local.compress, (None, *DTYPES)), (evaluation.norm, ("static", "batch")),
-             (evaluation.split, ("test", "validation", "train")))  # fmt: skip
+        (local.late, ("shallower", "stop", "drop")),
+        (local.optimiser, ("sgd", "adam")),
+        (local.compress, (None, *DTYPES)),
+        (evaluation.norm, ("static", "batch")),
+        (evaluation.split, ("test", "validation", "train")),
+    )
     for value, known in words:
         if not isinstance(value, str | None) or value not in known:
             return f"it says {_shown(value)}, expected one of {', '.join(map(str, known))}."

@@ -56,7 +56,6 @@ class Local(KeepsMemories):
                 yield reply
         finally:
             torch.set_num_threads(before)
-            self._memories.forget_pending()
 
     def close(self) -> None:
         """Nothing was started."""

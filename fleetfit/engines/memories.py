@@ -1,4 +1,4 @@
-"""Clients' memories as an engine keeps them: pending until the update is accepted, versioned by the round."""
+"""Clients' memories as an engine keeps them: pending until their round stands, versioned by the round."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +18,13 @@ class Memories:
         return (-1, None) if client is None else self._kept.get(client, (-1, None))
 
     def offer(self, round: int, index: int, memory: Any) -> None:
-        """Note what a job's client would remember."""
+        """Note what a job's client would remember, until its round stands; what other rounds left is dropped."""
+        self._pending = {key: kept for key, kept in self._pending.items() if key[0] == round and key[1] != index}
         if memory is not None:
             self._pending[(round, index)] = memory
 
     def accept(self, update: Update) -> None:
-        """Make the memory of an accepted update the client's."""
+        """Make the memory of an update whose round stands the client's."""
         memory = self._pending.pop((update.round, update.index), None)
         if memory is not None and update.client is not None:
             self._kept[update.client] = (update.round, memory)

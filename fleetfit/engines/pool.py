@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.engines.work import raised
-from fleetfit.errors import ConfigError, RunError
+from fleetfit.errors import ConfigError, RunError, what_raised
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
 from fleetfit.wire import reply_of
@@ -115,7 +115,7 @@ class Pool(KeepsMemories, ABC):
                 place, job = given
                 if job.kind == "train":
                     self._memories.offer(job.round, job.index, reply["memory"])
-                done[place] = reply_of(reply["reply"])
+                done[place] = _read(job, reply["reply"])
 
     def _lost(
         self, place: int, job: Job, done: dict[int, Update | Failure], again: deque[tuple[int, Job]],
@@ -152,3 +152,11 @@ class Pool(KeepsMemories, ABC):
         for worker in self._workers:
             worker.end()
         self._workers = []
+
+
+def _read(job: Job, nest: Any) -> Update | Failure:
+    """Return the reply of a nest, or a failure where it is none."""
+    try:
+        return reply_of(nest)
+    except Exception as error:
+        return Failure(job.round, job.index, job.client, job.level, job.submodel, what_raised(error))

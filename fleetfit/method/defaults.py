@@ -1,6 +1,7 @@
 """The default of every hook of a method: FedAvg (McMahan et al., AISTATS 2017)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,6 @@ def take_mean(
 ) -> Server:
     """Replace what was trained by its mean."""
     if aggregate.before is None:
-        return Server(applied(server.state, aggregate), server.round + 1, server.memory)
+        return replace(server, state=applied(server.state, aggregate))
     moved = applied(aggregate.before, aggregate) if aggregate.before else {}
-    return Server({**server.state, **moved}, server.round + 1, server.memory)
+    return replace(server, state={**server.state, **moved})

@@ -22,6 +22,11 @@ from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Se
 class Method:
     """A method: one function per hook, with FedAvg's as defaults; docs/add-a-method.md says what each is for.
 
+    The core advances the round: `step` and `observe` return the server's new state and memory, and whatever `round`
+    they leave in it, the server after round r has r + 1. It also looks at what they return: a round after which the
+    state or the memory would have numbers that are not finite is undone as a whole, and so is one in which `merge`,
+    `step` or `observe` raises. What `weight` and `note` raise is the failure of that one update.
+
     `told` says whether its levels need the budgets that clients tell; without, the server never gets them. `own_data`
     says whether the server trains, and so needs data of its own, `[data] server`.
     """

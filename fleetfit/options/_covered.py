@@ -57,4 +57,4 @@ class Movement:
             for name, (now, before) in memory.items()
         }  # fmt: skip
         memory_now = {**(self._server.memory or {}), **kept}  # what choices of clients remember stays
-        return replace(self._server, state=state, round=self._server.round + 1, memory=memory_now)
+        return replace(self._server, state=state, memory=memory_now)

@@ -26,7 +26,7 @@ def teachers(summary: Summary, metrics: Metrics) -> "Figure | None":
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    counts = {m["round"]: m["counts"]["teachers"] for m in metrics if "teachers" in m.get("counts", {})}
+    counts = _counts(metrics)
     if not counts:
         return None
     levels = sorted({level for found in counts.values() for level in found}, key=int)
@@ -46,6 +46,18 @@ def teachers(summary: Summary, metrics: Metrics) -> "Figure | None":
     if len(levels) > 1:
         right.legend(title="level", frameon=False, fontsize=8, title_fontsize=8)
     return figure
+
+
+def _counts(metrics: Metrics) -> dict[int, dict[str, dict[str, int]]]:
+    """Return steps by round, level and exit; what clients count that is no exit is left out."""
+    found = {}
+    for report in metrics:
+        levels = report.get("counts", {}).get("teachers", {})
+        taught = {level: {e: n for e, n in steps.items() if e.isdecimal()} for level, steps in levels.items()}
+        kept = {level: steps for level, steps in taught.items() if steps}
+        if kept:
+            found[report["round"]] = kept
+    return found
 
 
 def _accuracy(axes: "Axes", summary: Summary, metrics: Metrics) -> None:

@@ -1,9 +1,13 @@
 """The only round loop: assign, run the jobs, check, merge, step, evaluate; and the protocol of engines.
 
 ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost,
-largest first, then client id. A round in which nobody returned a usable update leaves the state as it was; after
-`patience` such rounds in a row the run stops. Rounds in which nobody was connected, or all who were chosen went away,
-are not among them: they are reported, and the run goes on.
+largest first, then client id. A round in which nobody returned a usable update leaves the state as it was, and so does
+one that would spoil it (`fleetfit.rounds.standing`); after `patience` such rounds in a row the run stops. Rounds in
+which nobody was connected, or all who were chosen went away, are not among them: they are reported, and the run goes
+on.
+
+The loop counts the rounds, whatever a method makes of `server.round`. Nothing that a reply makes anybody raise ends the
+run: it is that reply's failure, and says what was raised.
 """
 
 import time
@@ -12,14 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fleetfit import wire
-from fleetfit.errors import RunError
+from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
 from fleetfit.evaluate import Statistics, Wanted, evaluate, trained_levels
-from fleetfit.guard import examined, paired
+from fleetfit.guard import examined, paired, refused
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG
 from fleetfit.rounds.reported import Elements, report_of
+from fleetfit.rounds.standing import spoilt, suspects, undone
 from fleetfit.seeds import numpy_rng, seed_of
-from fleetfit.submodel import Submodel
+from fleetfit.submodel import Submodel, norm
 from fleetfit.train import initial_state
 from fleetfit.values import Failure, Federation, Job, Local, Server, Update
 
@@ -64,7 +69,7 @@ class Settings:
         evaluate_every: Evaluate after every so many rounds, and after the last; 0 for the last only.
         wanted: What the last evaluation covers; those on the way cover clients, with the first norm only, and the
             whole test set if `wanted.always`.
-        patience: Rounds in a row without a usable update after which the run stops.
+        patience: Rounds in a row without a usable update, or undone, after which the run stops.
     """
 
     rounds: int
@@ -104,15 +109,15 @@ def run(
     federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = unchanged
 ) -> Iterator[Round]:
     """Run the rounds that are left, and yield after each; `renew` is asked before each."""
-    empty = 0
+    empty: list[dict[str, Any]] = []
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
         server, report = one_round(federation, engine, settings, server)
         if not _nobody_there(report):
-            empty = 0 if report["train"]["clients"] else empty + 1
-        if empty >= settings.patience:
-            raise RunError(_nobody(report, empty))
+            empty = [] if report["train"]["clients"] else [*empty, report]
+        if len(empty) >= settings.patience:
+            raise RunError(_nobody(empty))
         found = None
         if _due(server.round, settings):
             last = server.round == settings.rounds
@@ -135,49 +140,147 @@ def _nobody_there(report: Mapping[str, Any]) -> bool:
     """Tell whether a round is empty because nobody was connected from its beginning to its end."""
     failures = report["failures"]
     gone = bool(failures) and all(f["absent"] for f in failures)
-    return not report["train"]["clients"] and (gone or report.get("online") == 0)
+    return not report["train"]["clients"] and "undone" not in report and (gone or report.get("online") == 0)
 
 
-def _nobody(report: Mapping[str, Any], empty: int) -> str:
-    reasons = sorted({failure["reason"] for failure in report["failures"]})
+def _nobody(empty: list[dict[str, Any]]) -> str:
+    """Return why a run stops after rounds of which nothing came."""
+    again = [report["undone"] for report in empty if "undone" in report]
+    if again:
+        rounds = f"{len(empty)} rounds in a row" if len(again) == len(empty) else f"{len(again)} of {len(empty)} rounds"
+        return (
+            f"{rounds} had to be undone, the last one since {again[-1]['reason']}. Largest updates in them: "
+            f"{suspects(again)}. The state is that of before; leave these clients out, or look at what they send."
+        )
+    reasons = sorted({failure["reason"] for failure in empty[-1]["failures"]})
     why = "; ".join(reasons[:3]) or "none given"
-    return f"for {empty} rounds in a row no client returned a usable update. Reasons: {why}."
+    return f"for {len(empty)} rounds in a row no client returned a usable update. Reasons: {why}."
 
 
 def one_round(
     federation: Federation, engine: Engine, settings: Settings, server: Server
 ) -> tuple[Server, dict[str, Any]]:
-    """Run one round of training."""
+    """Run one round of training.
+
+    Returns:
+        The server after it, whose round is one more in any case, and the report. A round that is undone leaves state
+        and memory as they were, and its report says so under "undone".
+    """
     method = federation.method
     local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
     rng = numpy_rng(federation.seed, server.round, "choose")
     slots = canonical(federation, method.assign(federation, server, rng))
-    reports: list[Update | Failure] = []
+    before = replace(server, round=server.round + 1)
     if not slots:  # nothing to merge, and no step may move what nobody trained
-        after = replace(server, round=server.round + 1)
-        return after, report_of(federation, after, local, reports)
-    jobs = _jobs(federation, server, slots, local, settings.rounds)
+        return before, report_of(federation, before, local, [])
+    replies = _Replies(federation, server, paired(engine.run, _jobs(federation, server, slots, local, settings.rounds)))
+    after, why, further = _stepped(federation, server, replies)
+    report = report_of(federation, before, local, replies.reports)
+    if after is None:
+        nothing = report_of(federation, before, local, [])["train"]
+        taken = undone(why, replies.reports, replies.norms)
+        return before, {k: v for k, v in report.items() if k != "counts"} | {"train": nothing, "undone": taken}
+    report["failures"] += _accepted(engine, replies.reports)
+    return after, report | further
 
-    def usable() -> Iterator[Update]:
-        for job, reply in paired(engine.run, jobs):
-            reply = checked(reply, job, federation)
+
+def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tuple[Server | None, str, dict[str, Any]]:
+    """Merge a round's replies and step.
+
+    Returns:
+        The server after the round, or None where the round cannot stand; why not; what else the report says.
+    """
+    method = federation.method
+    updates = iter(replies)
+    doing = "averaging the updates (merge)"
+    try:
+        aggregate = method.merge(federation, server, updates, replies.weight)
+        for _ in updates:  # a merge that stopped early still owes the reports of the rest
+            pass
+        after, reports = server, tuple(replies.reports)
+        for doing, hook in (("the server's step", method.step), ("what the method observes", method.observe)):
+            found = hook(federation, after, aggregate, reports)
+            if not isinstance(found, Server):
+                raise ConfigError(f"{doing} must return the server after the round, got {type(found).__name__}.")
+            after = replace(found, round=server.round + 1)
+    except Exception as error:
+        if replies.broken or (isinstance(error, FleetFitError) and not isinstance(error, RunError)):
+            raise  # the engine's own error, or one that its user made: no reply's
+        for _ in updates:
+            pass
+        return None, f"{doing} raised an error: {what_raised(error)}", {}
+    after = replace(after, trained=trained_levels(federation, server, reports))
+    why = spoilt(server, after)
+    return (after if why is None else None), why or "", {"server": dict(aggregate.metrics)} if aggregate.metrics else {}
+
+
+class _Replies:
+    """The replies to a round's jobs, each looked at; iterating yields the updates that may be used.
+
+    Attributes:
+        reports: Updates without their states, and failures, in the jobs' order.
+        norms: Euclidean norm of each update's state, by index.
+        broken: Whether the engine itself raised an error.
+    """
+
+    def __init__(self, federation: Federation, server: Server, replies: Iterator[tuple[Job, Update | Failure]]) -> None:
+        """Take the jobs with their replies, as they come."""
+        self.reports: list[Update | Failure] = []
+        self.norms: dict[int, float] = {}
+        self.broken = False
+        self._federation, self._server, self._replies = federation, server, replies
+        self._weights: dict[int, float] = {}
+
+    def __iter__(self) -> Iterator[Update]:
+        while True:
+            try:
+                job, reply = next(self._replies)
+            except StopIteration:
+                return
+            except Exception:
+                self.broken = True
+                raise
+            reply = checked(reply, job, self._federation)
+            reply = self._noted(reply, job) if isinstance(reply, Update) else reply
             if isinstance(reply, Update):
-                noted = {**reply.metrics, **method.note(federation, server, reply)}
-                reports.append(replace(reply, state={}, metrics=noted))
-                engine.accept(reply)
                 yield reply
             else:
-                reports.append(reply)
+                self.reports.append(reply)
 
-    updates = usable()
-    aggregate = method.merge(federation, server, updates, method.weight)
-    for _ in updates:  # a merge that stopped early still owes the reports of the rest
-        pass
-    after = method.step(federation, server, aggregate, tuple(reports))
-    after = method.observe(federation, after, aggregate, tuple(reports))
-    after = replace(after, trained=trained_levels(federation, server, reports))
-    report = report_of(federation, after, local, reports)
-    return after, report | ({"server": dict(aggregate.metrics)} if aggregate.metrics else {})
+    def weight(self, update: Update) -> float:
+        """Return the aggregation weight of an update that was yielded, and what a method makes of any other."""
+        known = self._weights.get(update.index)
+        return self._federation.method.weight(update) if known is None else known
+
+    def _noted(self, update: Update, job: Job) -> Update | Failure:
+        """Note what is asked of each update; what that raises is this update's failure."""
+        method, doing = self._federation.method, "note"
+        try:
+            metrics = {**update.metrics, **method.note(self._federation, self._server, update)}
+            doing = "weight"
+            weight = method.weight(update)
+            if not 0 <= weight < float("inf"):
+                raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
+        except Exception as error:
+            more = {"bytes_down": update.bytes_down, "bytes_up": update.bytes_up, "simulated_s": update.simulated_s}
+            why = f"the method's {doing} raised an error: {what_raised(error)}"
+            return refused(job, why, multiply_adds=update.multiply_adds, **more)
+        self._weights[update.index], self.norms[update.index] = weight, norm(update.state)
+        self.reports.append(replace(update, state={}, metrics=metrics))
+        return update
+
+
+def _accepted(engine: Engine, reports: list[Update | Failure]) -> list[dict[str, Any]]:
+    """Have the clients remember a round that stands; return the failures among that."""
+    failures = []
+    for report in reports:
+        if isinstance(report, Update):
+            try:
+                engine.accept(report)
+            except Exception as error:
+                why = f"its update counts, but what it remembers of it could not be kept: {what_raised(error)}"
+                failures.append({"client": report.client, "level": report.level + 1, "reason": why, "absent": False})
+    return failures
 
 
 Slot = tuple[int, int, Submodel]  # client, level, sub-model
@@ -204,15 +307,12 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
 
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
-    """Return the reply as the guard lets it through, with its bytes counted."""
+    """Return the reply as the guard lets it through, with its bytes counted; nothing is raised, whatever it holds."""
     found = examined(reply, job, federation)
-    up = 0 if isinstance(found, Failure) and found.absent else _size(reply)
+    up = 0
+    if not (isinstance(found, Failure) and found.absent):
+        try:
+            up = wire.reply_size(reply)
+        except Exception as error:  # nobody could have sent it
+            found = found if isinstance(found, Failure) else refused(job, f"it has no bytes: {what_raised(error)}")
     return replace(found, bytes_down=wire.job_size(job), bytes_up=up)
-
-
-def _size(reply: Update | Failure) -> int:
-    """Return the bytes of a reply as it came; 0 for one that nobody could have sent."""
-    try:
-        return wire.reply_size(reply)
-    except (RunError, TypeError, ValueError, RuntimeError, AttributeError):
-        return 0

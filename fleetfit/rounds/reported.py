@@ -69,8 +69,9 @@ def counted(updates: Sequence[Update]) -> dict[str, Any]:
     found: dict[str, dict[str, Counter[str]]] = {}
     for update in updates:
         for name, value in update.metrics.items():
-            if isinstance(value, Mapping) and all(isinstance(n, int | float) for n in value.values()):
-                found.setdefault(name, {}).setdefault(str(update.level + 1), Counter()).update(value)
+            if isinstance(value, Mapping) and all(type(n) in (int, float) for n in value.values()):
+                texts = {str(key): n for key, n in value.items()}
+                found.setdefault(name, {}).setdefault(str(update.level + 1), Counter()).update(texts)
     return {"counts": {n: {lv: dict(c) for lv, c in levels.items()} for n, levels in found.items()}} if found else {}
 
 
