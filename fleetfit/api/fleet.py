@@ -40,6 +40,7 @@ from fleetfit.engines.flower.remembered import digest_of
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.records import RunFolder
 from fleetfit.report.text import percent
+from fleetfit.rounds.standing import in_words
 from fleetfit.values import Federation, Told
 from fleetfit.wire import pack
 
@@ -241,6 +242,8 @@ class _Served:
             f"Round {report['round']}/{self.run.experiment.rounds}: loss {loss}, {train['clients']} updates"
             f"{f' ({levels})' if levels else ''}{local}, {report['seconds']:.1f} s"
         )
+        if "undone" in report:
+            self.say(f"  Round {report['round']} was {in_words(report['undone'], names)}")
         for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
             self.say(f"  Node {names[failure['client']]}: {failure['reason']}")
 

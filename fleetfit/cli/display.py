@@ -22,6 +22,7 @@ from fleetfit.planner import Plan
 from fleetfit.report import drawing
 from fleetfit.report.tables import OF_THE_PAPER, level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent
+from fleetfit.rounds.standing import in_words
 
 _PLAIN_WIDTH = 160  # where nobody says how wide the output is
 _TEXT_WIDTH = 110
@@ -102,6 +103,8 @@ class Rounds:
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
             self._accuracy = f"local {percent(columns['local'])}%  global {percent(columns['global'])}%"
+        if "undone" in report:
+            self._say(f"Round {done} was {in_words(report['undone'])}")
         what = f"loss {'-' if loss is None else f'{loss:.3f}'}  {self._accuracy}"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, what=escape(what))
@@ -112,6 +115,13 @@ class Rounds:
         lost = f"  {len(report['failures'])} jobs failed" if report["failures"] else ""
         left = duration(each * (self._rounds - done))
         say(f"{self._title}{'  ' if self._title else ''}round {done}/{self._rounds}  {what}{lost}  {left} left")
+
+    def _say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(escape(text), soft_wrap=True, highlight=False)
+        else:
+            say(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

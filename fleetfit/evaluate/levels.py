@@ -102,7 +102,7 @@ def statistics(
         if isinstance(reply, Failure):
             failures.append(failed("batch-norm statistics", reply))
             continue
-        into = sums.setdefault(reply.level, {})
+        into = sums.setdefault(job.level, {})
         for name, value in reply.state.items():
             into[name] = into[name] + value if name in into else value
     return {level: moments(found) for level, found in sums.items()}, failures

@@ -17,7 +17,7 @@ from fleetfit.engines.flower import Rules, messages
 from fleetfit.engines.flower.post import Box, Letter, Post
 from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.roll import Roll
-from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.errors import ConfigError, one_line, what_raised
 from fleetfit.layout import State
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
@@ -217,9 +217,9 @@ class Fleet:
             nest = answer_of(letter.content or b"")
             reply = nest.get("reply")
             return _Came(job, letter, nest, usable=isinstance(reply, Mapping) and reply.get("kind") == "update")
-        except FleetFitError as error:
+        except Exception as error:  # whatever it is, it ends nothing but this reply
             self._post.released(letter)
-            return _Came(job, replace(letter, problem=f"its answer was refused: {error}"[:500]))
+            return _Came(job, replace(letter, problem=f"its answer was refused: {what_raised(error)}"))
 
     def _finished(self, found: "Failure | _Came") -> Update | Failure:
         """Return the reply that came, or a failure that says what came instead."""
@@ -232,13 +232,13 @@ class Fleet:
             content = self._post.released(letter)
             nest = answer_of(content) if found.nest is None else found.nest
             return self._read(job, nest)
-        except (FleetFitError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, OSError) as error:
-            return _failed(job, f"its answer was refused: {error}"[:500])
+        except Exception as error:
+            return _failed(job, f"its answer was refused: {what_raised(error)}")
 
     def _read(self, job: Job, nest: Mapping[str, Any]) -> Update | Failure:
         assert job.client is not None
         if "refused" in nest:
-            return _failed(job, f"it refused: {str(nest['refused'])[:500]}")
+            return _failed(job, f"it refused: {one_line(nest['refused'], 500)}")
         if nest.get("lost") is True:
             self._roll.unready(job.client)
             return _failed(job, "it has lost the tensors that are never trained; it gets them again")
@@ -246,9 +246,10 @@ class Fleet:
         if nest.get("forgot") is True:
             name = self._roll.members[job.client].told.name
             self._roll.say(f"Node {name} has lost what it remembered of this run, and began anew.")
-        if nest.get("keeps") is True:
+        if nest.get("keeps") is True and job.kind == "train":
             self._keeps = {k for k in self._keeps if k[0] == job.round} | {(job.round, job.index)}
-        return reply
+        # a node that answers is there, and has no clock but its own
+        return replace(reply, absent=False) if isinstance(reply, Failure) else replace(reply, simulated_s=None)
 
 
 @dataclass(frozen=True)

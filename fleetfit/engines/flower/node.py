@@ -22,8 +22,9 @@ from fleetfit.data import Data, class_counts
 from fleetfit.engines.flower.protocol import Header, checked_header, facts_of, hello_of, packed
 from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
-from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.method import build, rebuilt
+from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
+from fleetfit.guard import problem_with_job
+from fleetfit.method import Method, build, rebuilt
 from fleetfit.planner import budgets_by_cost
 from fleetfit.train import accelerator_named, run_job
 from fleetfit.train.allocator import give_back_freed_memory, keep_freed_memory
@@ -46,11 +47,14 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
     try:
         return node_of(config).answer(parts)
     except FleetFitError as error:
-        return packed({"refused": str(error)})
+        return packed({"refused": what_raised(error, 500)})
     except MemoryError:
         return packed({"refused": "no memory was left on the node"})
-    except Exception:  # a message that no server of ours sends, or a bug: say which, and go on with the next one
-        return packed({"refused": f"it failed unexpectedly: {traceback.format_exc(limit=-3)}"})
+    except (
+        Exception
+    ) as error:  # a message that no server of ours sends, or a bug: say which, and go on with the next one
+        traceback.print_exc()  # for who runs the node
+        return packed({"refused": f"it failed unexpectedly: {what_raised(error)}"})
 
 
 class Node:
@@ -78,11 +82,11 @@ class Node:
         Raises:
             FleetFitError: It cannot be done; the message says why.
         """
-        header = checked_header(unpack(parts["header"]))
+        header = checked_header(unpack(_part(parts, "header"), bounded=True))
         if header["what"] == "hello":
             return packed(self._hello(header))
         if header["what"] == "base":
-            self._remembered.keep_base(header["base"], parts["base"])
+            self._remembered.keep_base(header["base"], _part(parts, "base"))
         if header["what"] in ("setup", "base"):
             return packed(self._setup(header))
         return self._job(header, parts)
@@ -117,7 +121,7 @@ class Node:
     def _setup(self, header: Header) -> dict[str, Any]:
         """Build the problem, and say whether what is never trained is there."""
         _check_names(header, self.settings.allow)
-        build(header["method"])
+        _built(header["method"])
         there = not header["base"] or self._remembered.base(header["base"]) is not None
         if there:
             with self._limited():
@@ -135,8 +139,7 @@ class Node:
         key = _key(header)
         if key not in self._problems:
             self._forget()
-            spec = {**header["problem"], "model": {**header["problem"]["model"], **self.settings.model}}
-            found = rebuilt(spec)
+            found = _rebuilt(header["problem"], self.settings.model)
             if header["base"]:
                 content = self._remembered.base(header["base"])
                 if content is None:
@@ -169,9 +172,13 @@ class Node:
             return packed({"reply": reply_nest(error.reply)})
 
     def _done(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
-        shared = {name: unpack(parts[name]) if name in parts else {} for name in ("state", "statistics")}
+        names = ("state", "statistics")
+        shared = {name: unpack(parts[name], bounded=True) if name in parts else {} for name in names}
         job = job_of({**header["job"], **shared})
         problem = self._problem(header)
+        wrong = problem_with_job(job, problem)
+        if wrong is not None:
+            raise RunError(f"the job that the server sent is none: {wrong}")
         memory, forgot = self._remembered.memory(header["run"], job.memory_version)
         device = self._device(problem, job, header["cost"], memory)
         torch.set_num_threads(self.settings.threads)
@@ -195,6 +202,34 @@ class Node:
         conditions = Conditions(job.local.batch_size or len(data.split("train")) or BATCH_SIZE)
         return Device(problem, data, job.client, _fractions(settings, problem, cost, conditions), settings.tolerance,
                       conditions, memory, self._accelerator)  # fmt: skip
+
+
+def _part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | bytearray:
+    if name not in parts:
+        raise RunError(f'a message has no part "{name}".')
+    return parts[name]
+
+
+def _rebuilt(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Problem:
+    """Build the problem that a server describes, with the node's own settings of the model.
+
+    Raises:
+        FleetFitError: The description is none.
+    """
+    try:
+        return rebuilt({**spec, "model": {**spec["model"], **own}})
+    except _NO_DESCRIPTION as error:
+        raise ConfigError(f"the server describes no model that can be built: {what_raised(error)}.") from error
+
+
+def _built(spec: Mapping[str, Any]) -> Method:
+    try:
+        return build(spec)
+    except _NO_DESCRIPTION as error:
+        raise ConfigError(f"the server describes no method: {what_raised(error)}.") from error
+
+
+_NO_DESCRIPTION = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
 
 
 def _key(header: Header) -> str:

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from fleetfit.engines.flower.messages import parts_of
 from fleetfit.engines.flower.trace import told
+from fleetfit.errors import one_line, what_raised
 
 _EVERY_S = 0.1  # between two questions for the same reply, where few are out
 _PER_S = 200.0  # questions a second at most
@@ -151,18 +152,18 @@ class Post:
         except httpx.HTTPError:  # the SuperLink is away, perhaps for a moment
             return None
         except Exception as error:  # whatever a node sends, the thread that reads it goes on
-            return Letter(message, None, f"its reply cannot be read: {type(error).__name__}: {error}"[:500])
+            return Letter(message, None, f"its reply cannot be read: {what_raised(error)}")
 
     def _letter(self, message: str, reply: Message) -> Letter:
         if reply.has_error():
             code, reason = reply.error.code, (reply.error.reason or "").strip()
             problem = _ERRORS.get(code, f"Flower reports error {code}")
-            return Letter(message, None, f"{problem}{f': {reason}' if reason and code in (1, 2) else ''}"[:500],
-                          code in LOST)  # fmt: skip
+            more = f": {one_line(reason, 400)}" if reason and code in (1, 2) else ""
+            return Letter(message, None, f"{problem}{more}", code in LOST)
         try:
             return Letter(message, self._kept(parts_of(reply)["answer"]))
         except (ValueError, TypeError, KeyError, EOFError) as error:
-            return Letter(message, None, f"its reply is no answer: {error}"[:500])
+            return Letter(message, None, f"its reply is no answer: {what_raised(error)}")
 
     def _kept(self, content: bytearray) -> bytearray | Path:
         with self._changed:

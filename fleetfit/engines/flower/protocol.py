@@ -9,12 +9,14 @@ Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `lost` (
 `refused` with a reason.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from fleetfit.data import Data
-from fleetfit.errors import RunError
+from fleetfit.errors import RunError, one_line
+from fleetfit.method import is_portable
 from fleetfit.planner import Budget
 from fleetfit.values import Facts, Told
 from fleetfit.wire import pack, unpack
@@ -24,6 +26,7 @@ _NAME = re.compile(r"[\w.-]{1,60}")
 TOLERANCE = 0.1
 """Of a node that does not say how far a model may exceed its budget."""
 _WORD = 300  # characters of a stranger's text that are believed
+_MOST = 2**31  # classes, tokens, and numbers in a sample
 
 Header = Mapping[str, Any]
 _SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str}
@@ -45,14 +48,16 @@ def checked_header(nest: Any) -> Header:
     """
     if not isinstance(nest, dict):
         raise RunError("a message's header is no table.")
-    if type(nest.get("protocol")) is not int or nest["protocol"] != PROTOCOL:
+    if not _ours(nest):
         raise RunError(
-            f"the server speaks version {nest.get('protocol')!r} of the protocol, and this node version {PROTOCOL}. "
+            f"the server speaks version {_version(nest)} of the protocol, and this node version {PROTOCOL}. "
             "Bring both to the same version of FleetFit."
         )
-    wanted = _WANTED.get(str(nest.get("what")))
+    wanted = _WANTED.get(nest["what"]) if isinstance(nest.get("what"), str) else None
     if wanted is None:
-        raise RunError(f"a message asks for {nest.get('what')!r:.60}, which is unknown here.")
+        raise RunError(f'a message asks for "{one_line(nest.get("what"), 60)}", which is unknown here.')
+    if not is_portable(nest):
+        raise RunError("a message's header has tensors in it.")
     for key, kind in wanted.items():
         if not isinstance(nest.get(key), kind):
             raise RunError(f'a message\'s "{key}" is missing or of a wrong type.')
@@ -71,12 +76,21 @@ def answer_of(content: bytes | bytearray) -> dict[str, Any]:
     Raises:
         RunError: It is none, or of another version.
     """
-    nest = unpack(content)
+    nest = unpack(content, bounded=True)
     if not isinstance(nest, dict):
         raise RunError("its answer is no table.")
-    if type(nest.get("protocol")) is not int or nest["protocol"] != PROTOCOL:
-        raise RunError(f"it speaks version {nest.get('protocol')!r:.40} of the protocol, and the server {PROTOCOL}.")
+    if not _ours(nest):
+        raise RunError(f"it speaks version {_version(nest)} of the protocol, and the server {PROTOCOL}.")
     return nest
+
+
+def _ours(nest: Mapping[str, Any]) -> bool:
+    return type(nest.get("protocol")) is int and nest["protocol"] == PROTOCOL
+
+
+def _version(nest: Mapping[str, Any]) -> str:
+    found = nest.get("protocol")
+    return str(found) if type(found) is int and abs(found) < 2**63 else one_line(found, 40)
 
 
 def hello_of(nest: Any) -> Told:
@@ -111,10 +125,12 @@ def _facts(nest: Any) -> Facts:
         numbers = (nest["classes"], nest["vocabulary"], *shape)
         texts = (nest["name"], nest["task"])
         good = all(isinstance(t, str) and 0 < len(t) <= _WORD for t in texts) and all(map(_count, numbers))
+        good = good and all(t.isprintable() for t in texts) and -(2**40) < nest["padding"] < 2**40
         good = good and isinstance(shape, list) and len(shape) <= 8 and type(nest["padding"]) is int
+        good = good and 1 <= nest["classes"] <= _MOST and nest["vocabulary"] <= _MOST and math.prod(shape) <= _MOST
     except (KeyError, TypeError, IndexError):
         good = False
-    if not good or nest["classes"] < 1:
+    if not good:
         raise RunError("it does not say what its data are.")
     return Facts(*texts, tuple(shape), nest["classes"], nest["vocabulary"], nest["padding"])
 
@@ -122,14 +138,18 @@ def _facts(nest: Any) -> Facts:
 def _budget(nest: Any) -> Budget | None:
     if nest is None or _amount(nest):
         return nest
-    if isinstance(nest, Mapping) and 0 < len(nest) <= 16 and all(map(_amount, nest.values())):
-        return {str(key)[:60]: value for key, value in nest.items()}
+    if isinstance(nest, Mapping) and 0 < len(nest) <= 16 and all(map(_amount, nest.values())) and all(map(_word, nest)):
+        return dict(nest)
     raise RunError("its budget is no amount, and no table of amounts.")
+
+
+def _word(key: Any) -> bool:
+    return isinstance(key, str) and 0 < len(key) <= 60 and key.isprintable()
 
 
 def _amount(value: Any) -> bool:
     if isinstance(value, str):
-        return 0 < len(value) <= 40
+        return 0 < len(value) <= 40 and value.isprintable()
     return type(value) in (int, float) and 0 < value < 1e30  # neither infinite nor NaN
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from fleetfit.engines.flower import messages
 from fleetfit.engines.flower.post import Box, Letter, Post
 from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
-from fleetfit.errors import FleetFitError, RunError
+from fleetfit.errors import RunError, one_line, what_raised
 from fleetfit.values import Facts, Told
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
@@ -205,9 +205,9 @@ class Roll:
                 del self._asked[message]
             try:
                 self._heard(node, what, letter)
-            except FleetFitError as error:
+            except Exception as error:  # whatever a node says, the others' run goes on
                 self._not_before[node] = time.monotonic() + (_SOON_S if letter.problem else _AGAIN_S)
-                self.say(f"Node {self._called(node)} does not take part: {error}")
+                self.say(f"Node {self._called(node)} does not take part: {what_raised(error, 500)}")
 
     def _called(self, node: int) -> str:
         member = self._member(node)
@@ -223,7 +223,7 @@ class Roll:
             raise RunError(letter.problem)
         nest = answer_of(self.post.released(letter))
         if "refused" in nest:
-            raise RunError(str(nest["refused"])[:500])
+            raise RunError(one_line(nest["refused"], 500))
         if what == "hello":
             self._enrol(node, hello_of(nest.get("hello")))
             return

@@ -1,0 +1,332 @@
+"""Who counts the rounds, what spoils one, and that nothing which one reply holds ends or spoils a run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_rounds import LOCAL, Meddling, fleet, same, shortened
+from tiny import tiny_federation
+
+from fleetfit.aggregate import Aggregate, Mean, applied
+from fleetfit.cli.display import Rounds
+from fleetfit.config import experiment_of
+from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.processes import processes
+from fleetfit.errors import RunError
+from fleetfit.evaluate import moments
+from fleetfit.method import coverage_mean, take_mean
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.submodel import FlatState, flat_of
+from fleetfit.values import Failure, Federation, Local, Server, Update
+
+Reports = Sequence[Update | Failure]
+
+
+# ---- the core counts -------------------------------------------------
+
+
+def keeps_the_round(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    return Server(applied(server.state, aggregate), server.round, server.memory)
+
+
+def goes_back(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    return replace(take_mean(federation, server, aggregate, reports), round=-7)
+
+
+def counts_itself(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    return replace(take_mean(federation, server, aggregate, reports), round=server.round + 1)
+
+
+@pytest.mark.parametrize("step", [keeps_the_round, goes_back, counts_itself])
+@pytest.mark.parametrize("hook", ["step", "observe"])
+def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> None:
+    """Whatever a hook makes of it; and the result is that of a method that leaves it alone."""
+    federation, simulation = fleet("fedavg", hooks={hook: step})
+    done = [r.server.round for r in run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))]
+    assert done == [1, 2, 3]
+    plain, simulation = fleet("fedavg")
+    *_, expected = run(plain, local_engine(simulation), Settings(3, LOCAL), start(plain))
+    *_, found = run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))
+    assert same(found.server.state, expected.server.state)
+
+
+def test_a_step_that_returns_no_server_is_named() -> None:
+    federation, simulation = fleet("fedavg", hooks={"step": lambda *given: None})
+    with pytest.raises(Exception, match="step must return the server after the round, got NoneType"):
+        one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+
+
+# ---- a round that would spoil the state -------------------------------------------------
+
+
+def spoiling(value: float, where: str = "state", rounds: Sequence[int] = (1,)) -> Callable[..., Server]:
+    """A step that leaves a number where none should be, in some rounds; counts the updates in the memory."""
+
+    def step(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+        after = take_mean(federation, server, aggregate, reports)
+        seen = (server.memory or {"n": 0})["n"] + len(reports)
+        now = server.round in rounds
+        state = dict(after.state)
+        if now and where == "state":
+            state["stem.bias"] = state["stem.bias"] * 0 + value
+        velocity = {"stem.bias": torch.full((8,), value if now and where == "moments" else 0.5)}
+        table = torch.tensor([1.0, value if now and where == "table" else 2.0, float("inf")])
+        return replace(after, state=state, memory={"n": seen, "velocity": velocity, "table": table})
+
+    return step
+
+
+@pytest.mark.parametrize("where", ["state", "moments", "table"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38])
+def test_a_round_that_would_spoil_the_state_is_undone_as_a_whole(where: str, value: float) -> None:
+    """State, memory, what clients remember: as before; the third round goes on as if it were the second."""
+    if where != "state" and value == -3e38:
+        value = float("-inf")
+    hooks = {"step": spoiling(value, where)}
+    federation, simulation = fleet("plugin_method:counting", hooks=hooks)
+    engine = local_engine(simulation)
+    settings = Settings(3, LOCAL)
+    first, second, third = run(federation, engine, settings, start(federation))
+    assert "undone" not in first.report and "undone" not in third.report
+    assert second.server.round == 2 and same(second.server.state, first.server.state)
+    assert second.server.memory is first.server.memory and third.server.memory["n"] == 12
+    taken = second.report["undone"]
+    assert sorted(one["client"] for one in taken["reported"]) == [0, 1, 2, 3, 4, 5]
+    assert all(one["norm"] > 0 and one["level"] in (1, 2, 3) for one in taken["reported"])
+    assert ("stem.bias" if where != "table" else "table") in taken["reason"] and "not be finite" in taken["reason"]
+    assert second.report["train"] == {"loss": None, "clients": 0, "samples": 0, "by_level": {}}
+    assert second.report["bytes_up"] == first.report["bytes_up"] > 0
+    kept = engine.save()
+    assert {(k["version"], k["memory"]["rounds"]) for k in kept.values()} == {(2, 2)}  # of rounds 0 and 2
+
+
+def test_tables_may_say_that_nothing_is_known() -> None:
+    """Losses of clients that never reported stand as infinity; a table may grow with the fleet."""
+    federation, simulation = tiny_federation({"name": "fedavg", "cohort": {"name": "loss"}})
+    reports = [r.report for r in run(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))]
+    assert not any("undone" in report for report in reports)
+
+
+@pytest.mark.parametrize("hook", ["merge", "step", "observe"])
+def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
+    def broken(federation: Federation, server: Server, given: Any, *more: Any) -> Any:
+        if server.round == (0 if hook != "observe" else 1):
+            if hook == "merge":
+                next(given)
+            raise KeyError("teachers\x1b[2J")
+        return {"merge": coverage_mean, "step": take_mean, "observe": lambda *g: g[1]}[hook](
+            federation, server, given, *more
+        )
+
+    federation, simulation = fleet("plugin_method:counting", hooks={hook: broken})
+    engine = local_engine(simulation)
+    first, second = run(federation, engine, Settings(2, LOCAL), start(federation))
+    reason = first.report["undone"]["reason"]
+    assert "KeyError" in reason and "test_standing.py, line" in reason and "\x1b" not in reason
+    assert len(first.report["undone"]["reported"]) == 6 and second.report["train"]["clients"] == 6
+    assert same(first.server.state, start(federation).state)
+    assert {k["version"] for k in engine.save().values()} == {1}
+
+
+def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
+    """Client 4's update is the largest in each of them."""
+    federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
+
+    def larger(i: int, reply: Update | Failure) -> Update | Failure:
+        if reply.client != 4 or not isinstance(reply, Update):
+            return reply
+        return replace(reply, state={name: tensor + 1e15 for name, tensor in reply.state.items()})
+
+    settings = Settings(9, LOCAL, patience=3)
+    with pytest.raises(RunError, match=r"3 rounds in a row had to be undone.*: client 4 \(norm \d.*e\+1\d, in 3 of 3"):
+        list(run(federation, Meddling(simulation, larger), settings, start(federation)))
+
+
+def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"))})
+    rounds = Rounds("", experiment_of({"rounds": 2}))
+    for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):
+        rounds(done.report)
+    said = capsys.readouterr().out
+    assert 'Round 2 was undone: "stem.bias" would not be finite' in said and "client" in said
+
+
+def test_processes_undo_with_the_same_bits() -> None:
+    """Momentum on the server reaches what float32 does not hold; memories of the undone rounds are not kept."""
+    spec = {"name": "plugin_method:counting", "hooks": {"step": "test_standing:in_the_second"}}
+    federation, simulation = tiny_federation(spec, dropout=0.2)
+    ours, theirs = local_engine(simulation), processes(simulation, workers=2)
+    try:
+        expected = list(run(federation, ours, Settings(3, LOCAL), start(federation)))
+        found = list(run(federation, theirs, Settings(3, LOCAL), start(federation)))
+        assert "undone" in expected[1].report and same(expected[-1].server.state, found[-1].server.state)
+        versions = [{c: k["version"] for c, k in engine.save().items()} for engine in (ours, theirs)]
+        assert versions[0] == versions[1] and 1 not in versions[0].values()
+    finally:
+        theirs.close()
+
+
+def in_the_second(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    return spoiling(float("nan"))(federation, server, aggregate, reports)
+
+
+# ---- one reply -------------------------------------------------
+
+
+def absurd(value: float) -> Callable[[int, Update | Failure], Update | Failure]:
+    def meddle(i: int, reply: Update | Failure) -> Update | Failure:
+        if reply.client != 5 or not isinstance(reply, Update):
+            return reply
+        return replace(reply, state={name: tensor * 0 + value for name, tensor in reply.state.items()})
+
+    return meddle
+
+
+@pytest.mark.parametrize("value", [1e38, -3e38, 1e19])
+def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: float) -> None:
+    """Finite, but its square is not: every mean with it would be the end of the state."""
+    federation, simulation = fleet("fedavg")
+    reports = list(run(federation, Meddling(simulation, absurd(value)), Settings(3, LOCAL), start(federation)))
+    for done in reports:
+        assert [f["client"] for f in done.report["failures"]] == [5] and done.report["train"]["clients"] == 5
+        assert "square of their norm" in done.report["failures"][0]["reason"]
+    assert float(flat_of(reports[-1].server.state).abs().max()) < 10
+
+
+@pytest.mark.parametrize("hook", ["note", "weight"])
+def test_what_note_and_weight_raise_is_that_updates_failure(hook: str) -> None:
+    def broken(*given: Any) -> Any:
+        update = given[-1]
+        if update.client == 5:
+            raise ZeroDivisionError("of its metrics")
+        return 28.0 if hook == "weight" else {"seen": 1}
+
+    federation, simulation = fleet("plugin_method:counting", hooks={hook: broken})
+    engine = local_engine(simulation)
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    [failure] = report["failures"]
+    assert failure["client"] == 5 and f"{hook} raised an error: ZeroDivisionError: of its metrics" in failure["reason"]
+    assert "test_standing.py" in failure["reason"] and report["train"]["clients"] == 5
+    assert report["bytes_up"] > 0 and set(engine.save()) == {"0", "1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
+def test_a_weight_that_is_none_is_that_updates_failure(weight: float) -> None:
+    federation, simulation = fleet("fedavg", hooks={"weight": lambda u: weight if u.client == 0 else 1.0})
+    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert [f["client"] for f in report["failures"]] == [0] and "at least 0" in report["failures"][0]["reason"]
+
+
+def test_a_memory_that_cannot_be_kept_ends_nothing() -> None:
+    class Forgetful(Meddling):
+        def accept(self, update: Update) -> None:
+            if update.client == 2:
+                raise OSError("no space left on device")
+            super().accept(update)
+
+    federation, simulation = fleet("plugin_method:counting")
+    engine = Forgetful(simulation)
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    assert report["train"]["clients"] == 6
+    assert [f["client"] for f in report["failures"]] == [2] and "no space left" in report["failures"][0]["reason"]
+    assert "2" not in engine.save() and len(engine.save()) == 5
+
+
+def test_a_statistics_reply_of_another_level_is_refused() -> None:
+    """Its sums have other shapes than that level's, and adding them would raise an error."""
+    federation, simulation = fleet("scalefl")
+
+    def meddle(i: int, reply: Update | Failure) -> Update | Failure:
+        moved = isinstance(reply, Update) and reply.state and reply.client == 5
+        return replace(reply, level=0) if moved and reply.level else reply
+
+    engine = Meddling(simulation, meddle)
+    *_, last = run(federation, engine, Settings(1, LOCAL, evaluate_every=1), start(federation))
+    refused = [f for f in last.report["evaluate"]["failures"] if "level is 0, of a job at level" in f["reason"]]
+    assert {f["client"] for f in refused} == {5}
+
+
+# ---- what no test told -------------------------------------------------
+
+
+def test_the_reported_loss_is_weighted_by_samples() -> None:
+    """Client 1 has 3 samples, the others 28: sum n_k l_k / sum n_k, which is not the mean of the losses."""
+    federation, simulation = fleet("fedavg", norm=False)
+    engine = Meddling(shortened(simulation, 1, 3))
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    updates = [r for r in engine.replies if isinstance(r, Update)]
+    assert sorted(u.num_examples for u in updates) == [3, 28, 28, 28, 28, 28]
+    weighted = sum(u.num_examples * u.metrics["loss"] for u in updates) / 143
+    assert report["train"]["loss"] == pytest.approx(weighted, rel=1e-9)
+    assert report["train"]["loss"] != pytest.approx(np.mean([u.metrics["loss"] for u in updates]), rel=1e-4)
+
+
+def test_a_merge_that_stops_early_still_owes_the_reports_of_the_rest() -> None:
+    def first_only(federation: Federation, server: Server, updates: Iterator[Update], weight: Any) -> Aggregate:
+        return coverage_mean(federation, server, iter([next(updates)]), weight)
+
+    seen: list[int | None] = []
+
+    def observe(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+        seen.extend(report.client for report in reports)
+        return server
+
+    federation, simulation = fleet("scalefl", hooks={"merge": first_only, "observe": observe})
+    engine = Meddling(simulation)
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    assert sorted(c for c in seen if c is not None) == [0, 1, 2, 3, 4, 5]
+    assert report["train"]["clients"] == 6 and len(engine.jobs) == 6
+
+
+@pytest.mark.parametrize("zero", [(5,), (0, 1, 2, 3, 4, 5)])
+def test_an_update_of_weight_zero_moves_nothing(zero: tuple[int, ...]) -> None:
+    """Also where it is alone: the element keeps its bits; and it is no failure."""
+    weights = {"weight": lambda update: 0.0 if update.client in zero else 28.0}
+    federation, simulation = fleet("fedavg", hooks=weights)
+    before, engine = start(federation), Meddling(simulation)
+    after, report = one_round(federation, engine, Settings(1, LOCAL), before)
+    assert not report["failures"] and report["train"]["clients"] == 6 and "undone" not in report
+    if len(zero) == 6:
+        assert same(after.state, before.state)
+        return
+    mean = Mean(federation.problem.layout)
+    for reply in engine.replies:
+        assert isinstance(reply, Update)
+        if reply.client != 5:
+            mean.add(reply.submodel, reply.state, 28.0)
+    expected = applied(before.state, mean.result())
+    assert all(torch.allclose(after.state[name], expected[name], rtol=0, atol=1e-7) for name in expected)
+
+
+def test_a_variance_is_never_below_zero() -> None:
+    """Four values of 1e8 + 1/3: the difference of two large numbers comes out at -2 or so."""
+    value = 1e8 + 1 / 3
+    sums = {"n.sum": torch.tensor([4 * value], dtype=torch.float64), "n.count": torch.tensor([4.0]).double(),
+            "n.squares": torch.tensor([4 * value * value - 8], dtype=torch.float64)}  # fmt: skip
+    found = moments(sums)
+    assert found["n.var"].tolist() == [0.0] and found["n.mean"].tolist() == [pytest.approx(1e8)]
+
+
+def test_ordinary_runs_never_undo() -> None:
+    for spec in ({"name": "decoupled", "plus": {"fedadam": {}}}, {"name": "inclusivefl", "plus": {"fedavgm": {}}},
+                 {"name": "scalefl", "plus": {"feddyn": {}}}, {"name": "adaptivefl"}):  # fmt: skip
+        federation, simulation = tiny_federation(spec)
+        for done in run(federation, local_engine(simulation), Settings(3, Local(lr=0.05)), start(federation)):
+            assert "undone" not in done.report and done.report["train"]["clients"], spec
+
+
+def test_a_state_is_flat_or_not() -> None:
+    """The check sees a number that is not finite wherever it stands, in one buffer or in many."""
+    flat = torch.ones(12)
+    state = FlatState(flat, {"a": (4,), "b": (2, 4)})
+    from fleetfit.rounds.standing import spoilt
+
+    server = Server(state)
+    for parts in (state, dict(state), {n: t.clone() for n, t in state.items()}):
+        assert spoilt(server, Server(parts)) is None
+    flat[7] = float("nan")
+    for parts in (state, dict(state), {n: t.clone() for n, t in state.items()}):
+        assert '"b"' in str(spoilt(server, Server(parts)))
