@@ -50,6 +50,7 @@ from fleetfit.values import (
     Local,
     Problem,
     Resources,
+    Server,
     Simulation,
     Update,
 )
@@ -75,6 +76,37 @@ def test_what_is_pruned_raises_the_smaller_and_lowers_the_larger() -> None:
     """
     assert after_reply(np.ones(7), L1, S1).tolist() == [1, 1, 4, 0, 0, 0, 0]
     assert after_reply(np.full(7, 5.0), L1, S1).tolist() == [5, 5, 8, 4, 3, 2, 1]
+
+
+def by_the_authors(scores: list[float], sent: int, back: int, p: int) -> list[float]:
+    """A client's scores after a reply, as the authors' code moves them, with plain loops.
+
+    Whole: each from `sent` on gains 1, and L_1 gains p more if it was the one. Pruned: as in lines 20 to 25.
+    """
+    found = list(scores)
+    if sent == back:
+        for t in range(sent, 2 * p + 1):
+            found[t] += 1
+        if sent == 2 * p:
+            found[2 * p] += p
+    else:
+        found[back] += p
+        for tau, t in enumerate(range(back, 2 * p + 1)):
+            found[t] = max(found[t] - tau, 0)
+    return found
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_the_authors_credit_l1_only_when_it_was_sent(p: int) -> None:
+    """M2 accepted: L1 gains 1, where line 18 gives 3. L1 accepted: 4, where it gives 3. Pruned: alike."""
+    rng = numpy_rng(p)
+    for _ in range(40):
+        scores = rng.integers(0, 9, size=2 * p + 1).astype(float)
+        sent = int(rng.integers(2 * p + 1))
+        back = int(rng.integers(sent + 1))
+        assert after_reply(scores, sent, back, "authors").tolist() == by_the_authors(scores.tolist(), sent, back, p)
+    assert after_reply(np.ones(7), M2, M2, "authors").tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert after_reply(np.ones(7), L1, L1, "authors").tolist() == [1, 1, 1, 1, 1, 1, 5]
 
 
 def test_a_refusal_lowers_without_credit() -> None:
@@ -241,6 +273,39 @@ def test_the_pool_is_not_nested() -> None:
     assert not found["S1"].inside(found["M3"]) and found["S3"].inside(found["M3"])
 
 
+def test_a_device_may_take_the_server_s_largest_model_that_fits() -> None:
+    """The authors' rule, for every model sent and budgets around each cost: nothing of containment, m_i at most.
+
+    What M3 is sent with has S1's further channels, and they are the server's.
+    """
+    federation, simulation = fleet(prune="server", budgets=(1.0,) * 20, cohort=20)
+    layout = federation.problem.layout
+    count = [sum(math.prod(s) for s in layout.shapes(m.submodel.sizes, (15,)).values()) for m in federation.levels]
+    server = start(federation)
+    sent = {model: piece for _, model, piece in federation.method.assign(federation, server, numpy_rng(3))}
+    assert set(sent) == set(range(7))
+    s1, m3 = (federation.levels[m].submodel for m in (S1, M3))
+    assert s1.inside(sent[M3]) and m3.inside(sent[M3]) and not s1.inside(m3)
+    for model, piece in sent.items():
+        state = extract(layout, server.state, piece)
+        job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, model, Local(lr=0.0, batch_size=8))
+        for budget in [c / count[L1] * f for c in count for f in (0.999, 1.001)]:
+            device = simulation.device(0)
+            device.budgets = {"parameters": budget}
+            reply, _ = run_job(job, device)
+            fits = [i for i in range(model + 1) if count[i] / count[L1] <= budget]
+            if not fits:
+                assert isinstance(reply, Failure) and reply.declined
+                continue
+            assert isinstance(reply, Update)
+            best = federation.levels[max(fits, key=lambda i: count[i])].submodel
+            assert reply.submodel == best
+            expected = extract(layout, server.state, best)
+            assert all(torch.equal(reply.state[name], tensor) for name, tensor in expected.items())
+    _, report = one_round(federation, local_engine(simulation), SETTINGS, server)
+    assert report["train"]["clients"] == 20 and not report["failures"]
+
+
 def test_what_is_pruned_starts_from_what_was_sent() -> None:
     """With a learning rate of nothing, what comes back is the small model's part of the server's state."""
     federation, simulation = fleet()
@@ -314,6 +379,100 @@ def test_the_mean_weighs_by_samples() -> None:
     """Algorithm 2 line 6."""
     federation, _ = fleet()
     assert federation.method.weight is build({"name": "fedavg"}).weight
+
+
+# ---- its Decoupled ---------------------------------------------------------------------------------------------------
+
+
+def decoupled_fleet(cohort: int, **given: Any) -> tuple[Federation, Simulation]:
+    """4 weak, 3 medium and 3 strong clients that tell what they afford, and AdaptiveFL's Decoupled."""
+    share = needs(fleet()[0])
+    budgets = (share["S1"],) * 4 + (share["M1"],) * 3 + (1.0,) * 3
+    federation, simulation = fleet(budgets=budgets, cohort=cohort)
+    spec = {"name": "decoupled", "split": "pool", "trained_by": "able", **given}
+    method, clients = build(spec), federation.clients
+    levels = tuple(method.levels(federation.problem, Targets((1.0,), (0.1,))))
+    told = replace(clients, reported=np.array(budgets), tolerance=np.zeros(len(budgets)))
+    return replace(federation, method=method, method_spec=spec, levels=levels, clients=told), simulation
+
+
+def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
+    """S1, M1 and L1 of the pool; a cohort for each, no client twice, and over the rounds everybody who is able."""
+    federation, simulation = decoupled_fleet(cohort=2)
+    ours = {model.name: model.submodel for model in pool(federation.problem.architecture)}
+    assert [level.submodel for level in federation.levels] == [ours[name] for name in ("S1", "M1", "L1")]
+    trained: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
+    for round in range(200):
+        slots = federation.method.assign(federation, Server({}, round), numpy_rng(1, round))
+        assert Counter(level for _, level, _ in slots) == {0: 2, 1: 2, 2: 2}
+        assert len({client for client, _, _ in slots}) == 6
+        for client, level, piece in slots:
+            assert piece == federation.levels[level].submodel
+            trained[level].add(client)
+    assert trained == {0: set(range(10)), 1: set(range(4, 10)), 2: {7, 8, 9}}
+    *_, last = run(federation, local_engine(simulation), SETTINGS, start(federation))
+    assert {name.split("/")[0] for name in last.server.state if "/" in name} == {"level1", "level2", "level3"}
+    assert not last.report["failures"] and last.report["train"]["clients"] == 6
+
+
+def test_scalefl_s_decoupled_trains_each_model_on_its_own_clients() -> None:
+    federation, _ = decoupled_fleet(cohort=10, trained_by="own")
+    slots = federation.method.assign(federation, Server({}), numpy_rng(1))
+    assert sorted((client, level) for client, level, _ in slots) == [(c, (c >= 4) + (c >= 7)) for c in range(10)]
+
+
+def test_a_choice_of_clients_beside_cohorts_for_each_model_is_refused() -> None:
+    spec = {"name": "decoupled", "trained_by": "able", "cohort": {"name": "size"}}
+    with pytest.raises(ConfigError, match="choose"):
+        build(spec)
+
+
+# ---- a thousand rounds of the tables ---------------------------------------------------------------------------------
+
+
+def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
+    """The full VGG-16's pool, 40 weak, 30 medium and 30 strong clients, ten a round, and nobody trains anything.
+
+    Returns:
+        The tables, how often L1 came back whole where it was sent, and in what share of the slots it was trained.
+    """
+    architecture = vgg16()
+    problem = Problem(architecture, (3, 32, 32), classification, (15,))
+    spec = {"name": "adaptivefl", "p": 3, "credit": credit}
+    method = build(spec)
+    levels = tuple(method.levels(problem, Targets((1.0,), (0.1,))))
+    federation = Federation(problem, Clients(np.full(100, 500)), levels, 10, method, spec)
+    budgets = np.array([0.25] * 40 + [0.5] * 30 + [1.0] * 30) * 1.1
+    contained = [[small.submodel.inside(large.submodel) for small in levels] for large in levels]
+    server, sent, whole, trained = Server({}), 0, 0, 0
+    for round in range(1000):
+        server = replace(server, round=round)
+        reports: list[Update | Failure] = []
+        for client, model, piece in method.assign(federation, server, numpy_rng(7, round)):
+            fits = [i for i in range(7) if contained[model][i] and levels[i].needs <= budgets[client]]
+            back = max(fits)  # everybody affords S3, which all models contain
+            reports.append(Update(round, 0, client, model, piece, levels[back].submodel, {}, 500, {}))
+            sent, whole, trained = sent + (model == L1), whole + (model == back == L1), trained + (back == L1)
+        server = method.observe(federation, server, Aggregate({}, {}), reports)
+    return Tables.remembered(server.memory, 3, 100), whole / sent, trained / 10_000
+
+
+@pytest.mark.slow
+def test_how_well_each_rule_tells_strong_clients_from_others() -> None:
+    """By the printed rule all who accept anything gain on L1: a medium client's R_s is four fifths of a strong one's.
+
+    L1 then comes back whole 0.41 of the times that it is sent, and is trained in 6% of the slots. By the authors' rule
+    the medium clients have under half of the strong ones' R_s, and L1 comes back whole 0.53 of the times.
+    """
+    found = {credit: thousand_rounds(credit) for credit in ("printed", "authors")}
+    medium, strong = {}, {}
+    for credit, (tables, _, _) in found.items():
+        rewards = resource_reward(tables, L1)
+        medium[credit], strong[credit] = rewards[40:70].mean(), rewards[70:].mean()
+    assert medium["printed"] / strong["printed"] == pytest.approx(0.8, abs=0.06)
+    assert medium["authors"] / strong["authors"] < 0.55
+    assert found["printed"][1] == pytest.approx(0.41, abs=0.03) and found["printed"][2] == pytest.approx(0.06, abs=0.01)
+    assert found["authors"][1] == pytest.approx(0.53, abs=0.03)
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """CIFAR-10: 60,000 colour photographs of 10 kinds of things.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held out and normalised as in ScaleFL,
-section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25.
+section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25; or by the mean and standard
+deviation of its training images, as in AdaptiveFL and ReeFL.
 
 Differs from the paper: the images held out are as many of every class, not simply random.
 """
+
+from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.images import named
@@ -16,6 +19,10 @@ FACTS = Facts(
     resolution="32x32",
     source="Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html",
 )
+NORMALISATION = {
+    "fixed": ((0.5,), (0.25,)),
+    "own": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
 HUB = "uoft-cs/cifar10"
 
 
@@ -27,6 +34,7 @@ def cifar10(
     resize: int | None = None,
     samples: int | None = None,
     hub: bool = False,
+    normalise: Literal["fixed", "own"] = "fixed",
 ) -> Data:
     """Return CIFAR-10 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
 
@@ -38,10 +46,11 @@ def cifar10(
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
         samples: So many training images only, drawn class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    return named("cifar10", FACTS, HUB, folder, 3, "label", validation, augment, seed, (0.5,), (0.25,), resize,
-                 samples, hub)  # fmt: skip
+    return named("cifar10", FACTS, HUB, folder, 3, "label", validation, augment, seed,
+                 *NORMALISATION[normalise], resize, samples, hub)  # fmt: skip

@@ -1,12 +1,14 @@
 """CIFAR-100: 60,000 colour photographs of 100 kinds of things, in 20 superclasses.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held out and normalised as in ScaleFL,
-section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25.
+section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25; or by the mean and standard
+deviation of its training images, as in AdaptiveFL and ReeFL.
 
 Differs from the paper: the images held out are as many of every class, not simply random.
 """
 
 import dataclasses
+from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.images import named
@@ -18,6 +20,10 @@ FACTS = Facts(
     resolution="32x32",
     source="Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html",
 )
+NORMALISATION = {
+    "fixed": ((0.5,), (0.25,)),
+    "own": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
 HUB = "uoft-cs/cifar100"
 
 
@@ -30,6 +36,7 @@ def cifar100(
     resize: int | None = None,
     samples: int | None = None,
     hub: bool = False,
+    normalise: Literal["fixed", "own"] = "fixed",
 ) -> Data:
     """Return CIFAR-100 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
 
@@ -41,6 +48,7 @@ def cifar100(
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
         samples: So many training images only, drawn class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+        normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
         coarse: Whether the labels are the 20 superclasses.
 
     Raises:
@@ -49,5 +57,5 @@ def cifar100(
     """
     facts = dataclasses.replace(FACTS, classes=20) if coarse else FACTS
     label = "coarse_label" if coarse else "fine_label"
-    return named("cifar100", facts, HUB, folder, 3, label, validation, augment, seed, (0.5,), (0.25,), resize,
-                 samples, hub)  # fmt: skip
+    return named("cifar100", facts, HUB, folder, 3, label, validation, augment, seed,
+                 *NORMALISATION[normalise], resize, samples, hub)  # fmt: skip

@@ -13,6 +13,8 @@ import torch
 
 Floats = npt.NDArray[np.float64]
 Rewards = Literal["CS", "C", "S", "random", "greedy"]
+Credit = Literal["printed", "authors"]
+"""What L_1's score gains beyond one when a model comes back whole: p - 1 (line 18), or p, and only if it was L_1."""
 
 _NAME = "adaptivefl"  # in the server's memory
 MOST_SUCCESS = 0.5
@@ -106,13 +108,16 @@ def after_sending(chosen: Floats, model: int, p: int) -> Floats:
     return found
 
 
-def after_reply(scores: Floats, model: int, back: int) -> Floats:
+def after_reply(scores: Floats, model: int, back: int, credit: Credit = "printed") -> Floats:
     """Return a client's column of T_r [2p + 1] after model `back` came back for `model` (lines 14 to 26)."""
     p = (len(scores) - 1) // 2
     found = scores.copy()
     if model == back:
         found[model:] += 1
-        found[-1] += p - 1
+        if credit == "printed":
+            found[-1] += p - 1
+        elif model == 2 * p:
+            found[-1] += p
         return found
     found[back] += p
     return lowered(found, back)

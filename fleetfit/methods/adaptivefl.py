@@ -6,23 +6,28 @@ what it was sent and that it affords now; the server learns of its resources onl
 budget: `told` is false, and the clients it knows have none. Updates weigh by samples (Algorithm 2).
 
 Differs from the paper: R_s is the settled reading of a garbled formula (see `_reinforcement.resource_reward`). The pool
-is not nested (S_1 can be wider than M_p somewhere), so a device prunes only to models contained in what it has, and
-declines when it affords none of them: nothing comes back, its whole size is waste, its scores fall without credit.
-Tables move after the round, no client gets two models in one round, and a device takes what costs up to (1 + tolerance)
-of its budget, as in all methods here.
+is not nested (S_1 can be wider than M_p somewhere), so a device prunes only to models contained in what it has: one
+that got M_3 and could hold S_1 sends S_3 back, and T_r[S_1] falls though S_1 fits. With `prune = "server"` it takes the
+server's largest model that fits, as in the authors' code; what is sent then has what smaller models have beyond m_i,
+too. A device that affords nothing declines: nothing comes back, its whole size is waste, its scores fall without
+credit. Tables move after the round, no client gets two models in one round, and a device takes what costs up to
+(1 + tolerance) of its budget, as in all methods here. The authors' code credits L_1 by another rule (`credit`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.cost import cost_of
 from fleetfit.errors import ConfigError
+from fleetfit.levels import pool_levels
 from fleetfit.method import Method
 from fleetfit.methods._reinforcement import (
+    Credit,
     Rewards,
     Tables,
     after_refusal,
@@ -31,10 +36,9 @@ from fleetfit.methods._reinforcement import (
     probabilities,
     reward,
 )
-from fleetfit.planner import Targets
-from fleetfit.planner.pool import PoolModel, pool
+from fleetfit.planner.pool import PoolModel, around, pool
 from fleetfit.submodel import Submodel, recut
-from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Server, Update
+from fleetfit.values import Device, Failure, Federation, Job, Problem, Server, Update
 
 Models = Callable[[Problem], tuple[PoolModel, ...]]
 """From a problem to its pool."""
@@ -46,6 +50,8 @@ def adaptivefl(
     widths: Sequence[float] = (0.4, 0.66),
     starts: Sequence[int] | None = None,
     tau: int = 0,
+    credit: Credit = "printed",
+    prune: Literal["contained", "server"] = "contained",
 ) -> Method:
     """Make the method.
 
@@ -58,6 +64,9 @@ def adaptivefl(
         starts: I of S_p to S_1 and of M_p to M_1: how many layers are whole, ascending; by default chosen from the
             model.
         tau: The least I that is allowed.
+        credit: What L_1 gains when a model comes back whole: p - 1 more, as "printed" in line 18, or p more if that
+            model is L_1, as in the "authors'" code.
+        prune: To which models a device shrinks: those "contained" in the one sent, or all smaller ones of the "server".
     """
     if starts is not None and min(starts, default=tau) < tau:
         raise ConfigError(f"adaptivefl's starts must be at least tau = {tau}, got {list(starts)}.")
@@ -70,51 +79,39 @@ def adaptivefl(
             raise ConfigError(f"adaptivefl's pool keeps {least} layers whole, fewer than tau = {tau}: give starts.")
         return found
 
-    assign = partial(slots, kind=choose)
+    assign = partial(slots, kind=choose, whole=prune == "server")
     return Method(
-        levels=partial(levels, models=models),
+        levels=lambda problem, targets: pool_levels(problem, targets, models(problem)),
         choose=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],
         assign=assign,
-        adapt=partial(prune, models=models),
-        observe=learn,
+        adapt=partial(shrunk, models=models),
+        observe=partial(learn, credit=credit),
         told=False,
     )
 
 
-def levels(problem: Problem, targets: Targets, models: Models) -> list[Level]:
-    """Return the pool, from S_p to L_1; S_1, M_1 and L_1 count in the average over levels."""
-    found = models(problem)
-
-    def cost(piece: Submodel) -> float:
-        return cost_of(problem.architecture, piece, problem.input_shape, targets.cost, targets.conditions)
-
-    full = cost(found[-1].submodel)
-    return [
-        Level(m.name, m.submodel, m.width, cost(m.submodel) / full, averaged=m.name in ("S1", "M1", "L1"))
-        for m in found
-    ]
-
-
 def slots(
-    federation: Federation, server: Server, rng: np.random.Generator, kind: Rewards
+    federation: Federation, server: Server, rng: np.random.Generator, kind: Rewards, whole: bool
 ) -> list[tuple[int, int, Submodel]]:
-    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8)."""
+    """Draw a model for each slot, and a client for it (Algorithm 1 lines 6 to 8); `whole`: smaller ones fit in, too."""
+    pieces = [level.submodel for level in federation.levels]
     tables, free = tables_of(federation, server), federation.reachable(server.round)
     found = []
     for _ in range(min(federation.cohort, len(free))):
         model = len(federation.levels) - 1 if kind == "greedy" else int(rng.integers(len(federation.levels)))
         client = int(rng.choice(free, p=probabilities(reward(tables, model, kind), free)))
         free = free[free != client]
-        found.append((client, model, federation.levels[model].submodel))
+        found.append((client, model, around(pieces[: model + 1]) if whole else pieces[model]))
     return found
 
 
-def prune(job: Job, device: Device, models: Models) -> Job | None:
-    """Shrink a job to the largest model of the pool that it contains and that the device affords now (3.2)."""
+def shrunk(job: Job, device: Device, models: Models) -> Job | None:
+    """Shrink a job to the largest model of the pool, m_i at most, that it contains and the device affords now (3.2)."""
     if job.kind != "train" and not job.evaluation.own:
         return job
     problem = device.problem
-    found = [(i, m) for i, m in enumerate(models(problem)) if m.submodel.inside(job.submodel)]
+    smaller = models(problem) if job.kind != "train" else models(problem)[: job.level + 1]
+    found = [(i, m) for i, m in enumerate(smaller) if m.submodel.inside(job.submodel)]
     fitting = [(i, m) for i, m in found if device.affords(m.submodel)]
     if not fitting:
         return None
@@ -128,7 +125,9 @@ def prune(job: Job, device: Device, models: Models) -> Job | None:
     )
 
 
-def learn(federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]) -> Server:
+def learn(
+    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure], credit: Credit
+) -> Server:
     """Move the tables by what was sent and what came back (Algorithm 1 lines 11 to 26)."""
     before, models = tables_of(federation, server), [level.submodel for level in federation.levels]
     chosen, scores = before.curiosity.copy(), before.resources.copy()
@@ -139,7 +138,7 @@ def learn(federation: Federation, server: Server, aggregate: Aggregate, reports:
         back = models.index(report.submodel) if isinstance(report, Update) and report.submodel in models else None
         if back is not None:
             chosen[:, c] = after_sending(chosen[:, c], back, before.p)
-            scores[:, c] = after_reply(scores[:, c], model, back)
+            scores[:, c] = after_reply(scores[:, c], model, back, credit)
         elif isinstance(report, Failure) and report.declined:
             scores[:, c] = after_refusal(scores[:, c], model)
     return replace(server, memory=Tables(chosen, scores).beside(server.memory))

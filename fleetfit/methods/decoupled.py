@@ -1,8 +1,12 @@
-"""Decoupled: one separate model per level, each averaged among its own level only (baseline of ScaleFL and AdaptiveFL).
+"""Decoupled: one separate model per level, each averaged for itself (baseline of ScaleFL and of AdaptiveFL).
 
-The levels are the width-only ones by default, as in ScaleFL's comparison. The server keeps the state of level l under
-`level{l}/`, from the round on in which a client of that level first trained it; until then it is a piece of the
-initial model.
+Two things bear this name. In ScaleFL's comparison each level is trained by its own clients only, and the levels are the
+width-only ones: the default. In AdaptiveFL's (4.2) the models are S_1, M_1 and L_1 of its pool, and each is trained by
+all clients that afford it: `split = "pool"` with `trained_by = "able"`. Each model then has a cohort of its own in a
+round, as in the authors' code, and a client at most one model: the largest model's cohort is drawn first.
+
+The server keeps the state of level l under `level{l}/`, from the round on in which a client first trained it; until
+then it is a piece of the initial model.
 """
 
 from collections.abc import Iterator
@@ -10,21 +14,51 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State
-from fleetfit.levels import split_levels
+from fleetfit.levels import pool_levels, split_levels
 from fleetfit.method import Method, Weight
+from fleetfit.planner import Targets
+from fleetfit.planner.pool import pool
 from fleetfit.submodel import Submodel, extract
-from fleetfit.values import Federation, Server, Update
+from fleetfit.values import Federation, Level, Problem, Server, Update
 
 
-def decoupled(split: Literal["width", "both", "depth"] = "width") -> Method:
+def decoupled(
+    split: Literal["width", "both", "depth", "pool"] = "width", trained_by: Literal["own", "able"] = "own"
+) -> Method:
     """Make the method.
 
     Args:
-        split: How the levels' models are cut out of the full one.
+        split: How the levels' models are cut out of the full one; "pool": S_1, M_1 and L_1 of AdaptiveFL's pool.
+        trained_by: A level is trained by its "own" clients, or by a cohort of all those that are "able" to.
     """
-    return Method(levels=partial(split_levels, mode=split, exits="last"), dispatch=own, merge=apart)
+    levels = of_the_pool if split == "pool" else partial(split_levels, mode=split, exits="last")
+    method = Method(levels=levels, dispatch=own, merge=apart)
+    if trained_by == "own":
+        return method
+    return replace(
+        method, assign=a_cohort_each, choose=lambda *given: [client for client, _, _ in a_cohort_each(*given)]
+    )
+
+
+def of_the_pool(problem: Problem, targets: Targets) -> list[Level]:
+    """Return S_1, M_1 and L_1, the coarse pool of AdaptiveFL."""
+    return pool_levels(problem, targets, pool(problem.architecture, p=1))
+
+
+def a_cohort_each(federation: Federation, server: Server, rng: np.random.Generator) -> list[tuple[int, int, Submodel]]:
+    """Draw a cohort for each level among the clients that afford it and have no model yet, largest level first."""
+    free = federation.reachable(server.round)
+    found: list[tuple[int, int, Submodel]] = []
+    for index in reversed(range(len(federation.levels))):
+        able = free[federation.level_of[free] >= index]
+        chosen = able[rng.choice(len(able), min(federation.cohort, len(able)), replace=False)]
+        free = free[~np.isin(free, chosen)]
+        found += [(int(client), index, federation.levels[index].submodel) for client in chosen]
+    return found
 
 
 def own(federation: Federation, server: Server, client: int | None, piece: Submodel) -> State:

@@ -83,6 +83,13 @@ def pool(
     return tuple(found)
 
 
+def around(models: Sequence[Submodel]) -> Submodel:
+    """Return the smallest sub-model of nested prefixes that contains all of these."""
+    sizes = [model.sizes for model in models]
+    widest = {axis: range(max(size[axis] for size in sizes)) for axis in sizes[0]}
+    return Submodel(widest, models[-1].exits)
+
+
 def beginnings(architecture: Architecture) -> list[int]:
     """Return the numbers of whole layers that make a difference: those at which a scaled axis begins."""
     return sorted({axis.block for axis in architecture.axes.values() if axis.scaled})
