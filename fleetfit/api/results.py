@@ -1,6 +1,5 @@
 """A run as a value that knows its folder; cheap to open, the rest is read when it is asked for."""
 
-import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -21,6 +20,9 @@ from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
+from fleetfit.records.tensors import Damaged
+from fleetfit.report import recorded
+from fleetfit.rounds.restored import check_base, fitting
 from fleetfit.values import Server
 
 
@@ -58,12 +60,29 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done and the summary is written."""
-        return (self.folder / "summary.json").is_file()
+        return self.files.has("summary.json")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The reports of all rounds so far."""
-        return self.files.metrics()
+        """The reports of all rounds so far.
+
+        Raises:
+            RunError: They are damaged, or some are gone.
+        """
+        found = self.files.metrics()
+        for report in found:
+            try:
+                recorded.check_report(report)
+            except ValueError as error:
+                raise RunError(
+                    f"{self.folder / 'metrics.jsonl'}, line {report['round']}, is damaged: {error}."
+                ) from None
+        if self.finished and len(found) != (rounds := self.summary["rounds"]):
+            raise RunError(
+                f"{self.folder / 'metrics.jsonl'} has the reports of {len(found)} rounds, and summary.json those of "
+                f"{rounds}. Put the files back that belong together."
+            )
+        return found
 
     @property
     def plan(self) -> Plan:
@@ -80,11 +99,11 @@ class Run:
         """The final numbers, as in `summary.json`.
 
         Raises:
-            RunError: The run is not finished.
+            RunError: The run is not finished, or the file is damaged.
         """
         if not self.finished:
             raise RunError(f'{self.folder} is not finished; go on with it: "fleetfit resume {self.folder}".')
-        return dict(json.loads(self.files.text("summary.json")))
+        return recorded.summary_in(self.files)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -264,22 +283,28 @@ class Run:
     @cached_property
     def assembly(self) -> Assembly:
         """What the run is made of: data, problem, federation, devices, settings."""
-        base = self.files.load_base() or None
-        if (self.folder / NODES).is_file():
-            return assemble_fleet(self.experiment, planned_for(self.files), base)
-        return assemble(self.experiment, base)
+        base = self.files.load_base()
+        if self.files.has(NODES):
+            made = assemble_fleet(self.experiment, planned_for(self.files), base or None)
+        else:
+            made = assemble(self.experiment, base or None)
+        check_base(made.federation.problem, base)
+        return made
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
-        """The newest checkpoint, or the start."""
-        found = self.files.load_checkpoint()
+        """The newest checkpoint that can be used.
+
+        Raises:
+            RunError: There is none: nothing has been trained yet, or all are damaged or of another model.
+        """
+        found = usable_checkpoint(self)
         if found is None:
-            return {"server": rounds.start(self.assembly.federation), "clients": {}, "statistics": None}
-        server = found["server"]
-        return {
-            **found,
-            "server": Server(server["state"], server["round"], server["memory"], server.get("trained", {})),
-        }
+            raise RunError(
+                f'{self.folder} has no checkpoint, so there is no trained model. Go on with it first: "fleetfit resume '
+                f'{self.folder}".'
+            )
+        return found
 
 
 def load(folder: str | Path, **sections: Any) -> Run:
@@ -295,8 +320,10 @@ def load(folder: str | Path, **sections: Any) -> Run:
     files = RunFolder.open(folder)
     try:
         table = tomllib.loads(files.text("config.toml"))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a number that is too long is one that is no TOMLDecodeError
         raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
+    except RecursionError:
+        raise RunError(f"{files.path / 'config.toml'} is damaged: it is nested too deeply.") from None
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:
         again = ", ".join(f"{section}=..." for section in missing)
@@ -304,3 +331,29 @@ def load(folder: str | Path, **sections: Any) -> Run:
             f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
         )
     return Run(files, experiment_of(table, **sections))
+
+
+def usable_checkpoint(run: Run, most: int | None = None) -> dict[str, Any] | None:
+    """Return the newest checkpoint that can be used, or None if there is none at all.
+
+    Args:
+        run: Whose.
+        most: Of at most this round, after which reports of the rounds are lost.
+
+    Raises:
+        RunError: There are some, and all are damaged or of another model.
+    """
+
+    def fits(nest: Any, round: int) -> None:
+        fitting(run.assembly.federation, nest, round)
+        if most is not None and round > most:
+            raise Damaged(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
+
+    found = run.files.load_checkpoint(fits)
+    if found is None:
+        return None
+    server = found["server"]
+    return {
+        **found,
+        "server": Server(server["state"], server["round"], server["memory"], server.get("trained", {})),
+    }

@@ -12,13 +12,14 @@ from typing import Any
 
 from fleetfit import rounds
 from fleetfit.api.described import settled, short_name
-from fleetfit.api.results import Run, load
+from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
-from fleetfit.errors import MissingExtra
+from fleetfit.errors import MissingExtra, RunError
 from fleetfit.records import RunFolder, environment, jsonable, new_path
 from fleetfit.report import plots
+from fleetfit.report.recorded import check_report, class_counts_in
 from fleetfit.report.tables import summary_of
 from fleetfit.values import Server
 
@@ -109,9 +110,7 @@ def new_folder(
         "plan.toml": assembly.plan.to_toml(),
         "fleet.json": json.dumps(who) + "\n",
     }
-    folder = RunFolder.create(path, files | dict(further or {}))
-    folder.save_base(assembly.federation.problem.base)
-    return folder
+    return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 
 def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: Any) -> Run:
@@ -132,10 +131,15 @@ def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: A
 
 
 def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = rounds.unchanged) -> None:
-    """Run the rounds that are left, write the summary and the plots; see `rounds.run` for `renew`."""
+    """Run the rounds that are left, write the summary and the plots; see `rounds.run` for `renew`.
+
+    Raises:
+        RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
+    """
     files = target.files
     with contextlib.closing(target.take_engine()) as engine, files.held():
-        taken = target.checkpoint
+        taken = _taken_up(target)
+        class_counts_in(files)  # drawn at the end
         engine.load(taken["clients"])
         if files.begun():
             files.tidy(taken["server"].round)
@@ -145,6 +149,24 @@ def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = 
                 on_round(done)
         _finish(target)
     target.__dict__.pop("checkpoint", None)
+
+
+def _taken_up(target: Run) -> dict[str, Any]:
+    """Return where the run goes on: its newest checkpoint, or the start where none was due yet.
+
+    Raises:
+        RunError: Checkpoints, or the reports of the rounds before them, are damaged or gone.
+    """
+    trained = target.files.reported(check_report)
+    found = usable_checkpoint(target, trained)
+    if found is not None:
+        return found
+    if trained > target.experiment.checkpoint.every:
+        raise RunError(
+            f"{target.folder} has trained {trained} rounds, and their checkpoints are gone. Put the folder "
+            "checkpoints back, or begin a new run."
+        )
+    return {"server": rounds.start(target.assembly.federation), "clients": {}, "statistics": None}
 
 
 def _rounds(target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Pictures that are drawn when they are asked for."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -10,9 +11,10 @@ from fleetfit.api.pictures import Asked
 from fleetfit.api.pictures import pictures as drawn_of
 from fleetfit.cli.predicting import named_data, own_data
 from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.files import expanded
 from fleetfit.inference import Measure
 from fleetfit.report.attention import attention_of_samples
-from fleetfit.report.drawing import saved
+from fleetfit.report.drawing import draw, plots_in, saved
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -31,15 +33,15 @@ def attention(folder: Path, samples: int, out: Path | None, other: str | None = 
         FleetFitError: It is no run folder, its model has no attention maps, or matplotlib is not installed.
     """
     found = load(folder)
-    path = found.folder / "plots" / "attention.png" if out is None else out
+    path = found.folder / "plots" / "attention.png" if out is None else expanded(out)
     if path.suffix.removeprefix(".") not in FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     data = own_data(found, other, None)
     figure = attention_of_samples(found.model(), data, samples, f"{data.name}, after round {found.server.round}")
+    if out is None:
+        return saved({path.stem: figure}, plots_in(found.folder))[0]
     try:
-        if out is None:
-            path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, dpi=130)
+        draw(figure, Path(os.path.realpath(path)))  # a link that somebody names is theirs to follow
     except OSError as error:
         raise ConfigError(f"the picture cannot be written to {path}: {error.strerror}.") from None
     return path
@@ -62,11 +64,8 @@ def pictures(folder: Path, asked: Asked, out: Path | None, ending: str) -> tuple
         raise ConfigError(f"--format must be {', '.join(FORMATS)}, got {ending}.{did_you_mean(ending, FORMATS)}")
     found = load(folder)
     drawn = drawn_of(found, asked)
-    place = found.folder / "plots" if out is None else out
-    try:
-        return saved(drawn.figures, place, ending), drawn.notes
-    except OSError as error:
-        raise ConfigError(f"the pictures cannot be written to {place}: {error.strerror}.") from None
+    place = plots_in(found.folder) if out is None else expanded(out)
+    return saved(drawn.figures, place, ending), drawn.notes
 
 
 def asked(

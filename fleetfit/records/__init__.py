@@ -12,7 +12,11 @@
 A folder appears at once, with its configuration, or not at all. Every file but `metrics.jsonl` is written beside its
 place, flushed to disk and renamed, so a process killed at any moment leaves each of them old or new, never half. A
 round's line goes to `metrics.jsonl` before its checkpoint is written; a resumed run cuts off the lines after the
-checkpoint that it starts from, a half-written one too.
+checkpoint that it starts from, a half-written one too. Files of tensors carry a checksum of their header and data.
+
+A folder may come from anybody. What is no regular file is not read, a link in the folder is not followed when writing,
+and what is read is looked at before it is used: types and ranges in `forms`, the parts of a checkpoint in `saved`, its
+tensors by their layout in `fleetfit.rounds.restored`.
 """
 
 from fleetfit.records.checkpoints import FORMAT, flatten, restore

@@ -7,30 +7,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.records.writing import into_place
+from fleetfit.records.tensors import Damaged, read_tensors, write_tensors
 
 FORMAT = 1
 """Version of checkpoints; one that is not known is refused."""
-DAMAGE = (SafetensorError, OSError, json.JSONDecodeError, KeyError)
-"""What reading a damaged checkpoint raises."""
+_KIND, _DEPTH = "checkpoint", 100
 
 
-def flatten(nest: Any, tensors: dict[str, Tensor], where: str = "") -> Any:
+def flatten(nest: Any, tensors: dict[str, Tensor], where: str = "", depth: int = 0) -> Any:
     """Return a nest's structure as JSON values, and collect its tensors by place.
 
     Args:
         nest: Dicts, lists, tuples, numbers, text, None, tensors and NumPy arrays.
         tensors: Where the tensors go.
         where: Place of the nest, for names and messages.
+        depth: How deep it stands in the whole.
 
     Raises:
-        RunError: Something else is in it.
+        RunError: Something else is in it, or it is nested too deeply.
     """
+    if depth > _DEPTH:
+        raise RunError(f"a checkpoint is nested at most {_DEPTH} deep; {where[:60]} is deeper.")
     if isinstance(nest, Tensor | np.ndarray):
         name = where or "value"
         while name in tensors:  # keys 1 and "1" give one place
@@ -38,12 +39,15 @@ def flatten(nest: Any, tensors: dict[str, Tensor], where: str = "") -> Any:
         tensors[name] = torch.from_numpy(nest) if isinstance(nest, np.ndarray) else nest
         return {"$array" if isinstance(nest, np.ndarray) else "$tensor": name}
     if isinstance(nest, Mapping):
-        items = [(key, flatten(value, tensors, f"{where}/{key}" if where else str(key))) for key, value in nest.items()]
+        items = [
+            (key, flatten(value, tensors, f"{where}/{key}" if where else str(key), depth + 1))
+            for key, value in nest.items()
+        ]
         if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
             return dict(items)
-        return {"$items": [[flatten(key, tensors, where), value] for key, value in items]}
+        return {"$items": [[flatten(key, tensors, where, depth + 1), value] for key, value in items]}
     if isinstance(nest, list | tuple):
-        values = [flatten(value, tensors, f"{where}/{i}") for i, value in enumerate(nest)]
+        values = [flatten(value, tensors, f"{where}/{i}", depth + 1) for i, value in enumerate(nest)]
         return {"$tuple": values} if isinstance(nest, tuple) else values
     if isinstance(nest, np.generic):
         nest = nest.item()
@@ -53,20 +57,55 @@ def flatten(nest: Any, tensors: dict[str, Tensor], where: str = "") -> Any:
 
 
 def restore(nest: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `flatten` took apart."""
+    """Return what `flatten` took apart.
+
+    Raises:
+        Damaged: It is nothing that `flatten` returns; or tensors are missing, or are not named.
+    """
+    left = dict(tensors)
+    found = _restored(nest, left, 0)
+    if left:
+        raise Damaged(f'it holds a tensor "{next(iter(left))}" that it does not name')
+    return found
+
+
+def _restored(nest: Any, left: dict[str, Tensor], depth: int) -> Any:
+    if depth > 2 * _DEPTH:  # a tuple or a table of pairs is two levels in JSON
+        raise Damaged("it is nested too deeply")
     if isinstance(nest, list):
-        return [restore(value, tensors) for value in nest]
+        return [_restored(value, left, depth + 1) for value in nest]
     if not isinstance(nest, dict):
         return nest
-    if "$tensor" in nest:
-        return tensors[nest["$tensor"]]
-    if "$array" in nest:
-        return tensors[nest["$array"]].numpy()
-    if "$tuple" in nest:
-        return tuple(restore(value, tensors) for value in nest["$tuple"])
-    if "$items" in nest:
-        return {restore(key, tensors): restore(value, tensors) for key, value in nest["$items"]}
-    return {key: restore(value, tensors) for key, value in nest.items()}
+    if not any(key.startswith("$") for key in nest):
+        return {key: _restored(value, left, depth + 1) for key, value in nest.items()}
+    (word, inner), *more = nest.items()
+    if not more and word in ("$tensor", "$array") and isinstance(inner, str):
+        if inner not in left:
+            raise Damaged(f'it has no tensor "{inner}", or names it twice')
+        tensor = left.pop(inner)
+        return tensor if word == "$tensor" else tensor.numpy()
+    if not more and word == "$tuple" and isinstance(inner, list):
+        return tuple(_restored(value, left, depth + 1) for value in inner)
+    if not more and word == "$items" and isinstance(inner, list):
+        return _items(inner, left, depth)
+    raise Damaged(f'"{word}" in it is unknown')
+
+
+def _items(pairs: list[Any], left: dict[str, Tensor], depth: int) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    depth += 1
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Damaged("a table in it has something else than pairs")
+        key = _restored(pair[0], left, depth)
+        if not _plain(key):
+            raise Damaged("a table in it has a key that is none")
+        found[key] = _restored(pair[1], left, depth)
+    return found
+
+
+def _plain(key: Any) -> bool:
+    return all(map(_plain, key)) if isinstance(key, tuple) else isinstance(key, str | int | float | None)
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
@@ -80,44 +119,33 @@ def write_checkpoint(path: Path, nest: Mapping[str, Any]) -> None:
     """
     tensors: dict[str, Tensor] = {}
     structure = flatten(nest, tensors)
-    header = {"fleetfit": "checkpoint", "format": str(FORMAT), "nest": json.dumps(structure)}
-    part = path.with_name(f".{path.name}.part")
+    about = {"fleetfit": _KIND, "format": str(FORMAT), "nest": json.dumps(structure)}
     try:
-        save_file(_separate(tensors), part, header)
-        into_place(part, path)
-    except (OSError, SafetensorError) as error:
+        write_tensors(path, tensors, about)
+    except OSError as error:
         raise RunError(
-            f"the checkpoint {path} cannot be written: {error}. What was written before is intact."
+            f"the checkpoint {path} cannot be written: {error.strerror or error}. What was written before is intact."
         ) from None
-
-
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors on the host, of which no two share memory, as safetensors wants them."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        here = tensor.detach().cpu()
-        place = here.untyped_storage().data_ptr()
-        alone = here.is_contiguous() and here.untyped_storage().nbytes() == here.nbytes and place not in seen
-        found[name] = here if alone else here.contiguous().clone()
-        seen.add(place)
-    return found
 
 
 def read_checkpoint(path: Path) -> Any:
     """Return what `write_checkpoint` wrote.
 
     Raises:
+        Damaged: It is not what was written.
         RunError: Another version wrote it.
     """
-    with safe_open(path, framework="pt") as file:
-        header = file.metadata() or {}
-        version = header.get("format", "none")
-        if header.get("fleetfit") != "checkpoint" or version != str(FORMAT):
-            raise RunError(
-                f"{path} has format {version}; this version of FleetFit reads format {FORMAT}. Use the version of "
-                "FleetFit that wrote it."
-            )
-        stored = file.keys()
-        tensors = {name: file.get_tensor(name) for name in stored}
-        return restore(json.loads(header["nest"]), tensors)
+    tensors, about = read_tensors(path)
+    version = about.get("format", "none")
+    if about.get("fleetfit") != _KIND or version != str(FORMAT):
+        raise RunError(
+            f"{path} has format {version}; this version of FleetFit reads format {FORMAT}. Use the version of "
+            "FleetFit that wrote it."
+        )
+    if about.keys() != {"fleetfit", "format", "nest"}:
+        raise Damaged(f"its header has {', '.join(sorted(about))}")
+    try:
+        structure = files.json_of(about["nest"])
+    except ValueError as error:
+        raise Damaged(f"its structure cannot be read: {error}") from None
+    return restore(structure, tensors)

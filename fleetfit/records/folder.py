@@ -1,22 +1,30 @@
-"""The run folder: its files, and what makes each of them safe against a kill at any moment."""
+"""The run folder: its files, and what makes each of them safe against a kill at any moment and a stranger's hand."""
 
 import contextlib
 import datetime
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.records.checkpoints import DAMAGE, read_checkpoint, write_checkpoint
-from fleetfit.records.writing import environment, flush, into_place, jsonable, write_atomically
+from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
+from fleetfit.records.tensors import Damaged
+from fleetfit.records.writing import environment, flush, into_place, jsonable
 
-_NAME = re.compile(r"round-(\d{6,})\.safetensors")
+_NAME = re.compile(r"round-(\d{6,12})\.safetensors")
+_BASE = "base.safetensors"
+_SAY = logging.getLogger("fleetfit")
+
+Fits = Callable[[Any, int], Any]
+"""Raises `Damaged` where a checkpoint, read from a file of this round, cannot be used."""
 
 
 def new_path(root: Path, name: str, config: str) -> Path:
@@ -37,28 +45,39 @@ class RunFolder:
     path: Path
 
     @staticmethod
-    def create(path: Path, files: Mapping[str, str]) -> "RunFolder":
+    def create(path: Path, first: Mapping[str, str], base: Mapping[str, Any] | None = None) -> "RunFolder":
         """Make a run folder with its first files; it appears complete or not at all.
+
+        Args:
+            path: The folder.
+            first: Texts by name.
+            base: What of the model is never trained; `base.safetensors` is written where there is something.
 
         Raises:
             RunError: The folder exists and is not empty, or cannot be made.
         """
-        path = path.expanduser()
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f'{path} is not empty. Choose another folder, or go on with it: "fleetfit resume {path}".')
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        path = files.expanded(path)
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            (part / "checkpoints").mkdir(parents=True)
-            for name, text in files.items():
-                (part / name).write_text(text, encoding="utf-8")
-                flush(part / name)
-            if path.exists():
-                path.rmdir()
-            into_place(part, path)
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise RunError(
+                    f'{path} is not empty. Choose another folder, or go on with it: "fleetfit resume {path}".'
+                )
+            with files.folder_begun(path) as part:
+                (part / "checkpoints").mkdir()
+                for name, text in first.items():
+                    (part / name).write_bytes(text.encode())
+                    flush(part / name)
+                if base:
+                    write_checkpoint(part / _BASE, base)
+                if path.exists():
+                    path.rmdir()
+                into_place(part, path)
         except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise RunError(f"the run folder {path} cannot be made: {error.strerror}.") from None
+            raise RunError(f"the run folder {path} cannot be made: {_reason(error)}.") from None
+        except UnicodeEncodeError:
+            raise RunError(
+                f"the run folder {path} cannot be made: a name or path in the run's configuration is no UTF-8 text."
+            ) from None
         return RunFolder(path)
 
     @staticmethod
@@ -68,50 +87,95 @@ class RunFolder:
         Raises:
             RunError: It is none.
         """
-        path = Path(path).expanduser()
-        if not path.is_dir():
-            raise RunError(f"there is no run folder {path}.")
-        if not (path / "config.toml").is_file():
-            raise RunError(f"{path} is no run folder: it has no config.toml.")
+        path = files.expanded(path)
+        try:
+            if not path.is_dir():
+                raise RunError(f"there is no run folder {path}.")
+            if not files.is_there(path / "config.toml"):
+                raise RunError(f"{path} is no run folder: it has no config.toml.")
+        except OSError as error:
+            raise RunError(f"{path} is no run folder that can be read: {_reason(error)}.") from None
         return RunFolder(path)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing into the folder; the hold ends with the process, however it ends."""
-        with (self.path / ".lock").open("w") as handle:
-            try:
-                import fcntl
+        """Keep other processes from writing into the folder; the hold ends with the process, however it ends.
 
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except ImportError:  # no such locks on this system
-                pass
-            except OSError:
-                raise RunError(f"another process is writing into {self.path}.") from None
+        Raises:
+            RunError: Another process has it, or the folder cannot be written into.
+        """
+        try:
+            file = files.open_own(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be written into: {_reason(error)}.") from None
+        with file:
+            if not files.lock(file):
+                raise RunError(f"another process is writing into {self.path}.")
             yield
 
-    def text(self, name: str) -> str:
-        """Return a file of the folder as text."""
+    def has(self, name: str) -> bool:
+        """Tell whether the folder has a file.
+
+        Raises:
+            RunError: What is in its place is no file.
+        """
         try:
-            return (self.path / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{self.path / name} cannot be read: {error}.") from None
+            return files.is_there(self.path / name)
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be read: {_reason(error)}.") from None
+
+    def text(self, name: str) -> str:
+        """Return a file of the folder as text.
+
+        Raises:
+            RunError: It is not there, no file, or no text.
+        """
+        try:
+            return files.read_text(self.path / name)
+        except FileNotFoundError:
+            raise RunError(f"{self.path} has no {name}.") from None
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be read: {_reason(error)}.") from None
+        except UnicodeDecodeError as error:
+            raise RunError(f"{self.path / name} is damaged: it is no UTF-8 text ({error}).") from None
+
+    def json(self, name: str) -> Any:
+        """Return the value in a file of JSON.
+
+        Raises:
+            RunError: It is not there, no file, or damaged.
+        """
+        try:
+            return files.json_of(self.text(name))
+        except ValueError as error:
+            raise RunError(f"{self.path / name} is damaged: {error}.") from None
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the folder atomically."""
-        write_atomically(self.path / name, text)
+        """Write a file of the folder atomically.
+
+        Raises:
+            RunError: It cannot be written, or lies behind a link.
+        """
+        try:
+            files.write_atomically(files.inside(self.path, name), text)
+        except OSError as error:
+            raise RunError(f"{self.path / name} cannot be written: {_reason(error)}.") from None
 
     def note_resumption(self, round: int) -> None:
-        """Add to `environment.json` that the run goes on from a round, and where."""
+        """Add to `environment.json` that the run goes on from a round, and where; what cannot be is left out."""
         try:
-            found = json.loads(self.text("environment.json"))
-        except (json.JSONDecodeError, RunError):  # it is only for the record
-            found = {}
-        found.setdefault("resumed", []).append({"round": round, **environment()})
-        self.write("environment.json", json.dumps(found, indent=2) + "\n")
+            found = self.json("environment.json")
+        except RunError:  # it is only for the record
+            found = None
+        found = found if isinstance(found, dict) else {}
+        before = found.get("resumed")
+        found["resumed"] = [*(before if isinstance(before, list) else []), {"round": round, **environment()}]
+        with contextlib.suppress(RunError, ValueError, RecursionError):
+            self.write("environment.json", json.dumps(found, indent=2) + "\n")
 
     def begun(self) -> bool:
         """Tell whether a round was written, whole or in part."""
-        return (self.path / "metrics.jsonl").exists() or bool(self.checkpoints())
+        return self.has("metrics.jsonl") or bool(self.checkpoints())
 
     # -- metrics
 
@@ -123,84 +187,148 @@ class RunFolder:
         """
         path = self.path / "metrics.jsonl"
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(jsonable(report), allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            files.appended(path, (json.dumps(jsonable(report), allow_nan=False) + "\n").encode())
         except OSError as error:
-            raise RunError(f"{path} cannot be written: {error.strerror}. The last checkpoint is intact.") from None
+            raise RunError(f"{path} cannot be written: {_reason(error)}. The last checkpoint is intact.") from None
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rounds' reports; a half-written last line does not count.
+        """Return the rounds' reports, from the first on; a half-written last line does not count.
 
         Raises:
-            RunError: A line in the middle is damaged.
+            RunError: A line in the middle is damaged, or of another round than its place.
         """
+        lines, wrong = self._lines(lambda report: None)
+        if wrong:
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'}, line {len(lines) + 1}, is damaged ({wrong}); remove what follows the "
+                "line before."
+            )
+        return [report for _, report in lines]
+
+    def reported(self, check: Callable[[Any], None]) -> int:
+        """Return how many rounds, from the first on, have a report that is whole.
+
+        Args:
+            check: Raises `ValueError` where a report is none.
+
+        Raises:
+            RunError: The file cannot be read.
+        """
+        return len(self._lines(check)[0])
+
+    def _lines(self, check: Callable[[Any], None]) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+        """Return the lines of `metrics.jsonl` with what they say, and what is wrong with the line after these."""
+        if not self.has("metrics.jsonl"):
+            return [], ""
         path = self.path / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        *lines, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        found = []
+        try:
+            *lines, rest = files.read_bytes(path).split(b"\n")
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {_reason(error)}.") from None
+        found: list[tuple[str, dict[str, Any]]] = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                if number < len(lines) or rest:
-                    raise RunError(f"{path}, line {number}, is damaged; remove what follows the line before.") from None
-        return found
+                text = line.decode()
+                report = files.json_of(text)
+                if not isinstance(report, dict) or type(report.get("round")) is not int or report["round"] != number:
+                    raise ValueError(f"it is not of round {number}")
+                check(report)
+            except ValueError as error:
+                return found, "" if number == len(lines) and not rest else str(error)
+            found.append((text, report))
+        return found, ""
 
     def tidy(self, round: int) -> None:
-        """Drop what was written after a round, and what was being written when a process was killed."""
-        for part in (*self.path.glob(".*.part"), *(self.path / "checkpoints").glob(".*.part")):
-            part.unlink(missing_ok=True)
-        kept = [line for line in self.metrics() if line["round"] <= round]
-        self.write("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept))
+        """Drop what was written after a round, and what was being written when a process was killed.
+
+        Raises:
+            RunError: It cannot be written, or lies behind a link.
+        """
+        kept = self._lines(lambda report: None)[0][:round]
+        try:
+            place = files.inside(self.path, "checkpoints/any").parent
+            for part in (*self.path.glob(".*.part"), *place.glob(".*.part")):
+                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
+            for later in self.checkpoints():
+                if _round_of(later) > round:
+                    later.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be written into: {_reason(error)}.") from None
+        self.write("metrics.jsonl", "".join(f"{text}\n" for text, _ in kept))
 
     # -- what is never trained
 
-    def save_base(self, state: Mapping[str, Any]) -> None:
-        """Write what of the model is never trained; nothing where there is nothing."""
-        if state:
-            write_checkpoint(self.path / "base.safetensors", state)
-
     def load_base(self) -> dict[str, Any]:
-        """Return what `save_base` wrote.
+        """Return what of the model is never trained, as it was when the folder was made; nothing if there is nothing.
 
         Raises:
             RunError: It has a format that this version does not know, or is damaged.
         """
-        path = self.path / "base.safetensors"
+        if not self.has(_BASE):
+            return {}
         try:
-            found: dict[str, Any] = read_checkpoint(path) if path.exists() else {}
-        except DAMAGE as error:
-            raise RunError(f"{path} is damaged: {error}.") from None
+            found = read_checkpoint(self.path / _BASE)
+            if not isinstance(found, dict):
+                raise Damaged("it is no table of tensors")
+        except Damaged as error:
+            raise RunError(f"{self.path / _BASE} is damaged: {error}.") from None
         return found
 
     # -- checkpoints
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoint files, oldest first."""
-        return sorted(p for p in (self.path / "checkpoints").glob("round-*.safetensors") if _NAME.fullmatch(p.name))
+        place = self.path / "checkpoints"
+        return sorted((p for p in place.glob("round-*.safetensors") if _NAME.fullmatch(p.name)), key=_round_of)
 
     def save_checkpoint(self, round: int, nest: Mapping[str, Any], keep: int = 2) -> None:
-        """Write a checkpoint and remove all but the newest `keep`."""
-        write_checkpoint(self.path / "checkpoints" / f"round-{round:06d}.safetensors", nest)
+        """Write a checkpoint and remove all but the newest `keep`.
+
+        Raises:
+            RunError: It cannot be written, or lies behind a link.
+        """
+        name = f"checkpoints/round-{round:06d}.safetensors"
+        try:
+            path = files.inside(self.path, name)
+        except OSError as error:
+            raise RunError(f"the checkpoint {self.path / name} cannot be written: {_reason(error)}.") from None
+        write_checkpoint(path, nest)
         for old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """Return the newest complete checkpoint, or None when there is none.
+    def load_checkpoint(self, fits: Fits = lambda nest, round: None) -> dict[str, Any] | None:
+        """Return the newest checkpoint that can be used, or None when there is none; those passed over are named.
+
+        Args:
+            fits: What else a checkpoint must be.
 
         Raises:
-            RunError: It has a format that this version does not know, or all are damaged.
+            RunError: It has a format that this version does not know, or none can be used.
         """
-        damaged = []
+        passed = []
         for path in reversed(self.checkpoints()):
             try:
                 found: dict[str, Any] = read_checkpoint(path)
-                return found
-            except DAMAGE as error:
-                damaged.append(f"{path.name} ({error})")
-        if damaged:
-            raise RunError(f"every checkpoint in {self.path} is damaged: {', '.join(damaged)}.")
+                fits(found, _round_of(path))
+            except Damaged as error:
+                passed.append((path, error))
+                continue
+            for other, reason in passed:
+                _SAY.warning(
+                    "fleetfit: %s is not used: %s. The state after round %d is used instead.",
+                    other, reason, _round_of(path),
+                )  # fmt: skip
+            return found
+        if passed:
+            said = "; ".join(f"{path.name}: {reason}" for path, reason in passed)
+            raise RunError(f"every checkpoint in {self.path} is damaged, or does not fit its config.toml: {said}.")
         return None
+
+
+def _round_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else 0
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Atomic writes, values that JSON can hold, and the environment that a result depends on."""
+"""Values that JSON can hold, names for what is whole, and the environment that a result depends on."""
 
 import datetime
 import math
@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fleetfit.files import flush, write_atomically
+
+__all__ = ["environment", "flush", "into_place", "jsonable", "write_atomically"]
+
 
 def jsonable(value: Any) -> Any:
     """Return JSON values; numbers that JSON lacks (NaN, infinity) become None."""
@@ -25,29 +29,11 @@ def jsonable(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file beside its place, flush it to disk, and rename it."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    into_place(part, path)
-
-
 def into_place(part: Path, path: Path) -> None:
     """Flush a file or folder to disk and give it its name."""
     flush(part)
     part.replace(path)
     flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on disk."""
-    if path.is_dir() and os.name == "nt":  # a folder cannot be opened there
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def environment() -> dict[str, Any]:

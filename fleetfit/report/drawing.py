@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fleetfit import files
 from fleetfit.data import Data
-from fleetfit.errors import MissingExtra
+from fleetfit.errors import MissingExtra, RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,14 +71,43 @@ def plain(axes: "Axes", framed: bool = False) -> None:
         spine.set(visible=framed, color=DARK, linewidth=1.8)
 
 
+def plots_in(folder: Path) -> Path:
+    """Return `plots` in a folder, which is made if need be.
+
+    Raises:
+        RunError: It is a link, which could lead anywhere, or cannot be made.
+    """
+    try:
+        return files.inside(folder, "plots/any").parent
+    except OSError as error:
+        raise RunError(f"no picture can be written to {folder / 'plots'}: {error.strerror or error}.") from None
+
+
 def saved(figures: Mapping[str, "Figure"], folder: Path, ending: str = "png") -> list[Path]:
-    """Write figures into a folder, by name, as "png", "pdf" or "svg"; return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
+    """Write figures into a folder, by name, as "png", "pdf" or "svg"; return the files.
+
+    Raises:
+        RunError: They cannot be written.
+    """
+    written = []
     for name, figure in figures.items():
-        files.append(folder / f"{name}.{ending}")
-        figure.savefig(files[-1], dpi=130)
-    return files
+        written.append(folder / f"{name}.{ending}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            draw(figure, written[-1])
+        except OSError as error:
+            raise RunError(f"the picture cannot be written to {written[-1]}: {error.strerror or error}.") from None
+    return written
+
+
+def draw(figure: "Figure", place: Path) -> None:
+    """Write a figure, in the format that the file's ending names.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with files.replacing(place) as file:
+        figure.savefig(file, dpi=130, format=place.suffix.removeprefix("."))
 
 
 def evaluated(metrics: Metrics, norm: str) -> list[tuple[int, Mapping[str, Any]]]:

@@ -5,12 +5,12 @@ as in ScaleFL's Figure 2; class counts of the first 20 clients, as in Figure 4 o
 others, where a method counts that (`fleetfit.report.teachers`).
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetfit.records import RunFolder
 from fleetfit.report.by_cost import by_cost
 from fleetfit.report.columns import ON_THE_WAY
 from fleetfit.report.drawing import (
@@ -25,13 +25,18 @@ from fleetfit.report.drawing import (
     figure_with_axes,
     finish,
     in_percent,
+    plots_in,
     saved,
 )
+from fleetfit.report.recorded import class_counts_in
 from fleetfit.report.teachers import teachers
 from fleetfit.report.text import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_MOST_CLIENTS = 50  # whose samples are drawn: a fleet's file has all of them
 
 
 def plots_of_run(folder: Path, summary: Summary, metrics: Metrics) -> list[Path]:
@@ -47,20 +52,20 @@ def plots_of_run(folder: Path, summary: Summary, metrics: Metrics) -> list[Path]
 
     Raises:
         MissingExtra: matplotlib is not installed.
+        RunError: A file is damaged, or the pictures cannot be written.
     """
     figures = {
         "accuracy": accuracy_of_run(summary, metrics),
         **by_cost({summary["method"]: (summary, metrics)}),
         "levels": shapes({summary["method"]: summary}),
     }
-    if (folder / "fleet.json").is_file():
-        first = json.loads((folder / "fleet.json").read_text(encoding="utf-8"))["first"]
-        if first["class_counts"]:
-            figures["partition"] = partition_dots(first["class_counts"], summary["data"])
+    counts = class_counts_in(RunFolder(folder))
+    if counts:
+        figures["partition"] = partition_dots(counts[:_MOST_CLIENTS], summary["data"])
     taught = teachers(summary, metrics)
     if taught is not None:
         figures["teachers"] = taught
-    return saved(figures, folder / "plots")
+    return saved(figures, plots_in(folder))
 
 
 def plots_of_comparison(
@@ -93,7 +98,7 @@ def plots_of_comparison(
         figures[f"accuracy{ending}"] = accuracy_of_rows(rows, kinds, {target_on: targets})
         figures |= {f"{name}{ending}": figure for name, figure in by_cost(rows).items()}
         figures[f"levels{ending}"] = shapes({row: summary for row, (summary, _) in rows.items()})
-    return saved(figures, folder / "plots")
+    return saved(figures, plots_in(folder))
 
 
 # ---- the plots -----------------------------------------------------------------------------------------------------

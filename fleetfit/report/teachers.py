@@ -63,7 +63,7 @@ def _counts(metrics: Metrics) -> dict[int, dict[str, dict[str, int]]]:
 def _accuracy(axes: "Axes", summary: Summary, metrics: Metrics) -> None:
     """Draw the accuracy of each exit of the largest model, as far as it was evaluated."""
     measured = evaluated(metrics, summary["norm"])
-    values = [100 * accuracy for accuracy in measured[-1][1]["exits"]] if measured else []
+    values = [100 * accuracy for accuracy in measured[-1][1].get("exits", [])] if measured else []
     places = range(len(values))
     axes.bar(places, values, color=COLORS[1], width=0.7)
     for place, value in zip(places, values, strict=True):

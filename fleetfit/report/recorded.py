@@ -1,0 +1,125 @@
+"""What the files of a run folder must say, so that tables and plots can be made of them; looked at before they are."""
+
+from typing import Any
+
+from fleetfit.errors import RunError
+from fleetfit.records import RunFolder, forms
+from fleetfit.report.tables import FORMAT
+
+
+def _numbered(form: forms.Form) -> forms.Form:
+    """Expect a table whose keys are whole numbers."""
+
+    def check(value: Any, where: str) -> None:
+        forms.mapped(form)(value, where)
+        odd = [key for key in value if not (key.isascii() and key.isdecimal() and len(key) < 12)]
+        if odd:
+            raise ValueError(f"{where}/{odd[0][:60]} is no number")
+
+    return check
+
+
+_COLUMNS = forms.table(
+    {
+        "global": forms.maybe(forms.number),
+        "local": forms.maybe(forms.number),
+        "levels": forms.mapped(
+            forms.table(
+                {"local": forms.maybe(forms.number), "clients": forms.count}, {"exits": forms.listed(forms.number)}
+            )
+        ),
+    },
+    {
+        **{name: forms.maybe(forms.number) for name in ("global_worst_tenth", "local_worst_tenth", "ensemble", "avg",
+                                                        "full", "mean_over_exits", "best_exit")},
+        "exits": forms.listed(forms.number),
+        "batch_size": forms.count,
+        "order": forms.text,
+    },
+)  # fmt: skip
+_EVALUATED = forms.table({}, {"split": forms.text, "static": _COLUMNS, "batch": _COLUMNS,
+                              "failures": forms.listed(forms.anything)})  # fmt: skip
+_REPORT = forms.table(
+    {
+        "round": forms.count,
+        "train": forms.table({"loss": forms.maybe(forms.number), "clients": forms.count}),
+        "failures": forms.listed(forms.anything),
+        "bytes_down": forms.count,
+        "bytes_up": forms.count,
+        "seconds": forms.number,
+    },
+    {
+        "evaluate": _EVALUATED,
+        "waste": forms.number,
+        "multiply_adds": forms.number,
+        "simulated_s": forms.maybe(forms.number),
+        "counts": forms.table({}, {"teachers": _numbered(_numbered(forms.count))}),
+    },
+)
+_LEVEL = forms.table({
+    "level": forms.text, "width": forms.number, "depth": forms.count, "blocks": forms.count,
+    "exits": forms.listed(forms.count), "parameters": forms.count, "multiply_adds": forms.number,
+    "clients": forms.count, "local": forms.maybe(forms.number),
+})  # fmt: skip
+_SUMMARY = forms.table({
+    "method": forms.text, "model": forms.text, "data": forms.text, "norm": forms.text, "rounds": forms.count,
+    "levels": forms.listed(_LEVEL, 1), "global": forms.maybe(forms.number), "local": forms.maybe(forms.number),
+    "evaluate": _EVALUATED, "bytes_down": forms.count, "bytes_up": forms.count, "waste": forms.number,
+    "failures": forms.count, "seconds": forms.number, "notes": forms.listed(forms.text),
+}, {"simulated_s": forms.maybe(forms.number)})  # fmt: skip
+_FLEET = forms.table({
+    "first": forms.table({"class_counts": forms.maybe(forms.listed(forms.listed(forms.count, 1)))})
+})  # fmt: skip
+
+
+def check_report(report: Any) -> None:
+    """Look at a round's report.
+
+    Raises:
+        ValueError: It is none; the sentence says what is wrong.
+    """
+    _REPORT(report, "")
+
+
+def summary_in(folder: RunFolder) -> dict[str, Any]:
+    """Return the final numbers of a run.
+
+    Raises:
+        RunError: They are damaged, or of a version that this one does not know.
+    """
+    found, path = folder.json("summary.json"), folder.path / "summary.json"
+    if isinstance(found, dict) and type(found.get("format")) is int and found["format"] > FORMAT:
+        raise RunError(f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.")
+    try:
+        _SUMMARY(found, "")
+        if any(not level["blocks"] for level in found["levels"]):
+            raise ValueError("a level in it has no blocks")
+        if found["norm"] not in found["evaluate"] and found["evaluate"]:
+            raise ValueError(f"evaluate has no {found['norm'][:60]}")
+    except ValueError as error:
+        raise RunError(
+            f'{path} is damaged: {error}. Remove it, and "fleetfit resume {folder.path}" writes it again.'
+        ) from None
+    return dict(found)
+
+
+def class_counts_in(folder: RunFolder) -> list[list[int]]:
+    """Return training samples [clients, classes] of the first clients; [] where there are no classes.
+
+    Raises:
+        RunError: `fleet.json` is damaged.
+    """
+    if not folder.has("fleet.json"):
+        return []
+    found = folder.json("fleet.json")
+    try:
+        _FLEET(found, "")
+        counts: list[list[int]] = found["first"]["class_counts"] or []
+        if len({len(row) for row in counts}) > 1:
+            raise ValueError("first/class_counts has rows of different lengths")
+    except ValueError as error:
+        raise RunError(
+            f"{folder.path / 'fleet.json'} is damaged: {error}. It is only drawn: remove it, and there is no plot of "
+            "the partition."
+        ) from None
+    return counts

@@ -1,0 +1,102 @@
+"""Run folders for tests: small runs of many methods, and checkpoints taken apart and put together from outside."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import fleetfit as ff
+
+HERE = Path(__file__).parent
+TINY: dict[str, Any] = {
+    "seed": 3,
+    "rounds": 3,
+    "data": {"name": f"{HERE}/tiny.py:tiny_data", "partition": {"kind": "iid", "clients": 6}},
+    "model": {"name": f"{HERE}/tiny.py:tiny", "dropout": 0.2},
+    "fleet": {
+        "levels": [0.3, 0.55, 1.0], "tolerance": 0.25, "groups": [{"budget": 0.3}, {"budget": 0.55}, {"budget": 1.0}]
+    },
+    "method": {"name": "scalefl"},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.05},
+    "cohort": {"count": 3},
+    "evaluate": {"every": 1, "statistics_samples": 60, "batch_size": 32},
+    "engine": {"name": "local"},
+}  # fmt: skip
+DEEP = {"levels": [{"depth": 1, "budget": 0.5}, {"depth": 2, "budget": 0.8}, {"budget": 1.0}],
+        "groups": [{"budget": 0.5}, {"budget": 0.8}, {"budget": 1.0}]}  # fmt: skip
+VIT = {"data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},
+       "model": {"name": "vit", "hidden": 32, "depth": 3, "attention_heads": 4, "patch": 2}}  # fmt: skip
+METHODS: dict[str, dict[str, Any]] = {
+    "scalefl, directions": {"cohort": {"count": 3, "choose": "diversity"}},
+    "decoupled": {"method": {"name": "decoupled"}},
+    "decoupled with fedadam": {"method": {"name": "decoupled", "plus": {"fedadam": {}}}},
+    "inclusivefl with fedadam": {"method": {"name": "inclusivefl", "plus": {"fedadam": {}}}, "fleet": DEEP},
+    "feddyn, lost by compression, losses": {
+        "method": {"name": "heterofl", "plus": {"feddyn": {}}},
+        "local": {**TINY["local"], "compress": "int8"},
+        "cohort": {"count": 3, "choose": "loss"},
+    },
+    "fedavgm, learned choice": {
+        "method": {"name": "fedrolex", "plus": {"fedavgm": {}}}, "cohort": {"count": 3, "choose": "rl"}
+    },
+    "adaptivefl": {"method": {"name": "adaptivefl"}},
+    "reefl": {"method": {"name": "reefl", "estimate": "kept"}, "fleet": DEEP, **VIT},
+    "lora": {"method": {"name": "depthfl"}, "tuning": {"name": "lora"}, "fleet": DEEP, **VIT},
+}  # fmt: skip
+
+
+def settings(name: str = "scalefl, directions") -> dict[str, Any]:
+    """Return the tables of one of these runs."""
+    return {**TINY, **METHODS[name]}
+
+
+class Stopped(Exception):
+    """Ends a run in the middle, as a crash would."""
+
+
+def stopped_run(tables: Mapping[str, Any], folder: Path, after: int) -> None:
+    """Run until a round is written, and no further."""
+
+    def enough(report: Mapping[str, Any]) -> None:
+        if report["round"] == after:
+            raise Stopped
+
+    try:
+        ff.run(dict(tables), out=folder, on_round=enough)
+    except Stopped:
+        return
+    raise AssertionError("it was to be stopped")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first."""
+    return sorted((folder / "checkpoints").glob("round-*.safetensors"))
+
+
+Parts = tuple[dict[str, torch.Tensor], Any]
+
+
+def parts_of(file: Path) -> Parts:
+    """Return the tensors of a checkpoint and its structure, by what the library of the format reads."""
+    with safe_open(file, framework="pt") as found:
+        return {name: found.get_tensor(name) for name in found.keys()}, json.loads(found.metadata()["nest"])  # noqa: SIM118
+
+
+def written(file: Path, tensors: Mapping[str, torch.Tensor], nest: Any) -> None:
+    """Write a checkpoint without a checksum, as earlier versions did."""
+    text = nest if isinstance(nest, str) else json.dumps(nest)
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in tensors.items()}, file,
+        {"fleetfit": "checkpoint", "format": "1", "nest": text},
+    )  # fmt: skip
+
+
+def changed(file: Path, change: Callable[[dict[str, torch.Tensor], Any], None]) -> None:
+    """Change the tensors or the structure of a checkpoint in place."""
+    tensors, nest = parts_of(file)
+    change(tensors, nest)
+    written(file, tensors, nest)
