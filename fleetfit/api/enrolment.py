@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from fleetfit.engines.flower.roll import Roll
 
 LOOK_S = 0.2
-"""Between two looks at who is connected, while the run waits."""
+"""Between two looks at who is connected, when the run begins to wait."""
+LATER = 0.05
+"""Part of the time that it has waited, which is added."""
 SETTLE_S = 10.0
 """That a round waits for nodes that are just enrolling."""
 SAY_S = 30.0
@@ -119,7 +121,12 @@ def enrolled(roll: "Roll", rules: Rules, say: Callable[[str], None]) -> None:
         if time.monotonic() - said > SAY_S:
             said = time.monotonic()
             say(f"Waiting: {roll.arrived} of {rules.nodes} nodes have enrolled, {len(roll.online)} are connected.")
-        time.sleep(LOOK_S)
+        look_again(began)
+
+
+def look_again(began: float) -> None:
+    """Let a moment pass until the next look; looks cost the SuperLink something, and after a while none is urgent."""
+    time.sleep(min(LOOK_S + LATER * (time.monotonic() - began), 1.0))
 
 
 def nodes_text(key: str, planned: Sequence[Told], roll: "Roll") -> str:

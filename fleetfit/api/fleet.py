@@ -19,12 +19,12 @@ import numpy as np
 
 from fleetfit.api.described import NODES, planned_for, settled
 from fleetfit.api.enrolment import (
-    LOOK_S,
     SAY_S,
     SETTLE_S,
     enrolled,
     fits,
     for_fleet,
+    look_again,
     new_roll,
     nodes_text,
     rules_of,
@@ -222,7 +222,7 @@ class _Served:
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
                 self.say("Waiting: no node that can train is connected and free.")
-            time.sleep(LOOK_S)
+            look_again(began)
 
     def _with_members(self, federation: Federation) -> Federation:
         experiment, told = self.run.experiment, [member.told for member in self.roll.members]

@@ -21,7 +21,9 @@ from fleetfit.engines.flower.messages import parts_of
 from fleetfit.engines.flower.trace import told
 from fleetfit.errors import one_line, what_raised
 
-_EVERY_S = 0.1  # between two questions for the same reply, where few are out
+_EVERY_S = 0.1  # between two questions for the same reply, at first and where few are out
+_LATER = 0.05  # part of the time that it has been out
+_SELDOM_S = 1.0  # at most
 _PER_S = 200.0  # questions a second at most
 _HANGS_S = 2.0  # a thread that pulls for longer gets a substitute
 _IN_MEMORY = 512 * 2**20  # bytes of replies that wait
@@ -67,6 +69,7 @@ class Post:
         self._grid = grid
         self._due: list[tuple[float, int, str]] = []
         self._boxes: dict[str, Box] = {}
+        self._since: dict[str, float] = {}
         self._turn = itertools.count()
         self._changed = threading.Condition()
         self._pulling: dict[threading.Thread, float] = {}
@@ -85,7 +88,7 @@ class Post:
             return ""
         told("pushed", sent[0], f"to {message.metadata.dst_node_id}")
         with self._changed:
-            self._boxes[sent[0]] = box
+            self._boxes[sent[0]], self._since[sent[0]] = box, time.monotonic()
             heapq.heappush(self._due, (time.monotonic() + _EVERY_S / 2, next(self._turn), sent[0]))
             self._changed.notify()
         self.attend()
@@ -191,10 +194,13 @@ class Post:
         with self._changed:
             if letter is None:
                 if message in self._boxes:
-                    pause = max(_EVERY_S, len(self._boxes) / _PER_S)
-                    heapq.heappush(self._due, (time.monotonic() + pause, next(self._turn), message))
+                    now = time.monotonic()
+                    pause = min(max(_EVERY_S, _LATER * (now - self._since[message])), _SELDOM_S)
+                    pause = max(pause, len(self._boxes) / _PER_S)
+                    heapq.heappush(self._due, (now + pause, next(self._turn), message))
                 return
             box = self._boxes.pop(message, None)
+            self._since.pop(message, None)
         told("delivered", message, letter.problem)
         if box is not None:
             box.put(letter)

@@ -10,6 +10,7 @@ leaves one message late. So a question without an answer is asked again, twice a
 together with the second (`messages.HOLD`), and a node that sends both replies has none left. The first answer counts.
 """
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +26,7 @@ from fleetfit.values import Facts, Told
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again
 _SOON_S = 5.0  # until one is asked again whose answer got lost
-_REPEAT_S = 15.0  # until a question that has no answer is asked once more
-_REPEATS = 4  # how often
+_REPEAT_S = 30.0  # until a question that has no answer is asked once more: not sooner, since slow nodes answer all
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Roll:
     changed: bool = False
     _box: Box = field(default_factory=queue.Queue)
     _asked: dict[str, tuple[int, str]] = field(default_factory=dict)
-    _repeats: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _first: dict[int, float] = field(default_factory=dict)
     _not_before: dict[int, float] = field(default_factory=dict)
     _new: list[Member] = field(default_factory=list)
     _base_part: Any = None
@@ -168,11 +168,10 @@ class Roll:
 
     def _repeat(self, node: int, what: str) -> None:
         """Ask a question once more that has had no answer for a while."""
-        asked, repeats = self._repeats[node]
-        if what != "base" and repeats < _REPEATS and time.monotonic() - asked > _REPEAT_S:
+        if what != "base" and time.monotonic() - self._first[node] > _REPEAT_S:
             self._ask(node, what, held=True)
             self._ask(node, what)
-            self._repeats[node] = (time.monotonic(), repeats + 1)
+            self._first[node] = math.inf
 
     def _ask(self, node: int, what: str, held: bool = False) -> None:
         if what == "hello":
@@ -188,7 +187,7 @@ class Roll:
         sent = self.post.send(messages.request(node, "query", parts, _ANSWER_S, 0), self._box)
         if sent:
             self._asked[sent] = (node, what)
-            self._repeats[node] = (time.monotonic(), 0)
+            self._first[node] = time.monotonic()
 
     def _take(self) -> None:
         while True:
