@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fleet.lab import Lab, alive, cpu_s, descendants, free_port, kill, wait_for
 
+from fleetfit.engines.flower import launcher
 from fleetfit.engines.flower.launcher import Connection, _checked
 from fleetfit.errors import ConfigError
 
@@ -122,6 +123,13 @@ def test_an_unregistered_key_is_not_tried_for_ever(lab):
     node = lab.node("unknown", lab.key("unknown-key", register=False), warm=False, retry_s=8)
     assert node.wait(60) == 1
     assert "Next try in" in lab.log("unknown") and "No further try" in lab.log("unknown")
+
+
+def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch):
+    monkeypatch.setattr(launcher, "_PAUSE_S", 0.0)
+    ends = [(0, "ERROR: Server error '500 Internal Server Error'"), (0, "SuperNode terminated gracefully.")]
+    assert launcher._accepted(lambda: ends.pop(0)) == 0
+    assert not ends
 
 
 def test_a_wrong_authority_and_a_missing_key_are_told_and_not_tried_again(lab):

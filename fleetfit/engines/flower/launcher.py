@@ -27,6 +27,7 @@ CLIENT_APP = "fleetfit.engines.flower.client_app:app"
 _SUPERNODE = "fleetfit.engines.flower.supernode"
 _ZYGOTE = "fleetfit.engines.flower.zygote"
 _REFUSED = "[code: 2004]"
+_TOLD = "terminated gracefully"  # what the SuperNode says when somebody has told it to end
 _RETRY_S = 120.0
 _PAUSE_S = 5.0
 _GRACE_S = 10.0
@@ -190,11 +191,18 @@ def _environment() -> dict[str, str]:
 
 
 def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
-    """Start the SuperNode, again for a while if the SuperLink refuses it, and return the exit code."""
+    """Start the SuperNode, again for a while if the SuperLink refuses it, and return the exit code.
+
+    One that ends by itself, as Flower's does with code 0 at an error of the SuperLink, is started again too.
+    """
     until = 0.0
     while True:
         began = time.monotonic()
         code, said = attempt()
+        if code == 0 and _TOLD not in said:
+            _say(f"The SuperNode has ended by itself. Next try in {_PAUSE_S:.0f} s.")
+            time.sleep(_PAUSE_S)
+            continue
         if code == 0 or _REFUSED not in said:
             for sign, why in _WHY.items() if code else ():
                 if sign in said:
