@@ -11,12 +11,12 @@ from fleetfit.layout import Architecture, build_module, infer_layout
 
 
 def proven(architecture: Architecture, shape: tuple[int, ...], exits: tuple[int, ...] = ()) -> None:
-    """All three parts of the proof, with random channels too."""
+    """All parts of the proof."""
     layout = infer_layout(architecture, exits) if exits else None
-    report = check_layout(architecture, layout, channels_part=True, input_shape=shape)
-    assert not report.exempt
-    assert len(report.channels) >= 3  # levels
-    assert max(report.channels.values()) < 1e-9
+    report = check_layout(architecture, layout, input_shape=shape)
+    assert not report.not_proved
+    assert len(report.cuts) >= 3
+    assert max(report.cuts.values()) < 1e-9
     assert max(report.permutation.values()) < 1e-9
 
 

@@ -107,7 +107,7 @@ def test_the_layout_of_the_own_model_is_right():
     made = runpy.run_path(str(EXAMPLES / "own_model_and_data.py"))
     from fleetfit.check import check_layout
 
-    assert not check_layout(made["Family"](), input_shape=(20,), channels_part=True).exempt
+    assert not check_layout(made["Family"](), input_shape=(20,)).not_proved
 
 
 MODELS = {"plain_cnn": "PlainCnn", "concatenation": "DenseNet", "hugging_face_model": "convnext"}
@@ -122,11 +122,10 @@ def needs_transformers(model: str) -> None:
 def test_the_layout_of_an_example_is_right(model):
     needs_transformers(model)
     made = runpy.run_path(str(EXAMPLES / f"{model}.py"))
-    random_channels = model != "hugging_face_model"  # its norms over the first dimension are out of that part's reach
     family = made[MODELS[model]](classes=10, channels=1)
-    report = ff.check_layout(family, input_shape=(1, 8, 8), channels_part=random_channels)
+    report = ff.check_layout(family, input_shape=(1, 8, 8))
     assert set(report.permutation) == set(family.axes)
-    assert bool(report.channels) == random_channels
+    assert report.cuts and not report.not_proved
 
 
 @pytest.mark.slow

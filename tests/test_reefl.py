@@ -193,7 +193,7 @@ def test_the_shared_classifier_is_of_the_backbone_s_kind(kind: str, make: Any) -
     x = torch.randint(11, (2, 7)) if plain.tokens else torch.randn(2, *SHAPE)
     carry = theirs.segment(1, theirs.segment(0, theirs.start(x)))
     torch.testing.assert_close(ours.classifier(theirs.token(carry)), outputs(theirs, x)[1])
-    check_layout(recurrent(plain, shape), channels_part=True, input_shape=shape)
+    check_layout(recurrent(plain, shape), input_shape=shape)
 
 
 # ---- Eqs. 3 and 4: the model -------------------------------------------------
@@ -278,10 +278,10 @@ def test_the_class_token_of_other_backbones() -> None:
 @pytest.mark.parametrize("at", ["blocks", "exits"])
 def test_its_layout_is_proven(architecture: Architecture, shape: tuple[int, ...], at: Any) -> None:
     wrapped = recurrent(architecture, shape, at=at)
-    report = check_layout(wrapped, channels_part=True, input_shape=shape)
+    report = check_layout(wrapped, input_shape=shape)
     assert max(report.permutation.values()) < 1e-9
-    assert all(error < 1e-9 for error in report.channels.values())
-    assert bool(report.exempt) == bool(getattr(architecture, "size_dependent", ""))
+    assert report.cuts and all(error < 1e-9 for error in report.cuts.values())
+    assert not report.not_proved
 
 
 def test_it_begins_as_the_backbone_with_its_last_classifier() -> None:

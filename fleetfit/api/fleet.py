@@ -30,6 +30,7 @@ from fleetfit.api.enrolment import (
     rules_of,
     with_enrolled,
 )
+from fleetfit.api.proving import proven
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import described, new_folder, proceed
 from fleetfit.config import Assembly
@@ -150,7 +151,7 @@ class _Served:
         roll.fits = fits(experiment, facts_of_all([member.told for member in roll.members]))
         told = [member.told for member in roll.members]
         experiment = with_enrolled(experiment, told)
-        assembly = assemble_fleet(experiment, told)
+        assembly = proven(assemble_fleet(experiment, told), say)
         key = secrets.token_hex(8)
         folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, roll)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)
@@ -170,7 +171,7 @@ class _Served:
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
         roll.fits = fits(run.experiment, facts_of_all(planned))
-        return _Served._made(run, run.assembly, roll, rules, str(saved["run"]), planned, say)
+        return _Served._made(run, proven(run.assembly, say), roll, rules, str(saved["run"]), planned, say)
 
     @staticmethod
     def _made(

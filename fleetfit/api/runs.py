@@ -12,6 +12,7 @@ from typing import Any
 
 from fleetfit import rounds
 from fleetfit.api.described import settled, short_name
+from fleetfit.api.proving import proven
 from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.writing import dumped
@@ -69,12 +70,18 @@ def described(
     return experiment_of(source, overrides, **sections)
 
 
-def prepare(experiment: Experiment, out: str | Path | None = None) -> Run:
-    """Check everything and make the run folder, without running a round."""
+def prepare(experiment: Experiment, out: str | Path | None = None, say: Callable[[str], None] | None = None) -> Run:
+    """Check everything and make the run folder, without running a round.
+
+    Args:
+        experiment: The description.
+        out: The run folder; below `runs` by default.
+        say: Called with what is being done where checking takes more than a moment.
+    """
     experiment = settled(experiment)
     if experiment.start:
         RunFolder.open(experiment.start)
-    assembly = assemble(experiment)
+    assembly = proven(assemble(experiment), say)
     experiment = assembly.experiment
     engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
     try:
@@ -137,6 +144,7 @@ def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = 
         RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
     """
     files = target.files
+    target.__dict__["assembly"] = proven(target.assembly)  # of a run that goes on, it is not yet
     with contextlib.closing(target.take_engine()) as engine, files.held():
         taken = _taken_up(target)
         class_counts_in(files)  # drawn at the end

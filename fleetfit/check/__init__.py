@@ -2,28 +2,34 @@
 
 Everything is computed in float64 with every parameter redrawn, biases and norm affines too:
 1. permuting an axis everywhere, by whole granules, must not change the full model's outputs;
-2. every level's predicted shapes are those that the builder makes, and its state loads strictly;
-3. (on request) a sub-model with random channels equals the full model with the other channels zeroed and each norm over
-   channels restricted to the kept ones. Models whose arithmetic depends on a size are exempt: leave this part out.
+2. every level's predicted shapes are those that the builder makes, its state loads strictly, and at full width its
+   exits give what the full model gives there;
+3. a small model of all axes cut at once, in four ways, equals the full model with its other channels at zero. Where the
+   arithmetic depends on a size (a norm over channels, a scale by the head's size) the small model runs with the full
+   one's numbers.
 
-A right layout is exact to about 1e-15 (2e-7 where a module computes in fp32 inside); a wrong one is off by 0.06 and
-more.
+Each part is needed: layouts that are wrong pass the first two by luck, such as heads of a fixed number cut in granules
+of a head's size. A right layout is exact to about 1e-13; a wrong one is off by 1e-3 and more. What no output depends
+on, such as the biases of keys, is listed: nothing can be said of it, and nothing depends on it.
 """
 
-import functools
-from collections.abc import Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from fleetfit.check.channels import random_channels, unreachable
 from fleetfit.check.full import TOLERANCE, Full, describe, named
+from fleetfit.check.inert import inert
+from fleetfit.check.masked import WAYS, Cut, compared
+from fleetfit.check.parting import by_axis, failing_axes, in_words, parting
 from fleetfit.check.permute import permuted
-from fleetfit.check.shapes import loaded
+from fleetfit.check.shapes import check_depths, loaded
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, infer_layout, some_input
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import own_randomness, torch_rng
 from fleetfit.submodel import Submodel
 
 __all__ = ["TOLERANCE", "WIDTHS", "LayoutReport", "check_layout", "named", "some_exits", "some_levels"]
@@ -32,6 +38,12 @@ _BATCH = 4
 WIDTHS = (0.3, 0.5, 0.8, 1.0)
 """The widths of `some_levels`."""
 _MOST_EXITS = 6  # exits that are checked where the caller names no layout
+_MOST_LISTED = 6
+_PATIENCE_S = 3.0  # a proof that takes longer says what it does
+_MOST_REMEMBERED = 64
+_reports: dict[Hashable, "LayoutReport"] = {}
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -43,38 +55,64 @@ class LayoutReport:
         axes: Of each axis its size and granule, as text.
         permutation: By axis, how far a permutation moved the outputs; axes of one granule are absent.
         levels: The levels whose shapes and states fit, as text.
-        channels: By level, how far random channels were from the masked full model; empty when that part was not run.
-        exempt: Why the part with random channels was not run, if it was not.
+        cuts: By what was kept, how far the small model was from the masked full one.
+        numbers: Whether that needed the full model's size-dependent numbers.
+        not_proved: Axes that are not proved, and what the architecture says of them; empty for a whole proof.
+        differs: What is known of the difference, where an axis is not proved.
+        inert: Tensors that move no output, so that nothing can be said of their layout.
     """
 
     architecture: str
     axes: Mapping[str, str]
     permutation: Mapping[str, float]
     levels: tuple[str, ...]
-    channels: Mapping[str, float] = field(default_factory=dict)
-    exempt: str = ""
+    cuts: Mapping[str, float] = field(default_factory=dict)
+    numbers: bool = False
+    not_proved: Mapping[str, str] = field(default_factory=dict)
+    differs: str = ""
+    inert: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.architecture}: the layout is right."]
+        lines = [f"{self.architecture}: the layout is {'NOT PROVED' if self.not_proved else 'right'}."]
         for axis, text in self.axes.items():
             moved = self.permutation.get(axis)
             proof = "nothing to permute" if moved is None else f"permuting it moves outputs by {moved:.0e}"
             lines.append(f"  axis {axis}: {text}; {proof}")
-        for level in self.levels:
-            proof = f"; random channels differ by {self.channels[level]:.0e}" if level in self.channels else ""
-            lines.append(f"  level with {level}: shapes as predicted, state loads{proof}")
-        if self.exempt:
-            lines.append(f"  random channels: not checked, {self.exempt}")
-        return "\n".join(lines)
+        lines += [f"  level with {level}: shapes as predicted, state loads" for level in self.levels]
+        return "\n".join([*lines, *(f"  {line}" for line in self.on_cuts())])
+
+    def on_cuts(self) -> list[str]:
+        """Return what is known of small models beside the masked full one, in sentences."""
+        said = []
+        if self.not_proved:
+            said.append(self.warning)
+        elif self.cuts:
+            found = ", ".join(f"{how}: {error:.0e}" for how, error in self.cuts.items())
+            which = ", with its size-dependent numbers" if self.numbers else ""
+            said.append(f"small models equal the full one with its other channels at zero{which} ({found})")
+        if self.inert:
+            more = f" and {len(self.inert) - _MOST_LISTED} more" if len(self.inert) > _MOST_LISTED else ""
+            said.append(
+                f"cannot be proved, since no output depends on it: {', '.join(self.inert[:_MOST_LISTED])}{more}"
+            )
+        return said
+
+    @property
+    def warning(self) -> str:
+        """What must be seen before anything is trained; empty for a whole proof."""
+        axes = ", ".join(f'"{axis}"' for axis in self.not_proved)
+        why = next(iter(self.not_proved.values()), "")
+        return f"The layout is NOT PROVED for {axes} (size_dependent: {why}): {self.differs}." if axes else ""
 
 
 def check_layout(
     architecture: Architecture,
     layout: Layout | None = None,
     levels: Sequence[Submodel] = (),
-    channels_part: bool = False,
     input_shape: Sequence[int] | None = None,
     example: Tensor | None = None,
+    say: Say | None = None,
+    seed: int = 0,
 ) -> LayoutReport:
     """Prove a layout, or say where it is wrong.
 
@@ -82,63 +120,103 @@ def check_layout(
         architecture: The model family.
         layout: Its layout; by default inferred with up to six exits.
         levels: Sub-models to build; by default four of different width and depth.
-        channels_part: Also compare random channels with the masked full model.
         input_shape: Shape of one sample, of which random ones are drawn.
         example: A batch to use instead.
+        say: Called with what is being done where it takes more than a moment.
+        seed: Of parameters, inputs and channels.
 
     Returns:
-        A report that prints readably. Without `layout` and `example` it is cached by the architecture's parameters.
+        A report that prints readably. Without `example` it is made once in a process for the same architecture (by its
+        parameters, where it compares by them), layout, levels and shape.
 
     Raises:
-        ModelError: The layout is wrong; the message names the axis and the tensors to look at.
+        ModelError: The layout is wrong; the message names the axis and the tensors to look at. Or it could not be
+            proved, and the architecture does not say why (`size_dependent`).
     """
     if example is None and input_shape is None:
         raise ModelError("check_layout needs input_shape, the shape of one sample, or an example batch.")
     shape = tuple(input_shape or ())
-    if layout is None and example is None and _can_hash(architecture):
-        return _remembered(cast(Hashable, architecture), tuple(levels), channels_part, shape)
-    return _checked(architecture, layout, levels, channels_part, shape, example)
+    key = None if example is not None else _key(architecture, layout, levels, (*shape, -1, seed))
+    if key is not None and key in _reports:
+        return _reports[key]
+    with own_randomness(torch.device("cpu")):  # building draws numbers, and nothing else may notice
+        layout = (layout or infer_layout(architecture, some_exits(architecture))).complete
+        rng = torch_rng("check_layout", seed)
+        x = some_input(architecture, shape, _BATCH, rng) if example is None else example
+        full = Full(architecture, layout, x, rng, seed)
+        report = _proved(full, tuple(levels) or some_levels(architecture, layout), say)
+    if key is not None:
+        while len(_reports) >= _MOST_REMEMBERED:
+            _reports.pop(next(iter(_reports)))
+        _reports[key] = report
+    return report
 
 
-def _can_hash(architecture: object) -> bool:
+def _key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], more: tuple[int, ...]) -> Any:
+    """Return what a report depends on, or None for an architecture that cannot be told from another."""
+    ours: tuple[Any, ...] = ()
+    if layout is not None:
+        parts = (layout.axes, layout.tensors, layout.aliases, layout.base)
+        ours = (layout.exits, *(tuple(part.items()) for part in parts))
+    key = (architecture, getattr(architecture, "size_dependent", ""), ours, tuple(levels), more)
     try:
-        hash(architecture)
+        hash(key)
     except TypeError:
-        return False
-    return True
+        return None
+    return key
 
 
-@functools.lru_cache(maxsize=64)
-def _remembered(
-    architecture: Hashable, levels: tuple[Submodel, ...], channels_part: bool, input_shape: tuple[int, ...]
-) -> LayoutReport:
-    return _checked(cast(Architecture, architecture), None, levels, channels_part, input_shape, None)
+def _proved(full: Full, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
+    layout, until = full.layout, time.monotonic() + _PATIENCE_S
 
+    def now(what: str) -> None:
+        if say is not None and time.monotonic() > until:
+            say(f"Proving the layout of {type(full.architecture).__name__}: {what}")
 
-def _checked(
-    architecture: Architecture,
-    layout: Layout | None,
-    levels: Sequence[Submodel],
-    channels_part: bool,
-    input_shape: tuple[int, ...],
-    example: Tensor | None,
-) -> LayoutReport:
-    layout = (layout or infer_layout(architecture, some_exits(architecture))).complete
-    rng = torch_rng("check_layout")
-    if example is None:
-        example = some_input(architecture, input_shape, _BATCH, rng)
-    full = Full(architecture, layout, example, rng)
-    permutation = {axis: moved for axis in layout.axes if (moved := permuted(full, axis)) is not None}
-    levels = levels or some_levels(architecture, layout)
+    permutation = permuted(full, now)
+    now("a model of each level")
     for level in levels:
         loaded(full, level)
-    exempt = unreachable(full) if channels_part else "it was not asked for"
-    channels = {} if exempt else {describe(level): random_channels(full, level) for level in levels}
+    check_depths(full, [level.exits for level in levels])
+    cuts = compared(full, levels, now)
+    now("what moves no output")
+    still = inert(full)
+    failed = [cut for cut in cuts if not cut.error <= full.tolerance]
+    not_proved, differs = _unproved(full, failed) if failed else ({}, "")
     axes = {
         name: f"{axis.size} channels in granules of {axis.granule}" + ("" if axis.scaled else ", never cut")
         for name, axis in layout.axes.items()
     }
-    return LayoutReport(named(architecture), axes, permutation, tuple(map(describe, levels)), channels, exempt)
+    return LayoutReport(
+        architecture=named(full.architecture),
+        axes=axes,
+        permutation=permutation,
+        levels=tuple(map(describe, levels)),
+        cuts={cut.how: cut.error for cut in cuts},
+        numbers=any(cut.way != WAYS[0] for cut in cuts),
+        not_proved=not_proved,
+        differs=differs,
+        inert=still,
+    )
+
+
+def _unproved(full: Full, failed: Sequence[Cut]) -> tuple[Mapping[str, str], str]:
+    """Return the axes that are not proved, with the architecture's reason, and what is known.
+
+    Raises:
+        ModelError: The architecture gives no reason.
+    """
+    axes, worst = failing_axes(full), max(failed, key=lambda cut: cut.error)
+    text = in_words(full, worst, axes, parting(full, worst))
+    why = getattr(full.architecture, "size_dependent", "")
+    if why:
+        return by_axis(axes, full.layout, why), text
+    raise ModelError(
+        f"the layout could not be proved: {text}. Look at what is declared for the tensors there, at granules (do "
+        "heads, or groups of a norm or a convolution, keep their members when the axis is cut?), and at axes that are "
+        "one. Where a narrow model is meant to compute something else, say so in the architecture: "
+        'size_dependent = "why".'
+    )
 
 
 def some_exits(architecture: Architecture) -> tuple[int, ...]:

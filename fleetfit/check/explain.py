@@ -82,11 +82,13 @@ def what_was_proved(report: LayoutReport) -> Iterator[str]:
     """Yield what a permutation of each axis did, and that the levels are what was predicted."""
     moved = ", ".join(f'"{axis}" by {by:.0e}' for axis, by in report.permutation.items())
     if moved:
-        yield f"the layout is right: permuting axes everywhere moves the outputs by nothing but rounding ({moved})"
+        right = "permuting" if report.not_proved else "the layout is right: permuting"
+        yield f"{right} axes everywhere moves the outputs by nothing but rounding ({moved})"
     untried = [axis for axis in report.axes if axis not in report.permutation]
     if untried:
         yield f"of one granule, nothing to permute: {', '.join(untried)}"
     yield f"{_count(len(report.levels), 'level')} built: every tensor has the predicted shape, and the state loads"
+    yield from report.on_cuts()
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------

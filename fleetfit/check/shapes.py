@@ -1,11 +1,35 @@
-"""Part 2 of the proof: every level has the predicted shapes, and its state loads strictly."""
+"""Part 2 of the proof: every level has the predicted shapes and loads strictly; its exits compute what they should."""
 
+from collections.abc import Iterable
+
+import torch
 from torch import nn
 
-from fleetfit.check.full import Full, describe, load
+from fleetfit.check.full import Full, describe, difference, load
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, named_tensors
+from fleetfit.layout import build_module, named_tensors, outputs
 from fleetfit.submodel import Submodel, extract
+
+
+def check_depths(full: Full, exits: Iterable[tuple[int, ...]]) -> None:
+    """Check that models of full width with fewer exits give what the full model gives there.
+
+    Raises:
+        ModelError: One does not.
+    """
+    for some in dict.fromkeys(exits):
+        if some == full.layout.exits:
+            continue
+        module = loaded(full, Submodel({}, some))
+        with torch.no_grad():
+            ours = outputs(module, full.x)
+        error = difference(ours, [full.expected[full.layout.exits.index(e)] for e in some])
+        if error > full.tolerance:
+            raise ModelError(
+                f"a model of full width with exits {', '.join(map(str, some))} gives other outputs than the full model "
+                f"at these exits; they differ by {error:.2g} of their size. What a block or a classifier computes must "
+                "not depend on how many follow it."
+            )
 
 
 def loaded(full: Full, level: Submodel) -> nn.Module:
@@ -39,7 +63,7 @@ def _compare(
         )
     for name, shape in predicted.items():
         if built[name] != shape:
-            axes = sorted({s.axis for dim in full.layout.tensors[name].dims for s in dim if s.axis is not None})
+            axes = sorted({axis for dim in full.layout.tensors[name].dims for s in dim for axis in s.axes})
             raise ModelError(
                 f'{where}: the layout predicts {shape} for "{name}" (axes: {", ".join(axes) or "none"}), the builder '
                 f"makes {built[name]}. A size that is derived by rounding must be an axis of its own, or its granule "

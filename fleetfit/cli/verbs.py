@@ -71,7 +71,7 @@ def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quie
     from fleetfit.api import runs
     from fleetfit.cli import display
 
-    display.trained(runs.prepare(runs.described(file, overrides or ()), out), quiet)
+    display.trained(runs.prepare(runs.described(file, overrides or ()), out, None if quiet else display.say), quiet)
 
 
 @app.command()

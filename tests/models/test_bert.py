@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fleetfit import names
 from fleetfit.check import check_layout
@@ -122,24 +123,30 @@ def test_all_heads_of_the_full_model_are_in_each_level() -> None:
 
 
 def test_layout_passes_all_parts() -> None:
-    report = check_layout(tiny(), channels_part=True, input_shape=(7,))
-    assert set(report.permutation) == {"hidden", "attention", "mlp", "classes"} and report.exempt == ""
-    assert report.channels and max([*report.permutation.values(), *report.channels.values()]) < 1e-12
+    report = check_layout(tiny(), input_shape=(7,))
+    assert set(report.permutation) == {"hidden", "attention", "mlp", "classes"} and not report.not_proved
+    assert report.cuts and max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
-def test_fixed_heads_pass_the_parts_that_hold_for_them() -> None:
-    report = check_layout(tiny(heads="fixed"), channels_part=True, input_shape=(7,))
+def test_fixed_heads_are_proved_with_the_full_models_scale() -> None:
+    report = check_layout(tiny(heads="fixed"), input_shape=(7,))
     assert set(report.permutation) == {"hidden", "head", "mlp", "classes"}
-    assert max(report.permutation.values()) < 1e-12 and not report.channels
-    assert "depends on a size: attention is divided by the root of the head's size" in str(report)
+    assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
+    assert report.numbers and not report.not_proved
 
 
-def test_fixed_heads_are_rightly_exempt() -> None:
-    """Without the exemption the third part fails: attention's scale is that of the narrow head."""
+def test_a_scale_that_is_taken_from_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow model that leaves out what the full one does cannot be proved by putting in the full one's numbers."""
     made = tiny(heads="fixed")
+    attend = functional.scaled_dot_product_attention
+
+    def sharper(query: torch.Tensor, *rest: torch.Tensor, **options: Any) -> torch.Tensor:
+        return attend(query.square() if query.shape[-1] < 4 else query, *rest, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", sharper)
     object.__setattr__(made, "size_dependent", "")
-    with pytest.raises(ModelError, match="arithmetic depends on a size"):
-        check_layout(made, layout=infer_layout(made), channels_part=True, input_shape=(7,))
+    with pytest.raises(ModelError, match=r'the layout could not be proved: .*"head".*first at "blocks\.0'):
+        check_layout(made, layout=infer_layout(made), input_shape=(7,))
 
 
 def test_fixed_heads_must_be_declared() -> None:
@@ -250,8 +257,8 @@ def test_a_classifier_by_hand(kind: Any) -> None:
             var = sum((v - mean) ** 2 for v in z) / 12
             z = (z - mean) / (var + 1e-12) ** 0.5 * head.norm.weight + head.norm.bias
         torch.testing.assert_close(logits, head.fc.weight @ z + head.fc.bias, atol=1e-4, rtol=1e-4)
-    report = check_layout(made, channels_part=True, input_shape=(7,))
-    assert max([*report.permutation.values(), *report.channels.values()]) < 1e-12
+    report = check_layout(made, input_shape=(7,))
+    assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
 # ---- what does not fit ---------------------------------------------------------------------------------------------

@@ -87,15 +87,15 @@ def test_multiply_adds_of_an_image() -> None:
 
 
 def test_layout_passes_all_parts() -> None:
-    report = check_layout(tiny(), channels_part=True, input_shape=SHAPE)
-    assert set(report.permutation) == {"hidden", "attention", "mlp", "classes"} and report.exempt == ""
-    assert report.channels and max([*report.permutation.values(), *report.channels.values()]) < 1e-12
+    report = check_layout(tiny(), input_shape=SHAPE)
+    assert set(report.permutation) == {"hidden", "attention", "mlp", "classes"} and not report.not_proved
+    assert report.cuts and max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
-def test_fixed_heads_pass_the_parts_that_hold_for_them() -> None:
-    report = check_layout(tiny(heads="fixed"), channels_part=True, input_shape=SHAPE)
-    assert max(report.permutation.values()) < 1e-12 and not report.channels
-    assert "depends on a size" in str(report)
+def test_fixed_heads_are_proved_with_the_full_models_scale() -> None:
+    report = check_layout(tiny(heads="fixed"), input_shape=SHAPE)
+    assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
+    assert report.numbers and not report.not_proved
 
 
 @pytest.mark.parametrize(("shape", "patch"), [((3, 32, 32), 4), ((1, 28, 28), 7), ((1, 8, 12), 2), ((2, 4, 4), 4)])
