@@ -104,7 +104,7 @@ def test_a_calibration_of_another_state_is_refused(fleetfit: Command, own: Path)
     assert "is of another state of this model. Calibrate again, or give a budget." in fleetfit(own)[2]
     del numbers["curve"]
     path.write_text(json.dumps(numbers))
-    assert "level-2.json has no curve. Calibrate again." in fleetfit(own)[2]
+    assert "level-2.json is damaged: it has no curve. Calibrate again." in fleetfit(own)[2]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What a run folder says of its run: the description with every default visible, a fleet's nodes, accuracies."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ def planned_for(files: RunFolder) -> list[Told]:
         RunError: The file is damaged.
     """
     try:
-        return [hello_of(nest) for nest in json.loads(files.text(NODES))["planned"]]
+        return [hello_of(nest) for nest in files.json(NODES)["planned"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{files.path / NODES} is damaged: {error}.") from None
 

@@ -5,7 +5,6 @@ each round, so that a run whose server was killed goes on where it was.
 """
 
 import functools
-import json
 import math
 import secrets
 import time
@@ -166,7 +165,7 @@ class _Served:
         rules, planned = rules_of(run.experiment), planned_for(run.files)
         roll = new_roll(post, run.experiment, say)
         try:
-            saved = json.loads(run.files.text(NODES))
+            saved = run.files.json(NODES)
             roll.restore(saved["members"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None

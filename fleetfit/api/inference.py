@@ -16,6 +16,7 @@ from fleetfit.config.naming import load_data
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
+from fleetfit.inference.calibration import check_numbers
 from fleetfit.inference.export import Shipped
 from fleetfit.layout import predictions, some_input
 from fleetfit.planner import Amount, absolute
@@ -171,7 +172,6 @@ def calibrate(
     limit = absolute_budget(budget, cost, costs)
     found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
     if client is None:
-        run.files.path.joinpath("inference").mkdir(exist_ok=True)
         numbers = {"round": run.server.round, "data": data.name, **found.numbers()}
         run.files.write(calibration_file(name), json.dumps(numbers, indent=1, allow_nan=False) + "\n")
     return found
@@ -188,20 +188,22 @@ def saved_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
     Raises:
         ConfigError: It is damaged, or of another round's model.
     """
-    path = run.folder / calibration_file(run.level_name(level))
-    if not path.is_file():
+    name = calibration_file(run.level_name(level))
+    path = run.folder / name
+    if not run.files.has(name):
         return None
+    found = run.files.json(name)
     try:
-        found = cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
-        then = found["round"]
-    except (ValueError, OSError, KeyError, TypeError):
-        raise ConfigError(f"{path} is damaged. Calibrate again.") from None
+        check_numbers(found, len(submodel_of(run, level).exits))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}. Calibrate again.") from None
+    then = found["round"]
     if then != run.server.round:
         raise ConfigError(
             f"{path} was found after round {then}, and the model is that of round {run.server.round} now. Calibrate "
             "again, or remove the file."
         )
-    return found
+    return cast(Mapping[str, Any], found)
 
 
 def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]:

@@ -101,11 +101,14 @@ class Rounds:
         done, loss = report["round"], report["train"]["loss"]
         self._first = self._first or done
         columns = report.get("evaluate", {}).get(self._norm)
+        now = ""
         if columns:
-            self._accuracy = f"local {percent(columns['local'])}%  global {percent(columns['global'])}%"
+            now = f"local {percent(columns['local'])}%  global {percent(columns['global'])}%"
+            self._accuracy = f"{now} (round {done})"  # which the bar goes on showing
         if "undone" in report:
             self._say(f"Round {done} was {in_words(report['undone'])}")
-        what = f"loss {'-' if loss is None else f'{loss:.3f}'}  {self._accuracy}"
+        shown = now if self._bar is None else self._accuracy
+        what = f"loss {'-' if loss is None else f'{loss:.3f}'}  {shown}".rstrip()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, what=escape(what))
             if done == self._rounds:

@@ -1,6 +1,7 @@
 """What `predict`, `calibrate` and `export` do, and the tables that they print."""
 
 import csv
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit import names
+from fleetfit import files, names
 from fleetfit.api import Run, load
 from fleetfit.api.inference import cost_of_unit, data_of, saved_calibration
 from fleetfit.data import Data
@@ -129,13 +130,14 @@ def _answers(
 def _write(found: _Predicted, data: Data, asked: Asked) -> None:
     shown = [f"exit{i + 1}" for i in range(len(found.answers))] if asked.adaptive else ["prediction"]
     named = data.class_names or tuple(map(str, range(data.classes)))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["sample", "label", *shown, "exit"])
+    columns = [found.indices.tolist(), [named[y] for y in found.labels.tolist()]]
+    columns += [[named[a] for a in row] for row in found.answers.tolist()]
+    writer.writerows(zip(*columns, found.exits.tolist(), strict=True))
     try:
-        with Path(str(asked.out)).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["sample", "label", *shown, "exit"])
-            columns = [found.indices.tolist(), [named[y] for y in found.labels.tolist()]]
-            columns += [[named[a] for a in row] for row in found.answers.tolist()]
-            writer.writerows(zip(*columns, found.exits.tolist(), strict=True))
+        files.write_where_told(str(asked.out), text.getvalue())
     except OSError as error:
         raise ConfigError(f"the predictions cannot be written to {asked.out}: {error.strerror}.") from None
 
@@ -181,11 +183,11 @@ def calibration_tables(found: Calibration) -> Iterator[Table]:
         threshold = "-" if i == count - 1 else "never" if policy.thresholds[i] > 1 else f"{policy.thresholds[i]:.4f}"
         rows.append((
             str(i + 1), _amount(found.costs[i], found.cost), threshold,
-            f"{policy.temperatures[i]:.2f}" if policy.temperatures else "-", percent(found.test.shares[i]),
-            percent(found.accuracies[i]), percent(before), percent(after) if policy.temperatures else "-",
+            percent(found.test.shares[i]), percent(found.accuracies[i]), percent(before),
+            *([] if after is None else [f"{policy.temperatures[i]:.2f}", percent(after)]),
         ))  # fmt: skip
-    heads = ("exit", _unit(found.cost), "threshold", "temperature", "test samples that leave %", "accuracy of all %",
-             "calibration error %", "after temperature %")  # fmt: skip
+    heads = ("exit", _unit(found.cost), "threshold", "test samples that leave %", "accuracy of all %",
+             "calibration error %", *(("temperature", "error after it %") if policy.temperatures else ()))  # fmt: skip
     test = found.test
     saved = 1 - test.cost / found.costs[-1]
     notes = (

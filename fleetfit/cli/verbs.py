@@ -190,10 +190,11 @@ app.command()(profile)
 
 
 def _save(found: "Plan", path: Path) -> None:
+    from fleetfit import files
     from fleetfit.cli import display
 
     try:
-        path.write_text(found.to_toml(), encoding="utf-8")
+        files.write_where_told(path, found.to_toml())
     except OSError as error:
         raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.") from None
     display.say(f'Saved. Use it in a run file: [fleet] levels = "{path}".')

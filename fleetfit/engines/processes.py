@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from fleetfit import paths
 from fleetfit.data.stored import restored, store
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, RunError
 from fleetfit.train import accelerator_named
 from fleetfit.train.allocator import keep_freed_memory
 from fleetfit.values import Job, Simulation
@@ -101,12 +102,18 @@ class Processes(Pool):
         """Write the data for the workers and start them."""
         super().__init__("processes", len(devices))
         keep_freed_memory()
-        self._folder = Path(tempfile.mkdtemp(prefix="fleetfit-"))
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="fleetfit-"))
+        except OSError as error:
+            raise RunError(_no_start("the folder for temporary files", error)) from None
         self._devices = devices
         try:
             nest = {"data": store(simulation.data, self._folder), **setup_nest(simulation, threads)}
             (self._folder / "setup").write_bytes(pack(nest))
             self._workers = [self._start(place) for place in range(len(devices))]
+        except OSError as error:
+            self.close()
+            raise RunError(_no_start(str(self._folder), error)) from None
         except BaseException:
             self.close()
             raise
@@ -122,6 +129,13 @@ class Processes(Pool):
         """End the workers and remove their data."""
         super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _no_start(place: str, error: OSError) -> str:
+    return (
+        f"the workers cannot be started, since {place} cannot be written: {paths.why(error)}. Make room there, or "
+        "name another folder in the environment variable TMPDIR."
+    )
 
 
 # ---- in a worker -------------------------------------------------------------------------------------------------

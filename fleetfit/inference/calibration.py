@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from fleetfit.errors import RunError
 from fleetfit.inference.confidence import Measure, calibration_error, fitted_temperature
-from fleetfit.inference.scores import Scores
+from fleetfit.inference.scores import COSTS, Scores
 from fleetfit.inference.stopping import Mode, Outcome, Policy, outcome, policy_for
+from fleetfit.records import forms
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,8 @@ class Calibration:
         validation: What it does to the samples that it was chosen on.
         test: What it does to the test samples.
         accuracies: Of each exit on the test samples [E].
-        calibration_errors: Of each exit on the test samples before and after temperature scaling [E]; equal without.
+        calibration_errors: Of each exit on the test samples, before temperature scaling and after it [E]; without,
+            there is no second one.
         curve: For budgets from the first exit's cost to the last one's: budget, and the numbers of `test`.
     """
 
@@ -39,7 +41,7 @@ class Calibration:
     validation: Outcome
     test: Outcome
     accuracies: tuple[float, ...]
-    calibration_errors: tuple[tuple[float, float], ...]
+    calibration_errors: tuple[tuple[float, float | None], ...]
     curve: tuple[Mapping[str, Any], ...]
 
     def numbers(self) -> dict[str, Any]:
@@ -85,7 +87,9 @@ def calibrate(
     count = len(costs)
     fitted = [fitted_temperature(z, validation.labels) for z in validation.logits] if temperature else []
     before = [calibration_error(z, test.labels) for z in test.logits]
-    after = [calibration_error(z, test.labels, t) for z, t in zip(test.logits, fitted or [1.0] * count, strict=True)]
+    after: list[float | None] = [None] * count
+    if fitted:
+        after = [calibration_error(z, test.labels, t) for z, t in zip(test.logits, fitted, strict=True)]
 
     def chosen(limit: float) -> Policy:
         return policy_for(validation, costs, limit, mode, measure, fitted)
@@ -97,6 +101,44 @@ def calibrate(
         level, cost, tuple(costs), budget, mode, policy, outcome(validation, policy, costs),
         outcome(test, policy, costs), tuple(test.accuracies), tuple(zip(before, after, strict=True)), tuple(curve),
     )  # fmt: skip
+
+
+_OUTCOME = {"shares": forms.listed(forms.share, 1), "accuracy": forms.share, "cost": forms.number}
+_NUMBERS = forms.table({
+    "round": forms.count, "level": forms.text, "cost": forms.text, "costs": forms.listed(forms.number, 1),
+    "budget": forms.number, "mode": forms.text, "accuracies": forms.listed(forms.share, 1),
+    "calibration_errors": forms.listed(forms.listed(forms.maybe(forms.number), 2), 1),
+    "curve": forms.listed(forms.table({**_OUTCOME, "budget": forms.number})),
+    "test": forms.table({**_OUTCOME, "full": forms.share}),
+    "policy": forms.table({
+        "thresholds": forms.listed(forms.number, 1), "measure": forms.text, "temperatures": forms.listed(forms.number)
+    }),
+})  # fmt: skip
+
+
+def check_numbers(numbers: Any, exits: int) -> None:
+    """Look at what was read of `Calibration.numbers`, with the round beside it.
+
+    Args:
+        numbers: As they were read.
+        exits: How many the level has.
+
+    Raises:
+        ValueError: Something is missing, or not as it should be.
+    """
+    _NUMBERS(numbers, "")
+    policy = numbers["policy"]
+    lists = {key: numbers[key] for key in ("costs", "accuracies", "calibration_errors")}
+    lists |= {"policy/thresholds": policy["thresholds"], "test/shares": numbers["test"]["shares"]}
+    if policy["temperatures"]:
+        lists["policy/temperatures"] = policy["temperatures"]
+    for name, found in lists.items():
+        if len(found) != exits:
+            raise ValueError(f"{name} has {len(found)} entries, and the level {exits} exits")
+    if policy["measure"] not in get_args(Measure) or numbers["cost"] not in COSTS:
+        raise ValueError(f"{policy['measure']} or {numbers['cost']} is unknown")
+    if min(policy["temperatures"], default=1.0) <= 0 or min(numbers["costs"]) <= 0:
+        raise ValueError("temperatures and costs are above 0")
 
 
 def read_policy(numbers: Mapping[str, Any]) -> Policy:

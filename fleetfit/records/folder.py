@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetfit import files
+from fleetfit import files, paths
 from fleetfit.errors import RunError
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.records.tensors import Damaged
@@ -331,4 +331,4 @@ def _round_of(path: Path) -> int:
 
 
 def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+    return paths.why(error)

@@ -57,7 +57,7 @@ def compare(
     for number, entry in enumerate(plan.entries(), 1):
         table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
         title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
-        found = _one(table, folder / entry.place, title, number, plan.count, on_run)
+        found = _one(table, _place(folder, entry.place), title, number, plan.count, on_run)
         runs.setdefault((entry.row, entry.setting), []).append(found)
     return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, overrides)
 
@@ -82,6 +82,21 @@ def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: 
     return found
 
 
+def _place(folder: Path, run: Path) -> Path:
+    """Return the folder of a run of a comparison.
+
+    Raises:
+        RunError: It, or one on the way to it, is a link, which could lead anywhere.
+    """
+    place = folder / run
+    for part in (place, *place.parents[: len(run.parts) - 1]):
+        if part.is_symlink():
+            raise RunError(
+                f"{part} is a symbolic link, and nothing is written through one. Move the folder itself there."
+            )
+    return place
+
+
 def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[tuple[str, str], Choice]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
@@ -93,7 +108,7 @@ def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[t
         for choice in plan.tuning:
             number += 1
             change = {**nested(choice), "evaluate": {**nested(choice).get("evaluate", {}), "split": "validation"}}
-            place = folder / "tune" / entry.place.parent / slug(label(choice))
+            place = _place(folder, Path("tune") / entry.place.parent / slug(label(choice)))
             title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice)]))
             found = _one(merged(entry.table, change), place, title, number, count, on_run)
             scores.append(_score(plan, found))

@@ -85,7 +85,9 @@ def _calibration(shipped: Shipped) -> list[str]:
     test = found["test"]
     last = found["costs"][-1]
     shares = ", ".join(f"{100 * share:.1f}%" for share in test["shares"])
-    errors = ", ".join(f"{100 * before:.1f}% / {100 * after:.1f}%" for before, after in found["calibration_errors"])
+    scaled = bool(policy.temperatures)
+    errors = ", ".join(f"{100 * before:.1f}% / {100 * after:.1f}%" if scaled else f"{100 * before:.1f}%"
+                       for before, after in found["calibration_errors"])  # fmt: skip
     unit = "multiply-adds" if found["cost"] == "multiply_adds" else "seconds"
     return [
         "",
@@ -94,8 +96,8 @@ def _calibration(shipped: Shipped) -> list[str]:
         f"A sample leaves at the first exit whose confidence ({policy.measure}) reaches its threshold. With thresholds "
         f"chosen on validation data, on test data {shares} of the samples leave at exits 1 to {len(shipped.exits)}: "
         f"accuracy {100 * test['accuracy']:.2f}% at an average of {test['cost']:.4g} {unit}, against "
-        f"{100 * test['full']:.2f}% at {last:.4g} for all at the last exit. Expected calibration error of each exit, "
-        f"before / after temperature scaling: {errors}.",
+        f"{100 * test['full']:.2f}% at {last:.4g} for all at the last exit. Expected calibration error of each exit"
+        f"{', before / after temperature scaling' if scaled else ''}: {errors}.",
     ]
 
 

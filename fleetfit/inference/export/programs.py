@@ -68,7 +68,10 @@ def write_program(graph: Graph, path: Path) -> None:
     """
     program = exported(graph)
     with quiet():
-        torch.export.save(program, path)
+        try:
+            torch.export.save(program, path)
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise OSError(None, f"PyTorch could not write {path.name}: {str(error).partition(chr(10))[0]}") from None
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
@@ -122,6 +125,8 @@ def quiet() -> Iterator[None]:
 def _explained(graph: Graph, what: str) -> Iterator[None]:
     try:
         yield
+    except OSError:  # a full disk
+        raise
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:

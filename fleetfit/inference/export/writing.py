@@ -1,21 +1,22 @@
 """The folder that goes to a device: all its files, each checked against the model before anything is left behind."""
 
-import shutil
-import tempfile
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
+from fleetfit import files
 from fleetfit.errors import ConfigError, DataError, ModelError, RunError, did_you_mean
 from fleetfit.inference.export import checked, executorch, int8
 from fleetfit.inference.export.card import card
 from fleetfit.inference.export.checked import Variant
 from fleetfit.inference.export.graphs import TOKENS, Graph, segment_graphs, whole_graph
-from fleetfit.inference.export.plain import WEIGHTS, config_of, write_config, write_tensors
+from fleetfit.inference.export.plain import CONFIG, WEIGHTS, config_of, write_config, write_tensors
 from fleetfit.inference.export.programs import need_onnx, write_onnx, write_program
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
@@ -71,9 +72,12 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
         ModelError: The model cannot be traced, or a form does not compute what the model does.
         MissingExtra: A form needs an optional dependency.
     """
-    target = Path(out).expanduser().resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RunError(f"{target} exists and is not empty; choose another folder for the export.")
+    target = Path(os.path.realpath(files.expanded(out)))
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise RunError(f"{target} exists and is not empty; choose another folder for the export.")
+    except OSError as error:
+        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
     unknown = [form for form in forms if form not in FORMS]
     if unknown:
         raise ConfigError(f'there is no form "{unknown[0]}"; there are {", ".join(FORMS)}.'
@@ -81,23 +85,17 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
     if _ONNX & set(forms):
         need_onnx()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
-    try:
-        found = _Writing(shipped, part, forms, say).all()
-        for file in (part, *part.rglob("*")):
-            file.chmod(0o755 if file.is_dir() else 0o644)
-        if target.exists():  # it may be where a card is mounted, or the folder that somebody stands in
-            for file in part.iterdir():
-                file.rename(target / file.name)
-        else:
-            part.rename(target)
-    except OSError as error:
-        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with files.folder_begun(target) as part:
+            found = _Writing(shipped, part, forms, say).all()
+            for file in (part, *part.rglob("*")):
+                file.chmod(0o755 if file.is_dir() else 0o644)
+            if target.exists():  # it may be where a card is mounted, or the folder that somebody stands in
+                for file in sorted(part.iterdir(), key=lambda file: file.name == CONFIG):  # the one that names the rest
+                    file.rename(target / file.name)
+            else:
+                part.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
     return Export(target, shipped.level, tuple(found.variants), tuple(found.notes))
 
 
