@@ -89,8 +89,15 @@ def what_raised(error: BaseException, most: int = 300) -> str:
     return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
 
 
+def shown(value: object, most: int = 60) -> str:
+    """Return a value as a message shows it: in one line that is safe to print, cut where it is long."""
+    return one_line(str(value), most)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ` Did you mean "rounds"?`, or an empty string when nothing is near."""
+    if len(word) > 200:  # no misspelling; and comparing takes time that grows with the square of it
+        return ""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""
 

@@ -17,13 +17,13 @@ import sys
 import sysconfig
 import traceback
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fleetfit import paths
-from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
+from fleetfit import paths, used
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _PRIVATE = {
@@ -58,17 +58,17 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         ConfigError: The name is unknown, malformed, or its module fails to import.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"a name in {kind} must be text, got {name!r}.")
+        raise ConfigError(f"a name in {kind} must be text, got {shown(repr(name))}.")
     if ":" in name:
         return _outside(kind, name)
     if not _IDENTIFIER.fullmatch(name):
         raise ConfigError(
-            f'"{name}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
+            f'"{shown(name)}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
             '"file.py:function".'
         )
     known = available(kind)
     if name not in known:
-        raise ConfigError(f'"{name}" is not among the {kind}: {", ".join(known)}.{did_you_mean(name, known)}')
+        raise ConfigError(f'"{shown(name)}" is not among the {kind}: {", ".join(known)}.{did_you_mean(name, known)}')
     return typing.cast(Callable[..., Any], getattr(importlib.import_module(f"fleetfit.{kind}.{name}"), name))
 
 
@@ -193,7 +193,10 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
     return inspect.signature(function).parameters
 
 
-def call(function: Callable[..., Any], name: str, where: str, values: Mapping[str, Any], **given: Any) -> Any:
+def call(
+    function: Callable[..., Any], name: str, where: str, values: Mapping[str, Any], own: Sequence[str] = (),
+    **given: Any,
+) -> Any:  # fmt: skip
     """Call a factory with the values of a configuration, checked against its signature.
 
     Args:
@@ -201,6 +204,7 @@ def call(function: Callable[..., Any], name: str, where: str, values: Mapping[st
         name: How the configuration calls it, for messages.
         where: The configuration section, for messages, such as "[method]".
         values: Keyword arguments from the configuration.
+        own: Keys that the section has beside the factory's, for messages.
         **given: Keyword arguments from FleetFit, passed only where the signature has them.
 
     Raises:
@@ -212,8 +216,10 @@ def call(function: Callable[..., Any], name: str, where: str, values: Mapping[st
     arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known and not open_ended:
-            options = ", ".join(known) or "nothing"
-            raise ConfigError(f'{where} {name} has no "{key}"; it takes {options}.{did_you_mean(key, known)}')
+            options = ", ".join((*own, *known)) or "nothing"
+            raise ConfigError(
+                f'{where} {shown(name)} has no "{shown(key)}"; it takes {options}.{did_you_mean(key, (*own, *known))}'
+            )
         arguments[key] = (
             _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
         )
@@ -225,7 +231,12 @@ def call(function: Callable[..., Any], name: str, where: str, values: Mapping[st
             and (parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL)
         ):
             raise ConfigError(f'{where} {name} needs "{key}".')
-    return function(**arguments)
+    said = {key: value for key, value in values.items() if key in parameters and value != parameters[key].default}
+    try:
+        with used.calling(where, said):
+            return function(**arguments)
+    except SystemExit as error:  # which would end a run with exit code 0 and without a word
+        raise ConfigError(f"{where} {name} {what_it_raised(error)}.") from error
 
 
 def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:
@@ -246,4 +257,4 @@ def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any],
         strict = isinstance(value, bool | str)  # "3" is no number and true is no 1
         return adapter.validate_python(value, strict=strict)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{where}: {error.errors()[0]['msg'].lower()}, got {value!r}.") from None
+        raise ConfigError(f"{where}: {error.errors()[0]['msg'].lower()}, got {shown(repr(value))}.") from None

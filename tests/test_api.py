@@ -508,8 +508,8 @@ def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_sa
 
 def test_printed_numbers_belong_to_the_settings_that_the_file_wrote(tmp_path: Path) -> None:
     table = tomllib.loads(PRINTED)
-    fewer = {**table["compare"], "setting": table["compare"]["setting"][1:], "columns": ["full"]}
-    plan = Planned({**table, "compare": fewer}, "x", table)
+    fewer = {"setting": table["compare"]["setting"][1:], "columns": ["full"]}
+    plan = Planned(table, "x", {"compare": fewer})
     assert plan.columns == ["full"]
     assert plan.printed["fedavg", "non-IID", "full"] == 77.0
 

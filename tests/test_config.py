@@ -302,7 +302,7 @@ def own_method() -> Method:
 
 
 def test_objects_of_the_wrong_kind_are_refused() -> None:
-    assert "data must be a name, a function or a fleetfit.Data, got int" in said(
+    assert '[data] name: should be a name in quotes, such as "digits", got 3.' in said(
         lambda: assemble(experiment_of(None, data={"name": 3}))
     )
     assert 'must give an Architecture; object lacks "axes"' in said(

@@ -110,7 +110,7 @@ def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, co
 
 def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("fleet.groups = [{ budget = 0.2 }, { budget = 0.6 }, { budget = 1.0 }]\n")
-    planned, _ = planning.of_run_file(tmp_path / "run.toml", ())
+    planned = planning.of_run_file(tmp_path / "run.toml", ())[0].plan
     asked = measuring([found_of()] * 3)
     found = profile(tmp_path / "run.toml", facts=Facts("", "classification", (1, 8, 8), 10))
     assert [level.share for level in found.levels] == [level.share for level in planned.levels]

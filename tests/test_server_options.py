@@ -171,6 +171,21 @@ def test_feddyn_is_algorithm_1() -> None:
     close(server.state, plain_feddyn(federation, simulation, 0.2), atol=2e-5)
 
 
+def test_feddyn_with_weights_by_samples_keeps_the_size_of_h() -> None:
+    """Six clients of 28 samples each: weights by samples say what weights by count say, and so must h."""
+    states = []
+    for weight in ("by_count", "by_samples"):
+        federation, simulation = alike({"name": "fedavg", "plus": {"feddyn": {"alpha": 0.2}}})
+        spec = {**federation.method_spec, "hooks": {**federation.method_spec["hooks"], "weight": weight}}
+        federation = replace(federation, method=build(spec), method_spec=spec)
+        engine, server = local_engine(simulation), start(federation)
+        for _ in CHOSEN:
+            server, _ = one_round(federation, engine, Settings(3, LOCAL), server)
+        states.append(server)
+    close(states[1].state, states[0].state, atol=2e-5)
+    close(states[1].memory["h"], states[0].memory["h"], atol=2e-5)
+
+
 def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:
     """A gradient kept for other channels is moved to the new ones; and two parts that both count clients agree."""
     spec = {"name": "scalefl", "hooks": {"channels": "rolling"}, "plus": {"feddyn": {}}}

@@ -40,6 +40,16 @@ def for_fleet(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update=changes)
 
 
+def changed_for_fleet(experiment: Experiment) -> list[str]:
+    """Return what a fleet's run does otherwise than its file says, beyond what its nodes have of their own."""
+    found, engine = [], experiment.engine
+    if "engine" in experiment.model_fields_set and engine.name != "flower":
+        found.append(f'[engine] is not used here: on a fleet the engine is "flower", and not "{engine.name}".')
+    if experiment.checkpoint.every != 1:
+        found.append("[checkpoint] every is not used here: a fleet's run writes a checkpoint after each round.")
+    return found
+
+
 def rules_of(experiment: Experiment) -> Rules:
     """Return when the run begins and when its rounds end."""
     rules: Rules = called("engines", "flower", "[engine]", experiment.engine.settings)

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fleetfit.api.asking import check_asked, check_single
 from fleetfit.api.described import NODES, planned_for, settled
 from fleetfit.api.enrolment import (
     SAY_S,
     SETTLE_S,
+    changed_for_fleet,
     enrolled,
     fits,
     for_fleet,
@@ -138,7 +140,11 @@ class _Served:
     @staticmethod
     def begun(post: "Post", wanted: Wanted, say: Callable[[str], None]) -> "_Served":
         """Begin a run: wait for nodes, plan, make the folder."""
-        experiment = for_fleet(settled(described(wanted.run_file or None, wanted.overrides)))
+        asked = described(wanted.run_file or None, wanted.overrides)
+        check_single(asked, "a fleet")
+        for note in changed_for_fleet(asked):
+            say(f"Note: {note}")
+        experiment = for_fleet(settled(asked))
         out = Path(wanted.out) if wanted.out else None
         if out is not None and out.exists() and any(out.iterdir()):
             raise RunError(
@@ -150,7 +156,9 @@ class _Served:
         roll.fits = fits(experiment, facts_of_all([member.told for member in roll.members]))
         told = [member.told for member in roll.members]
         experiment = with_enrolled(experiment, told)
-        assembly = proven(assemble_fleet(experiment, told), say)
+        assembly = assemble_fleet(experiment, told)
+        check_asked(assembly.unused, asked)
+        assembly = proven(assembly, say)
         key = secrets.token_hex(8)
         folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, roll)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)

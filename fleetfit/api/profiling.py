@@ -12,6 +12,7 @@ import tomli_w
 import torch
 
 from fleetfit.api.affordable import Affordable, ProfiledLevel, Wishes, affordable, against
+from fleetfit.api.asking import check_single
 from fleetfit.api.runs import described
 from fleetfit.config import Experiment
 from fleetfit.config.beforehand import Beforehand, beforehand
@@ -120,7 +121,9 @@ def profile(
     path = None if out is None else _place(Path(out), force)
     until = time.monotonic() + machine.limit_s
     accelerator, energy = _checked(machine, wishes)
-    before = beforehand(described(source, overrides, **sections), facts)
+    experiment = described(source, overrides, **sections)
+    check_single(experiment, "profile")
+    before = beforehand(experiment, facts)
     free = free_memory(accelerator)
     if wishes.memory_bytes is None and free is not None:
         wishes = replace(wishes, memory_bytes=_SHARE * free)

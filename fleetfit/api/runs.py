@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
+from fleetfit.api.asking import check_asked, check_single
 from fleetfit.api.described import settled, short_name
 from fleetfit.api.proving import proven
 from fleetfit.api.results import Run, load, usable_checkpoint
@@ -78,10 +79,13 @@ def prepare(experiment: Experiment, out: str | Path | None = None, say: Callable
         out: The run folder; below `runs` by default.
         say: Called with what is being done where checking takes more than a moment.
     """
-    experiment = settled(experiment)
+    check_single(experiment, "run")
+    asked, experiment = experiment, settled(experiment)
     if experiment.start:
         RunFolder.open(experiment.start)
-    assembly = proven(assemble(experiment), say)
+    assembly = assemble(experiment)
+    check_asked(assembly.unused, asked)
+    assembly = proven(assembly, say)
     experiment = assembly.experiment
     engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
     try:

@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,15 @@ def part(found: str | Table) -> None:
                           break_on_hyphens=False))  # fmt: skip
 
 
-def drawn(files: Sequence[Path], notes: Sequence[str]) -> None:
-    """Print which pictures were drawn, and what is to be known of them."""
-    for note in notes:
+def notes(sentences: Iterable[str]) -> None:
+    """Print what a person must know beforehand."""
+    for note in sentences:
         say(f"Note: {note}")
+
+
+def drawn(files: Sequence[Path], known: Sequence[str]) -> None:
+    """Print which pictures were drawn, and what is to be known of them."""
+    notes(known)
     for file in files:
         say(f"Drawn: {file}")
 
@@ -145,8 +150,7 @@ def interruptible(command: str = "") -> Iterator[None]:
 
 def trained(target: Run, quiet: bool) -> None:
     """Run the rounds that are left with live progress, then print the result."""
-    for note in target.notes:
-        say(f"Note: {note}")
+    notes(target.notes)
     if not quiet:
         say(f"Run folder: {target.folder}")
     progress = None if quiet else Rounds("", target.experiment)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fleetfit import names
-from fleetfit.config import assemble
+from fleetfit.config import Assembly, assemble
 from fleetfit.config.naming import architecture_of
 from fleetfit.config.reading import override
 from fleetfit.config.speeds import profile_of
@@ -49,13 +49,40 @@ class Asked:
         return [f"--{f.name.replace('_', '-')}" for f in fields(self) if getattr(self, f.name) != f.default]
 
 
-def of_run_file(file: Path | None, overrides: Sequence[str]) -> tuple[Plan, str]:
-    """Return the plan of a run file's method, and a title."""
+@dataclass(frozen=True)
+class Shown:
+    """A plan as it is shown.
+
+    Attributes:
+        plan: The plan.
+        title: For whom it is.
+        notes: What is to be known beforehand.
+    """
+
+    plan: Plan
+    title: str
+    notes: tuple[str, ...] = ()
+
+
+def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
+    """Return the plan of a run file's method; of a file that compares, that of each row that has another."""
+    from fleetfit.api import asking
+    from fleetfit.api.comparison import plans_of
     from fleetfit.api.runs import described
 
-    assembly = assemble(described(file, overrides))
-    name = assembly.experiment.method.name
-    return assembly.plan, f"{name} on {assembly.data.name}, {len(assembly.fleet.group)} clients"
+    asked = described(file, overrides)
+    if file is not None and asked.compare.is_set:
+        return [Shown(assembly.plan, _title(assembly, rows)) for rows, assembly in plans_of(file, overrides)]
+    assembly = assemble(asked)
+    asking.check_asked(assembly.unused, asked)
+    notes = (*asking.gone(asked), *map(str, assembly.unused))
+    return [Shown(assembly.plan, _title(assembly), notes)]
+
+
+def _title(assembly: Assembly, rows: Sequence[str] = ()) -> str:
+    name, data = assembly.experiment.method.name, assembly.data.name
+    who = f"{', '.join(rows)}: " if rows else ""
+    return f"{who}{name} on {data}, {len(assembly.fleet.group)} clients"
 
 
 def of_model(asked: Asked, overrides: Sequence[str]) -> tuple[Plan, str]:

@@ -68,10 +68,13 @@ def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quie
     Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots.
     A run that was cut off goes on with `fleetfit resume FOLDER`.
     """
-    from fleetfit.api import runs
+    from fleetfit.api import asking, runs
     from fleetfit.cli import display
 
-    display.trained(runs.prepare(runs.described(file, overrides or ()), out, None if quiet else display.say), quiet)
+    asked = runs.described(file, overrides or ())
+    prepared = runs.prepare(asked, out, None if quiet else display.say)
+    display.notes(asking.gone(asked))
+    display.trained(prepared, quiet)
 
 
 @app.command()
@@ -157,33 +160,41 @@ def plan(
 ) -> None:
     """Show which sub-model each budget gets, and what it costs.
 
-    For a run file: the levels of its method on its data. With --model: the grid search of ScaleFL Eq. 1 for any
-    budgets; the options from --budgets to --batch-size belong to it, and keys of the model are set with
-    --set model.KEY=VALUE.
+    For a run file: the levels of its method on its data, and of each row if it compares. With --model: the grid search
+    of ScaleFL Eq. 1 for any budgets; the options from --budgets to --batch-size belong to it, and keys of the model are
+    set with --set model.KEY=VALUE.
     """
     from fleetfit.cli import display, planning
 
-    if paper is not None:
-        for table in planning.of_paper(paper):
-            display.show(table)
-        return
     asked = planning.Asked(
         model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
     )
+    if paper is not None:
+        further = [*asked.changed(), *(["a run file"] if file else []), *(["--save"] if save else []),
+                   *(["--set"] if overrides else [])]  # fmt: skip
+        if further:
+            raise ConfigError(f"{', '.join(further)}: not with --paper, which prints a table of a paper as it is.")
+        for table in planning.of_paper(paper):
+            display.show(table)
+        return
     if model is not None:
         if file is not None:
             raise ConfigError("plan takes a run file or --model, not both.")
-        found, title = planning.of_model(asked, overrides or ())
+        plans = [planning.Shown(*planning.of_model(asked, overrides or ()))]
     else:
         if asked.changed():
             raise ConfigError(
                 f"{', '.join(asked.changed())}: only with --model. What a run file plans for stands in its [fleet] and "
                 "[method]; change it with --set, such as --set fleet.tolerance=0.2."
             )
-        found, title = planning.of_run_file(file, overrides or ())
-    display.plan(found, title)
+        plans = planning.of_run_file(file, overrides or ())
+    for one in plans:
+        display.notes(one.notes)
+        display.plan(one.plan, one.title)
     if save is not None:
-        _save(found, save)
+        if len(plans) > 1:
+            raise ConfigError(f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.")
+        _save(plans[0].plan, save)
 
 
 app.command()(profile)

@@ -3,6 +3,6 @@
 from fleetfit.config.assembly import Assembly, assemble
 from fleetfit.config.reading import experiment_of, read_experiment
 from fleetfit.config.schema import Experiment
-from fleetfit.config.writing import to_toml
+from fleetfit.config.writing import to_table, to_toml
 
-__all__ = ["Assembly", "Experiment", "assemble", "experiment_of", "read_experiment", "to_toml"]
+__all__ = ["Assembly", "Experiment", "assemble", "experiment_of", "read_experiment", "to_table", "to_toml"]

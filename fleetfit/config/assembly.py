@@ -1,5 +1,6 @@
 """An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,18 +8,21 @@ from typing import Any
 
 from torch import Tensor
 
+from fleetfit import used
 from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
 from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
 from fleetfit.config.needs import check_fits, check_needs
-from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+from fleetfit.config.schema import CLIENTS, FRACTION, CohortSection, EvaluateSection, Experiment
 from fleetfit.config.server_data import server_accelerator, server_data
 from fleetfit.config.targets import only_full, targets_of, with_further
+from fleetfit.config.unused import Unused, unused_of
 from fleetfit.data import Data, partition
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.evaluate import Wanted
 from fleetfit.layout import State
 from fleetfit.method import build, is_portable, modelled
+from fleetfit.method.unused import reads_targets
 from fleetfit.planner import Plan, Targets
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
@@ -39,6 +43,7 @@ class Assembly:
         settings: What a round does.
         plan: The method's levels, counted, and who got which.
         notes: Sentences that the user must see, such as who does not take part.
+        unused: The keys of the experiment that the run does not use; the notes say so.
     """
 
     experiment: Experiment
@@ -49,6 +54,7 @@ class Assembly:
     settings: Settings
     plan: Plan
     notes: tuple[str, ...] = field(default=())
+    unused: tuple[Unused, ...] = field(default=())
 
     def engine(self) -> Engine:
         """Start the engine that the experiment names.
@@ -76,10 +82,22 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
     Raises:
         FleetFitError: Something in the experiment does not fit.
     """
+    with used.reading() as found:
+        assembly = _assembled(experiment, base)
+        return with_unused(assembly, unused_of(experiment, found, assembly.federation.method_spec))
+
+
+def with_unused(assembly: Assembly, unused: tuple[Unused, ...]) -> Assembly:
+    """Return the assembly with the keys that it does not use, and a note for each."""
+    return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
+
+
+def _assembled(experiment: Experiment, base: State | None) -> Assembly:
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
-    check_keys(experiment)
+    with used.looking():
+        check_keys(experiment)
     data = load_data(experiment.data)
     own = server_data(experiment, data, load_data) if method.own_data else None
     parts = divided(experiment, data)
@@ -142,7 +160,8 @@ def planned(
     method = build(method_spec)
     problem = modelled(problem_of(experiment, data), method_spec)
     fleet = who(problem)
-    targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
+    with contextlib.nullcontext() if reads_targets(method) else used.looking():
+        targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
@@ -244,18 +263,22 @@ def cohort_of(experiment: Experiment, clients: int) -> int:
 def settings_of(experiment: Experiment) -> Settings:
     """Return what a round does."""
     local, evaluate = experiment.local, experiment.evaluate
+    static = "static" in evaluate.norms
     wanted = Wanted(
         Evaluation(split=evaluate.split, batch_size=evaluate.batch_size),
         tuple(dict.fromkeys(evaluate.norms)),
-        evaluate.statistics_samples,
+        evaluate.statistics_samples if static else EvaluateSection().statistics_samples,
         clients=evaluate.clients,
         always=evaluate.whole,
     )
     size = None if local.batch_size == "all" else int(local.batch_size)
+    deadline_s = experiment.cohort.deadline_s
+    late = CohortSection().late if deadline_s is None else experiment.cohort.late
     training = Local(
         local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm, local.clip_value,
-        local.max_steps, local.patience, experiment.cohort.deadline_s, experiment.cohort.late,
+        local.max_steps, local.patience, deadline_s, late,
         compress=local.compress,
     )  # fmt: skip
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
+    schedule(0)  # which reads its keys
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)

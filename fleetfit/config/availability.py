@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fleetfit.config.section import Fraction, Positive, Probability, Section
+from fleetfit.config.tables import exists
 from fleetfit.errors import ConfigError
 from fleetfit.values import Availability
 
@@ -88,10 +89,12 @@ def trace_of(path: str, clients: int) -> np.ndarray:
     if kind not in readers:
         raise ConfigError(f"[fleet] availability.trace: {path} must end in .csv, .json or .npz.")
     try:
+        if exists(Path(path)) and not Path(path).is_file():
+            raise ValueError("it is no file")
         found = readers[kind](Path(path), clients)
     except FileNotFoundError:
         raise ConfigError(f"[fleet] availability.trace: there is no file {path}.") from None
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, zipfile.BadZipFile, csv.Error) as error:
+    except (OSError, ValueError, KeyError, RecursionError, OverflowError, zipfile.BadZipFile, csv.Error) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"[fleet] availability.trace: {path} is no trace: {reason}.") from None
     if not found.any():

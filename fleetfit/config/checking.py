@@ -1,6 +1,8 @@
 """Tables are checked against the schema; every mistake is a sentence that names its place and the nearest valid key."""
 
+import math
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from typing import Any, TypeVar
 
 import pydantic
@@ -9,7 +11,7 @@ from fleetfit.config import schedules
 from fleetfit.config.schema import Experiment, Group, ProfileSection
 from fleetfit.config.section import Section
 from fleetfit.config.speeds import check_profiles
-from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.errors import ConfigError, did_you_mean, shown
 
 S = TypeVar("S", bound=Section)
 
@@ -21,11 +23,59 @@ def checked(table: Mapping[str, Any]) -> Experiment:
         ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
     """
     experiment = validated(Experiment, table)
+    _check_finite(table, ())
+    _check_names(experiment)
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
     check_profiles(experiment.fleet)
     return experiment
+
+
+def _check_finite(value: Any, place: tuple[str, ...]) -> None:
+    """Refuse numbers that are none, wherever they stand: in the keys of a plug-in, too.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_finite(inner, (*place, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check_finite(inner, (*place, str(index)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{_place(place)}: should be a finite number, got {value}.")
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Refuse what cannot stand for a name, and names that no folder can have.
+
+    Raises:
+        ConfigError: There is such a thing.
+    """
+    server = experiment.data.server
+    named = [("data", experiment.data.name), ("model", experiment.model.name), ("tuning", experiment.tuning.name),
+             ("method", experiment.method.name), ("engine", experiment.engine.name),
+             *([] if server is None else [("data.server", server.name)])]  # fmt: skip
+    for where, name in named:
+        if name is None or name == "" or isinstance(name, bool | int | float | list | tuple | Mapping | date | time):
+            section, _, inner = where.partition(".")
+            raise ConfigError(
+                f"[{section}] {inner}{'.' if inner else ''}name: should be a name in quotes, such as "
+                f'"{_SUCH_AS[where]}", got {shown(repr(name))}.'
+            )
+    strange = [what for what in experiment.fleet.measured if not what.startswith("latency_s ")]
+    if strange:
+        raise ConfigError(
+            f"[fleet] measured {shown(strange[0])}: unknown key; what a run measured begins with latency_s."
+        )
+    if not experiment.name.isprintable() or len(experiment.name) > 200:
+        raise ConfigError(f"name: at most 200 characters that can be printed, got {shown(repr(experiment.name))}.")
+
+
+_SUCH_AS = {"data": "digits", "data.server": "cifar100", "model": "cnn", "tuning": "lora", "method": "scalefl",
+            "engine": "local"}  # fmt: skip
 
 
 def validated(schema: type[S], table: Mapping[str, Any]) -> S:
@@ -50,17 +100,19 @@ def _sentence(error: Any, schema: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
         return f"{place}: unknown key.{_nearest(path, schema)}"
     if error["type"] == "union_tag_not_found":
-        return f'{place}: needs a kind, such as kind = "step"; got {error["input"]!r}.'
+        return f'{place}: needs a kind, such as kind = "step"; got {shown(repr(error["input"]))}.'
     if error["type"] == "union_tag_invalid":
         kinds = ("constant", "step", "cosine", "exponential")
         kind = error["ctx"]["tag"]
-        return f'{place}: there is no kind "{kind}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
+        return f'{place}: there is no kind "{shown(kind)}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
     if error["type"] == "missing":
         return f"{place}: this key is needed."
     message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if error["type"] in ("model_type", "dict_type"):
         message = "should be a table of keys"
-    return f"{place}: {message}, got {error['input']!r}."
+        if path[-1] in _SUCH_AS:
+            message += f', such as [{path[-1]}] name = "{_SUCH_AS[path[-1]]}"'
+    return f"{place}: {message}, got {shown(repr(error['input']))}."
 
 
 _INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "float", "constrained-int",
@@ -71,6 +123,7 @@ def _place(path: Sequence[str]) -> str:
     """Return how a reader finds the key: `[local] schedule.at`, or `rounds` at the top."""
     tidy = [part for i, part in enumerate(path) if i == 0 or not _noise(part)]
     tidy = [f"#{int(part) + 1}" if part.isdigit() else part for part in tidy]
+    tidy = [shown(part) for part in tidy]
     if len(tidy) == 1:
         return tidy[0]
     return f"[{tidy[0]}] {'.'.join(tidy[1:])}".replace(".#", " #")
@@ -89,7 +142,7 @@ def _nearest(path: Sequence[str], schema: type[Section]) -> str:
     hint = did_you_mean(word, here)
     elsewhere = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if elsewhere and (not hint or len(path) == 1):
-        return f" Did you mean [{elsewhere[0]}] {word}?"
+        return f" Did you mean [{elsewhere[0]}] {shown(word)}?"
     return hint or (f" Known here: {', '.join(here)}." if here else "")
 
 

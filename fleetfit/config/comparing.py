@@ -34,6 +34,16 @@ class CompareSection(Section):
     differs: str = ""
 
     @property
+    def given(self) -> list[str]:
+        """The keys that say something."""
+        return [key for key in type(self).model_fields if key in self.model_fields_set and getattr(self, key)]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is anything to compare."""
+        return bool(self.row or self.setting or self.grid or self.tune)
+
+    @property
     def targets(self) -> tuple[float, ...]:
         """The accuracies to reach, ascending."""
         given = self.target if isinstance(self.target, list) else [self.target]

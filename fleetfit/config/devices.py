@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fleetfit.config.availability import availability_of
 from fleetfit.config.fleet import Fleet, ranges
-from fleetfit.config.schema import Experiment
+from fleetfit.config.schema import DriftSection, Experiment
 from fleetfit.config.speeds import speeds_of
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError
@@ -17,11 +17,16 @@ from fleetfit.values import Clients, Drift, Federation, Resources
 def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
     """Return what the simulated devices afford, how fast they are, and when they are connected."""
     section, seed, drift = experiment.fleet, experiment.seed, experiment.fleet.drift
-    moving = None if drift is None else Drift(drift.sd, drift.jump, drift.low)
+    moving = None if drift is None else _drift_of(drift)
     budgets = {fleet.cost: fleet.budgets, **fleet.further}
     speeds = speeds_of(section, fleet.group, seed)
     coming = availability_of(section.availability, len(fleet.budgets), seed)
     return Resources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
+
+
+def _drift_of(section: DriftSection) -> Drift:
+    """Return how budgets move; without jumps, how low they go says nothing."""
+    return Drift(section.sd, section.jump, section.low) if section.jump else Drift(section.sd, 0.0)
 
 
 def connected(resources: Resources) -> Callable[[int], np.ndarray] | None:

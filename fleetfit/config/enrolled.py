@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fleetfit import used
 from fleetfit.config.assembly import (
     Assembly,
     cohort_of,
@@ -15,12 +16,14 @@ from fleetfit.config.assembly import (
     settings_of,
     spec_of_method,
     with_measured,
+    with_unused,
 )
 from fleetfit.config.fleet import Fleet, notes_of, plan_of
 from fleetfit.config.naming import load_data
 from fleetfit.config.needs import check_needs
 from fleetfit.config.schema import Experiment
 from fleetfit.config.server_data import server_accelerator, server_data
+from fleetfit.config.unused import unused_of
 from fleetfit.cost import Conditions, Piece, cost_of
 from fleetfit.errors import PlanError
 from fleetfit.layout import State
@@ -48,6 +51,13 @@ def assemble_fleet(experiment: Experiment, told: Sequence[Told], base: State | N
     Raises:
         FleetFitError: Something does not fit.
     """
+    with used.reading() as found:
+        assembly = _assembled(experiment, told, base)
+        spec = assembly.federation.method_spec
+        return with_unused(assembly, unused_of(experiment, found, spec, on_a_fleet=True))
+
+
+def _assembled(experiment: Experiment, told: Sequence[Told], base: State | None) -> Assembly:
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)

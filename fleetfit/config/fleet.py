@@ -11,11 +11,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import tomli_w
 
+from fleetfit import used
 from fleetfit.config.schema import FleetSection
+from fleetfit.config.tables import exists, read_table
 from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
-from fleetfit.errors import ConfigError, FleetFitError, PlanError
+from fleetfit.errors import ConfigError, FleetFitError, PlanError, shown
 from fleetfit.planner import (
     Amount,
     Budget,
@@ -64,7 +65,8 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, b
         seed: The run's.
         batch_size: Samples in a training step, for budgets of memory.
     """
-    plan = saved_plan(section)
+    with used.looking():  # whether its levels are used is for the method to say
+        plan = saved_plan(section)
     conditions = Conditions(batch_size, {**(plan.measured if plan else {}), **section.measured})
     whole: Piece = ({}, (problem.architecture.blocks,))
 
@@ -74,7 +76,7 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, b
     budgets: list[Budget] = [g.budget for g in section.groups]
     try:
         found = budgets_by_cost(budgets, section.cost, full)
-    except PlanError as error:
+    except (PlanError, ConfigError) as error:
         raise ConfigError(f"[fleet] groups: {error}") from None
     sizes = group_sizes([group.share for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
@@ -227,19 +229,17 @@ def saved_plan(section: FleetSection) -> Plan | None:
     levels = section.levels
     if isinstance(levels, list) or levels in ("cluster", "halving"):
         return None
-    where = levels if isinstance(levels, str) else "fleet.levels"
+    where = "[fleet] levels" if isinstance(levels, str) else "fleet.levels"
     try:
         if not isinstance(levels, str):
-            return Plan.from_toml(tomli_w.dumps(levels))
+            return Plan.of_table(levels)
         if Path(levels).suffix == ".toml":
-            return Plan.from_toml(Path(levels).read_text(encoding="utf-8"))
+            if not exists(Path(levels)):
+                raise ConfigError(f"the plan {shown(levels, 200)} cannot be read; `fleetfit plan --save` writes one.")
+            return Plan.of_table(read_table(levels))
     except FleetFitError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError(
-            f"[fleet] levels: the plan {levels} cannot be read; `fleetfit plan --save` writes one."
-        ) from None
     raise ConfigError(
         f'[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
-        f'"{levels}".'
+        f'"{shown(levels)}".'
     )

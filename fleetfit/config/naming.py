@@ -43,6 +43,10 @@ def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given:
     return names.call(function, label, where, values, **given)
 
 
+_NO_HINT = ("name", "partition", "server")
+"""Keys of a section that nobody misses in a list of those that a name takes."""
+
+
 def check_keys(experiment: Experiment) -> None:
     """Check the free keys of model, data set, engine and partition against their signatures, calling nothing."""
     given = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
@@ -56,7 +60,8 @@ def check_keys(experiment: Experiment) -> None:
     for kind, where, section, known in named:
         if isinstance(section.name, str) or callable(section.name):
             function, label = function_of(kind, section.name)
-            names.call(_without_calling(function), label, where, section.settings, **known)
+            own = [key for key in type(section).model_fields if key not in _NO_HINT]
+            names.call(_without_calling(function), label, where, section.settings, own=own, **known)
         elif section.settings:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
@@ -65,7 +70,8 @@ def check_keys(experiment: Experiment) -> None:
     if division.kind in KINDS:
         known = {"data": None, "clients": None, "rng": None}
         function = _without_calling(KINDS[division.kind])
-        names.call(function, division.kind, "[data] partition", division.settings, **known)
+        own = list(type(division).model_fields)
+        names.call(function, division.kind, "[data] partition", division.settings, own=own, **known)
 
 
 def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,9 +3,10 @@
 A section is a value; `reading` merges sections, `checking` has the messages, and `assembly` says what becomes of them.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from fleetfit.config.availability import AvailabilitySection
 from fleetfit.config.comparing import CompareSection
@@ -87,7 +88,7 @@ class Group(Section):
     budget: Positive | Unit | dict[str, Positive | Unit]
     share: Fraction | None = None
     tolerance: NotNegative | None = None
-    name: str | None = None
+    name: Annotated[str, Field(min_length=1)] | None = None
     profile: str | ProfileSection | None = None
 
 
@@ -154,7 +155,12 @@ class FleetSection(Section):
 
     cost: str = "parameters"
     tolerance: NotNegative = 0.1
-    levels: str | list[Fraction] | list[LevelSection] | dict[str, Any] = "cluster"
+    levels: (
+        str
+        | Annotated[list[Fraction], Field(min_length=1)]
+        | Annotated[list[LevelSection], Field(min_length=1)]
+        | dict[str, Any]
+    ) = "cluster"
     told: bool | None = None
     drift: DriftSection | None = None
     slow: SlowSection | None = None
@@ -245,6 +251,19 @@ class CheckpointSection(Section):
     keep: Count = 2
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for beside the run file, with `--set` or keywords.
+
+    Attributes:
+        keys: The dotted keys that were given.
+        gone: The file's keys that went with another name.
+    """
+
+    keys: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
 class Experiment(Section):
     """A run, described. The empty description trains ScaleFL on the handwritten digits.
 
@@ -267,3 +286,13 @@ class Experiment(Section):
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
+    _asked: Asked = PrivateAttr(default_factory=Asked)
+
+    @property
+    def asked(self) -> Asked:
+        """What was asked for beside the run file."""
+        return self._asked
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether two describe the same run, whoever asked for what."""
+        return isinstance(other, Experiment) and self.__dict__ == other.__dict__

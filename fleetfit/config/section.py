@@ -1,12 +1,14 @@
 """What the sections of a run file are made of: kinds of numbers, and tables that know their keys."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import ConfigDict, Field
 
+from fleetfit import used
+
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -15,9 +17,17 @@ Norm = Literal["static", "batch"]
 
 
 class Section(pydantic.BaseModel):
-    """A section whose keys are all known."""
+    """A section whose keys are all known. It notes which of them are read (see `fleetfit.used`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, name: str) -> Any:
+            """Return an attribute, and note that it is read."""
+            if name[0] != "_" and not name.startswith("model_"):
+                used.noted(self, name)
+            return super().__getattribute__(name)
 
 
 class Open(Section):

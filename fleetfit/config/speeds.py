@@ -54,7 +54,7 @@ def profile_of(given: str | ProfileSection) -> DeviceProfile:
         ConfigError: There is no such profile.
     """
     if not isinstance(given, str):
-        return replace(DeviceProfile(1.0, 1.0, 1.0), **dict(given))
+        return replace(DeviceProfile(1.0, 1.0, 1.0), **{key: getattr(given, key) for key in type(given).model_fields})
     if given not in PROFILES:
         raise ConfigError(
             f'[fleet] groups.profile: there is no profile "{given}"; there are {", ".join(PROFILES)}, or write a table '

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from fleetfit import names, submodel
-from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.errors import ConfigError, did_you_mean, shown
 from fleetfit.method.defaults import by_count, by_samples, uniform
+from fleetfit.method.inside import mentions
 from fleetfit.method.record import FEDAVG, HOOKS, Method
 from fleetfit.values import Device, Federation, Job, Problem, Server
 
@@ -34,7 +35,7 @@ def build(spec: Mapping[str, Any]) -> Method:
     if is_portable(spec):
         # options keep their order, in which they chain; the order of all else says nothing
         return _build_cached(json.dumps({key: spec[key] for key in sorted(spec)}))
-    return _build(spec)
+    return build_anew(spec)
 
 
 def rebuilt(spec: Mapping[str, Any]) -> Problem:
@@ -68,10 +69,11 @@ def is_portable(spec: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _build_cached(text: str) -> Method:
-    return _build(json.loads(text))
+    return build_anew(json.loads(text))
 
 
-def _build(spec: Mapping[str, Any]) -> Method:
+def build_anew(spec: Mapping[str, Any]) -> Method:
+    """Build the method that a spec describes, though one like it may have been built before."""
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
     method = _made("methods", spec.get("name", "fedavg"), "[method]", values)
     hooks, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
@@ -107,13 +109,18 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
             changes[hook] = theirs
         elif hook in _JOINED:
             changes[hook] = functools.partial(_JOINED[hook], ours, theirs)
+        elif hook == "choose" and not mentions(method.assign, "choose"):
+            raise ConfigError(
+                f'[cohort] choose: "{shown(name)}" would never be asked, since the method chooses clients in a way of '
+                "its own; leave it out."
+            )
         elif hook not in decided:
             raise ConfigError(
                 f'both the method and "{name}" set hook "{hook}". Say whose wins with method.hooks.{hook} = '
                 '"module:function".'
             )
     told, own_data = method.told and option.told, method.own_data or option.own_data
-    return replace(method, told=told, own_data=own_data, **changes)
+    return replace(method, told=told, own_data=own_data, settles=(*method.settles, *option.settles), **changes)
 
 
 def _chained(
@@ -155,13 +162,14 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
     if callable(value):
         return value
     known = _CHOICES.get(hook, {})
-    if value in known:
+    if isinstance(value, str) and value in known:
         return known[value]
     if isinstance(value, str) and ":" in value:
         return names.resolve("hooks", value)
     listed = f"one of {', '.join(known)}, or " if known else ""
     raise ConfigError(
-        f'method.hooks.{hook} must be {listed}"module:function", got {value!r}.{did_you_mean(str(value), known)}'
+        f'method.hooks.{hook} must be {listed}"module:function", got {shown(repr(value))}.'
+        f"{did_you_mean(str(value), known)}"
     )
 
 

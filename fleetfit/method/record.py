@@ -28,7 +28,8 @@ class Method:
     `step` or `observe` raises. What `weight` and `note` raise is the failure of that one update.
 
     `told` says whether its levels need the budgets that clients tell; without, the server never gets them. `own_data`
-    says whether the server trains, and so needs data of its own, `[data] server`.
+    says whether the server trains, and so needs data of its own, `[data] server`. `settles` names the keys of `[local]`
+    that its `adapt` sets whatever the run file says.
     """
 
     model: Callable[[Architecture, tuple[int, ...]], Architecture] = defaults.as_it_is
@@ -49,7 +50,8 @@ class Method:
     observe: Callable[[Federation, Server, Aggregate, Sequence[Update | Failure]], Server] = defaults.nothing_observed
     told: bool = True
     own_data: bool = False
+    settles: tuple[str, ...] = ()
 
 
-HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("told", "own_data"))
+HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("told", "own_data", "settles"))
 FEDAVG = Method()

@@ -30,6 +30,7 @@ from fleetfit.methods._distillation import Distillation
 from fleetfit.seeds import seed_of
 from fleetfit.submodel import FlatState, Submodel, flat_of, shapes_of, whole
 from fleetfit.train import run_on_server
+from fleetfit.used import idle
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
 CLIP_NORM = 5.0
@@ -61,6 +62,7 @@ def feddf(
         )
     base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
     if not steps:
+        idle("temperature", "lr", "batch_size", "check_every", "patience", because="steps = 0 leaves the mean as it is")
         return base
     local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
                   check_every=check_every, optimiser="adam", cosine=True)  # fmt: skip

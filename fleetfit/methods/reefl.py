@@ -26,6 +26,7 @@ from fleetfit.method import Loss, Method
 from fleetfit.methods.depthfl import ramped
 from fleetfit.models.ree import PLACES, recurrent
 from fleetfit.submodel import Submodel
+from fleetfit.used import idle
 from fleetfit.values import Device, Job
 
 _KEPT = "exit_losses"
@@ -67,6 +68,10 @@ def reefl(
     in_range("zeta", zeta, 0, 1)
     if ramp < 0 or share < 0:
         raise ConfigError(f"reefl's ramp and share must be at least 0, got {ramp} and {share}.")
+    if share == 0:
+        idle("temperature", "ramp", because="share = 0 switches the distillation off")
+    if not ree:
+        idle("modulate", "at", "queue", "heads", "bottleneck", "mlp", because="ree = false leaves Ree out")
     settings: dict[str, Any] = {"ree": ree, "modulate": modulate, "at": at, "queue": queue}
     sizes: dict[str, Any] = {"heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)

@@ -17,6 +17,7 @@ from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, self_distillation
 from fleetfit.method import Loss, Method, by_count
+from fleetfit.used import idle
 from fleetfit.values import Device, Job
 
 
@@ -39,6 +40,8 @@ def scalefl(
     check_temperature(temperature)
     if not 0 <= beta < 1 or not 0 <= warmup <= 1:
         raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.")
+    if beta == 0:
+        idle("temperature", "warmup", because="beta = 0 switches the distillation off")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
     return Method(levels=partial(split_levels, mode=split), loss=loss, weight=by_count)
 

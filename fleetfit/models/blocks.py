@@ -4,6 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fleetfit import used
 from fleetfit.errors import ModelError
 
 Norm = Literal["batch", "group"]
@@ -30,6 +31,8 @@ def granule_of(norm: str, group: int) -> int:
         raise ModelError(f'norm must be "batch" or "group", got {norm!r}.')
     if group < 1:
         raise ModelError(f"group (channels per group of the group norm) must be at least 1, got {group}.")
+    if norm == "batch":
+        used.idle("group", because='norm is "batch"')
     return group if norm == "group" else 1
 
 

@@ -6,7 +6,9 @@ h / alpha, with the mean over the round's clients.
 
 With unequal sub-models each element sums over those who trained it, and an element that nobody trained keeps its value
 and its h. A client's g_k belongs to the sub-model it trained; when the next one keeps other channels, what both have
-moves along and the rest begins at zero. Every client counts alike, so the option comes with the weight by count.
+moves along and the rest begins at zero. Every client counts alike, so the option comes with the weight by count. Where
+a file sets other weights (`hooks.weight`), the sum over clients is of v_k (w_k - x), v_k being the weights divided by
+their mean over the round's clients, so that h stays as large as with equal ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,5 +86,7 @@ def step(
     """Move h by the round's movement, and the state to the mean less h / alpha."""
     found = Movement(server, aggregate)
     before = found.remembered("h")
-    h = before - alpha / len(federation.clients) * found.weight * (found.mean - found.old)
+    sent = [federation.method.weight(report) for report in reports if isinstance(report, Update)]
+    each = sum(sent) / len(sent) if sum(sent) > 0 else 1.0  # of weights by count: exactly 1
+    h = before - alpha / len(federation.clients) * (found.weight / each) * (found.mean - found.old)
     return found.after(found.mean - h / alpha, h=(h, before))

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 import tomli_w
 
 from fleetfit.cost import BATCH_SIZE, Conditions, Cost
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, did_you_mean, shown
 from fleetfit.planner.targets import Split, Targets
 
 FORMAT = 2
@@ -106,13 +106,26 @@ class Plan:
         """
         try:
             values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"a plan must be TOML: {error}.") from error
+        return Plan.of_table(values)
+
+    @staticmethod
+    def of_table(values: Mapping[str, Any]) -> "Plan":
+        """Read the tables of what `to_toml` wrote.
+
+        Raises:
+            ConfigError: They are no plan, or a newer FleetFit wrote them.
+        """
         if values.get("format") not in _READ:
             raise ConfigError(
                 f"a plan of format {values.get('format')!r} cannot be read; this FleetFit knows formats "
                 f"{' and '.join(map(str, _READ))}."
             )
+        known = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"a plan has no key {shown(key)}.{did_you_mean(key, known)}")
         try:
             levels = tuple(_level(entry) for entry in values["level"])
             heads = Cost(**_typed(Cost, values["early_heads"]))
@@ -121,9 +134,9 @@ class Plan:
             batch_size = int(values.get("batch_size", BATCH_SIZE))
             return Plan(str(values["cost"]), str(values["mode"]), int(values["blocks"]), levels, heads, left_out,
                         batch_size, measured)  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
-                f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {error})."
+                f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {shown(error, 200)})."
             ) from error
 
 
@@ -135,7 +148,10 @@ def _typed(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Check names and types of a record's fields; whole numbers stand for floats."""
     known = {f.name: f for f in fields(record)}
     needed = {name for name, f in known.items() if f.default_factory is MISSING}
-    if not needed <= values.keys() <= known.keys():
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        raise ValueError(f'"{shown(unknown[0])}" is no key; there are {", ".join(known)}')
+    if not needed <= values.keys():
         raise ValueError(f"expected {', '.join(known)}; got {', '.join(values)}")
     wanted = {name: get_origin(known[name].type) or known[name].type for name in values}
     found = {name: float(v) if wanted[name] is float else v for name, v in values.items()}

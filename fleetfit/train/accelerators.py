@@ -12,7 +12,7 @@ def accelerator_named(device: str) -> torch.device:
         ConfigError: There is no such device on this machine.
     """
     try:
-        found = torch.device(device)
+        found = torch.device(device or "nothing")
     except RuntimeError:
         raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".') from None
     if found.type not in ("cpu", "cuda"):

@@ -5,21 +5,23 @@ validation data with the first seed (ReeFL, appendix A); the table says what eac
 again, one that was cut off goes on.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleetfit.api.comparison.planned import Choice, Entry, Planned, label, nested, slug
+from fleetfit.api.comparison.rehearsed import Rehearsal
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
-from fleetfit.config import to_toml
+from fleetfit.config import Assembly, Experiment, to_table, to_toml
 from fleetfit.config.assembly import with_measured
 from fleetfit.config.checking import checked
-from fleetfit.config.reading import anchored, merged, override
-from fleetfit.config.tables import read_table
-from fleetfit.errors import ConfigError, RunError
+from fleetfit.config.reading import anchored, changes_of, leaves, merged, sections_of, value_at
+from fleetfit.config.tables import located, read_table, table_of
+from fleetfit.errors import ConfigError, RunError, shown
 from fleetfit.records import RunFolder
 from fleetfit.report.columns import best_so_far, curve, rounds_to
 
@@ -41,16 +43,14 @@ def compare(
     Args:
         file: A run file with `[[compare.row]]`, `[[compare.setting]]` or `[compare.grid]`, perhaps `[compare.tune]`.
         out: The folder; by default one below `runs/` that depends on what is compared, so the same command goes on.
-        overrides: `a.b=c`, for all rows.
+        overrides: `a.b=c`, for all runs: they win over rows and settings.
         on_run: Called before each run; what it returns is called with each round's report.
 
     Raises:
         FleetFitError: Something does not fit, or a folder holds a run of something else.
     """
-    base = written = anchored(read_table(file), Path(file).expanduser().resolve().parent)
-    for text in overrides:
-        base = merged(base, anchored(override(text), Path.cwd()))
-    plan = Planned(base, Path(file).stem, written)
+    plan = planned(file, overrides)
+    notes = Rehearsal(plan).check()
     folder = Path(out).expanduser() if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
     tuned = dict(_tune(plan, folder, on_run))
     runs: Runs = {}
@@ -59,7 +59,34 @@ def compare(
         title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
         found = _one(table, _place(folder, entry.place), title, number, plan.count, on_run)
         runs.setdefault((entry.row, entry.setting), []).append(found)
-    return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, overrides)
+    return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
+
+
+def planned(file: str | Path, overrides: Sequence[str] = ()) -> Planned:
+    """Return what a file asks to compare.
+
+    Raises:
+        ConfigError: Something does not fit; what needs no data is checked.
+    """
+    base = anchored(sections_of(read_table(file)), located(file, Path.cwd(), "run file").parent)
+    change = changes_of(overrides)
+    return Planned(base, Path(file).stem, change)
+
+
+def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
+    """Return the rows of a comparison that have the same plan, and one of their assemblies, for each plan.
+
+    Raises:
+        FleetFitError: Something does not fit.
+    """
+    rehearsal = Rehearsal(planned(file, overrides))
+    rehearsal.check()
+    found: dict[str, tuple[list[str], Assembly]] = {}
+    for entry, assembly in rehearsal.assemblies():
+        title = ", ".join(filter(None, [entry.row, entry.setting]))
+        rows, _ = found.setdefault(assembly.plan.to_toml(), ([], assembly))
+        rows.append(title)
+    return list(found.values())
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -74,7 +101,10 @@ def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: 
         found = load(place)
         same = with_measured(experiment, found.experiment.fleet.measured)
         if RunFolder(place).text("config.toml") != to_toml(same):
-            raise RunError(f"{place} holds a run of something else; choose another folder with --out, or delete it.")
+            raise RunError(
+                f"{place} holds a run of something else: {_difference(place, same)}. Choose another folder with --out, "
+                "or delete it."
+            )
     on_round = None if on_run is None else on_run(title, number, count, found)
     if not found.finished:
         proceed(found, on_round)
@@ -95,6 +125,19 @@ def _place(folder: Path, run: Path) -> Path:
                 f"{part} is a symbolic link, and nothing is written through one. Move the folder itself there."
             )
     return place
+
+
+def _difference(place: Path, asked: Experiment) -> str:
+    """Return in which keys a run that is there differs from the one that is asked for."""
+    there, here = table_of(RunFolder(place).text("config.toml"), str(place / "config.toml")), to_table(asked)
+    keys = sorted({*leaves(there), *leaves(here)})
+    pairs = [(key, value_at(there, key), value_at(here, key)) for key in keys]
+    said = [f"{key} is {_said(a)} there and {_said(b)} here" for key, a, b in pairs if a != b]
+    return ", ".join(said[:3]) + (f", and {len(said) - 3} more keys" if len(said) > 3 else "")
+
+
+def _said(value: tuple[Any, ...]) -> str:
+    return shown(json.dumps(value[0], default=str)) if value else "not set"
 
 
 def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[tuple[str, str], Choice]]:

@@ -17,7 +17,7 @@ from fleetfit.config import Experiment
 from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.checking import checked
 from fleetfit.config.naming import check_keys, function_of
-from fleetfit.config.reading import merged
+from fleetfit.config.reading import leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
 from fleetfit.method import build, hyperparameters
 from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded
@@ -27,6 +27,12 @@ Choice = tuple[tuple[str, Any], ...]
 
 _OF_A_ROW = ("label", "printed")
 """Keys of a row or a setting that are no keys of a run file."""
+_OF_ALL = {
+    "seed": "all rows and settings have the same seeds: set seed, or [compare.grid] seed = [0, 1, 2]",
+    "name": "it is the name of the whole comparison; a row and a setting have a label",
+    "compare": "a comparison has no other one inside",
+}
+"""Keys of a run file that no row, setting or list of values can have, and why."""
 
 Printed = Mapping[tuple[str, str, str], float]
 """Numbers of a paper by (row, setting, column): percent, or rounds."""
@@ -42,6 +48,7 @@ class Entry:
         seed: Its seed.
         table: Tables of its run file.
         place: Its folder, below the comparison's.
+        written: The tables as the file has them, without overrides.
     """
 
     row: str
@@ -49,29 +56,45 @@ class Entry:
     seed: int
     table: Mapping[str, Any]
     place: Path
+    written: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        return f'row "{self.row}"' + (f', setting "{self.setting}"' if self.setting else "")
 
 
 class Planned:
     """The runs that a file asks for; everything that can be checked without data is checked here.
 
     Args:
-        base: The tables of the file, with all overrides.
+        base: The tables of the file.
         stem: The file's name, where it gives the comparison none.
-        written: The tables as they were before overrides, to which the printed numbers belong; None: `base`.
+        change: The overrides, which win over rows and settings. The printed numbers belong to the tables without them.
     """
 
-    def __init__(self, base: Mapping[str, Any], stem: str, written: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, base: Mapping[str, Any], stem: str, change: Mapping[str, Any] | None = None) -> None:
         self.base = {key: value for key, value in base.items() if key != "compare"}
-        experiment = checked(base)
+        self.said = dict(change or {})
+        self.change = {key: value for key, value in self.said.items() if key not in ("name", "seed", "compare")}
+        experiment = checked(merged(base, self.said))
         self.section = section = experiment.compare
         self.name = experiment.name or stem
-        self.rows = _rows(section.row, self.base)
+        self.changes = {
+            **{("row", i): _change(row) for i, row in enumerate(section.row, 1)},
+            **{("setting", i): _change(setting) for i, setting in enumerate(section.setting, 1)},
+        }
+        self.grid, tune = _leaves(section.grid, "compare.grid"), _leaves(section.tune, "compare.tune")
+        self._check_keys(tune)
+        self.rows = _rows(section.row, self.base, self.change)
         self.settings = _settings(experiment)
+        self._rows_differ()
         self.columns = _columns(experiment)
-        self.seeds = _leaves(section.grid, "compare.grid").get("seed", [experiment.seed])
-        self.tuning = list(product(_leaves(section.tune, "compare.tune")))
+        self.seeds = self.grid.get("seed", [experiment.seed])
+        self.tuning = list(product(tune))
         self.count = len(self.rows) * len(self.settings) * len(self.seeds)
-        self.printed = _printed(base if written is None else written)
+        self.printed = _printed(base)
+        self._names_stay()
         self._places_differ()
         for entry in self.entries():
             self._check(entry)
@@ -80,8 +103,9 @@ class Planned:
     def entries(self) -> Iterator[Entry]:
         """Yield the runs, row by row."""
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
-            table = merged(merged(self.rows[row], self.settings[setting]), {"seed": seed, "name": row})
-            yield Entry(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}")
+            written = merged(self.rows[row], self.settings[setting])
+            table = merged(written, self.change) | {"seed": seed, "name": row}
+            yield Entry(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}", written)
 
     @property
     def fingerprint(self) -> str:
@@ -90,6 +114,71 @@ class Planned:
             [[str(e.place), e.table] for e in self.entries()] + [self.tuning], default=str, sort_keys=True
         )
         return sha256(text.encode()).hexdigest()[:6]
+
+    def _check_keys(self, tune: Mapping[str, list[Any]]) -> None:
+        """Refuse keys that one part of the file, or an override, would take from another."""
+        for (kind, number), table in self.changes.items():
+            _refuse(table, f"[compare] {kind} #{number}")
+        _refuse({key.partition(".")[0]: 0 for key in self.grid if key != "seed"}, "[compare.grid]")
+        _refuse({key.partition(".")[0]: 0 for key in tune}, "[compare.tune]")
+        lists = {**dict.fromkeys(self.grid, "[compare.grid]"), **dict.fromkeys(tune, "[compare.tune]")}
+        both = [key for key in self.grid if any(_meet(key, other) for other in tune)]
+        if both:
+            raise ConfigError(f"[compare.tune] {both[0]}: [compare.grid] has it too; a value is either given or tuned.")
+        for key in leaves({key: value for key, value in self.said.items() if key != "compare"}):
+            for other, where in lists.items():
+                if _meet(key, other):
+                    raise ConfigError(
+                        f"--set {key}: {where} has a list of values for it, which head columns of the table. Set "
+                        f"the list: --set 'compare.{where[9:-1]}.{other}=[...]'."
+                    )
+        for (kind, number), table in self.changes.items():
+            for key in leaves(table):
+                for other, where in lists.items():
+                    if _meet(key, other):
+                        raise ConfigError(
+                            f"[compare] {kind} #{number} {key}: {where} has a list of values for it, which would "
+                            "win in every run; leave it out of one of them."
+                        )
+
+    def _rows_differ(self) -> None:
+        """Refuse overrides that leave no difference between rows, or between settings, that differ in the file."""
+        for what, before, after in (
+            ("rows", _rows(self.section.row, self.base, {}, unnamed=True), self.rows),
+            ("settings", self.settings, {k: merged(v, self.change) for k, v in self.settings.items()}),
+        ):
+            for (one, a), (other, b) in itertools.combinations(after.items(), 2):
+                written = list(before.values())
+                first, second = (written[list(after).index(name)] for name in (one, other))
+                if self.change and first != second and merged(a, self.change) == merged(b, self.change):
+                    raise ConfigError(
+                        f'--set {" ".join(leaves(self.change))}: the {what} "{one}" and "{other}" differ in nothing '
+                        "else, and would be the same run. Leave it out, or compare other rows."
+                    )
+
+    def _names_stay(self) -> None:
+        """Refuse overrides that give another name to what a row or a setting is about, and take its keys with it."""
+        for entry in self.entries():
+            kept = set(leaves(entry.table))
+            lost = [
+                (f"{kind} #{number}", key)
+                for (kind, number), table in self.changes.items()
+                for key in leaves(table)
+                if value_at(entry.written, key) == value_at(table, key) and key not in kept
+            ]
+            if lost:
+                where, key = lost[0]
+                raise ConfigError(
+                    f"--set {' '.join(leaves(self.change))}: [compare] {where} sets {key}, which then goes. "
+                    "Leave it out, or change the rows."
+                )
+        for key in names_among(self.change):
+            values = {str(value_at(entry.written, key)) for entry in self.entries()}
+            if len(values) > 1:
+                raise ConfigError(
+                    f"--set {key}: the rows or settings differ in it, and would no longer be what they are called. "
+                    "Leave it out, or change the rows."
+                )
 
     def _places_differ(self) -> None:
         places = [entry.place for entry in self.entries()]
@@ -105,7 +194,7 @@ class Planned:
             build(spec_of_method(experiment))
             check_keys(experiment)
         except FleetFitError as error:
-            raise ConfigError(f'row "{entry.row}": {error}') from None
+            raise ConfigError(f"{entry.title}: {error}") from None
         on = self.section.target_on
         if self.targets and on not in ON_THE_WAY and not experiment.evaluate.whole:
             raise ConfigError(
@@ -135,12 +224,29 @@ class Planned:
 # ---- rows, settings, columns ---------------------------------------------------------------------------------------
 
 
-def _rows(given: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tables of each row by its label, the method's name where it has none."""
+def _refuse(table: Mapping[str, Any], where: str) -> None:
+    for key, why in _OF_ALL.items():
+        if key in table:
+            raise ConfigError(f"{where} {key}: {why}.")
+    for key in _OF_A_ROW:
+        if key in table:
+            raise ConfigError(f"{where} {key}: belongs to a row, and is no key of a run.")
+
+
+def _meet(key: str, other: str) -> bool:
+    """Tell whether one of two dotted keys is the other, or inside of it."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def _rows(
+    given: Sequence[Mapping[str, Any]], base: Mapping[str, Any], change: Mapping[str, Any], unnamed: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Return the tables of each row by its label; the name of its method, as it is run, where it has none."""
     rows: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(given or [{}], 1):
         table = merged(base, _change(row))
-        name = str(row.get("label") or table.get("method", {}).get("name", "scalefl"))
+        name = str(row.get("label") or merged(table, change).get("method", {}).get("name", "scalefl"))
+        name = str(number) if unnamed else name
         if name in rows:
             raise ConfigError(
                 f'[compare] row #{number}: there is a row "{name}" already; give each row a label of its own.'
@@ -179,7 +285,7 @@ def _settings(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 
 def _change(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key not in _OF_A_ROW}
+    return sections_of({key: value for key, value in given.items() if key not in _OF_A_ROW})
 
 
 def _columns(experiment: Experiment) -> list[str]:
@@ -213,7 +319,7 @@ def _printed(table: Mapping[str, Any]) -> Printed:
     experiment = checked(table)
     places = [(setting, column) for setting in _settings(experiment) for column in _columns(experiment)]
     rows = experiment.compare.row
-    names = list(_rows(rows, {key: value for key, value in table.items() if key != "compare"}))
+    names = list(_rows(rows, {key: value for key, value in table.items() if key != "compare"}, {}))
     found: dict[tuple[str, str, str], float] = {}
     for row, name in zip(rows, names, strict=False):
         numbers = row.get("printed", [])

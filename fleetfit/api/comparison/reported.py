@@ -9,6 +9,7 @@ from pathlib import Path
 from fleetfit.api.comparison.planned import Planned
 from fleetfit.api.results import Run
 from fleetfit.config.checking import checked
+from fleetfit.config.reading import leaves, value_at
 from fleetfit.errors import MissingExtra
 from fleetfit.records import write_atomically
 from fleetfit.report import plots
@@ -37,7 +38,7 @@ class Comparison:
     tuned: Tuned
 
 
-def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, overrides: Sequence[str] = ()) -> Comparison:
+def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, known: Sequence[str] = ()) -> Comparison:
     """Write the table, the numbers and the plots of finished runs."""
     summaries = {key: [found.summary for found in group] for key, group in runs.items()}
     metrics = {key: [found.metrics for found in group] for key, group in runs.items()}
@@ -46,7 +47,7 @@ def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, overrides: S
         key: [numbers_of(s, m, plan.columns, plan.targets, on) for s, m in zip(found, metrics[key], strict=True)]
         for key, found in summaries.items()
     }
-    notes = _notes(plan, tuned, overrides)
+    notes = [*_notes(plan, tuned), *known]
     table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
     write_atomically(folder / "table.md", table.to_markdown())
     write_atomically(folder / "table.csv", table.to_csv())
@@ -70,7 +71,7 @@ def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, overrides: S
     return Comparison(folder, table, runs, tuned)
 
 
-def _notes(plan: Planned, tuned: Tuned, overrides: Sequence[str]) -> list[str]:
+def _notes(plan: Planned, tuned: Tuned) -> list[str]:
     """Return the sentences below the table."""
     section, seeds = plan.section, len(plan.seeds)
     notes = [f"Accuracy in percent on test data; {seeds} seed{'s' if seeds > 1 else ''}"
@@ -89,8 +90,9 @@ def _notes(plan: Planned, tuned: Tuned, overrides: Sequence[str]) -> list[str]:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
     if section.differs:
         notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
-    if overrides and (plan.printed or section.differs):
-        notes.append(f"Changed for this table: {' '.join(overrides)}")
+    if plan.said:
+        changed = [f"{key} = {json.dumps(value_at(plan.said, key)[0], default=str)}" for key in leaves(plan.said)]
+        notes.append(f"Changed for this table, in every row and setting: {', '.join(changed)}.")
     return notes
 
 

@@ -1,0 +1,537 @@
+"""Every key that a user gives is used or refused: made-up ones by name, known ones where nothing reads them.
+
+The second half gives every key of the schema to every method, option, choice and engine: the run that is assembled
+holds something else than without the key, or the key is refused, or the run says that it is not used.
+"""
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydantic
+import pytest
+import tomli_w
+import torch
+
+import fleetfit as ff
+from fleetfit import names
+from fleetfit.api import runs
+from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment
+from fleetfit.config.schedules import Cosine, Exponential, Step
+from fleetfit.config.schema import LevelSection, ProfileSection
+from fleetfit.config.writing import dumped
+from fleetfit.engines.flower.settings import read_settings
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.method.inside import alike
+from fleetfit.method.unused import called_hooks
+from fleetfit.planner import Plan
+
+TINY: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 6}},
+    "model": {"name": "tiny:tiny"},
+    "fleet": {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.5},
+    "local": {"epochs": 1},
+}
+MADE_UP = "zzyzx"
+
+
+def said(make: Any) -> str:
+    with pytest.raises(FleetFitError) as caught:
+        make()
+    return str(caught.value)
+
+
+# ---- made-up keys ------------------------------------------------------------------------------------------------
+
+PLACES = {
+    "": {},
+    "data": {},
+    "data.partition": {},
+    "data.server": {"data.server.name": "tiny:tiny_data"},
+    "model": {},
+    "tuning": {},
+    "method": {},
+    "method.hooks": {},
+    "method.plus": {},
+    "method.plus.fedprox": {"method.plus.fedprox.mu": 0.1},
+    "fleet": {},
+    "fleet.measured": {},
+    "fleet.drift": {"fleet.drift.sd": 0.1},
+    "fleet.slow": {"fleet.slow.share": 0.1},
+    "fleet.availability": {"fleet.availability.share": 0.5},
+    "local": {},
+    "local.schedule": {"local.schedule.kind": "cosine"},
+    "cohort": {},
+    "cohort.choose": {"cohort.choose": {"name": "loss"}},
+    "engine": {},
+    "evaluate": {},
+    "checkpoint": {},
+    "compare": {},
+}
+LISTS = {
+    "fleet.groups": [{"budget": 1.0, MADE_UP: 1}],
+    "fleet.groups profile": [
+        {"budget": 1.0, "profile": {**dict.fromkeys(list(ProfileSection.model_fields), 1.0), MADE_UP: 1}}
+    ],
+    "fleet.groups budget": [{"budget": {"parameters": 1.0, MADE_UP: 1.0}}],
+    "fleet.levels": [{"budget": 1.0, MADE_UP: 1}],
+}
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def laid(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+            found[key] = laid(found[key], value) if both else value
+    return found
+
+
+def with_made_up(place: str) -> dict[str, Any]:
+    """Return tables with a made-up key at a place."""
+    if place in LISTS:
+        return nest(place.partition(" ")[0], LISTS[place])
+    inner = nest(f"{place}.{MADE_UP}" if place else MADE_UP, 1)
+    return laid(*(nest(key, value) for key, value in PLACES[place].items()), inner)
+
+
+def every_section(schema: type[pydantic.BaseModel], place: str = "") -> Iterator[str]:
+    yield place
+    for key, field in schema.model_fields.items():
+        for inner in sections_in(field.annotation):
+            yield from every_section(inner, f"{place}.{key}".lstrip("."))
+
+
+def sections_in(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from sections_in(inner)
+
+
+def test_the_places_are_all_that_the_schema_has() -> None:
+    known = {*PLACES, *LISTS, "fleet.groups.profile"}
+    assert set(every_section(Experiment)) <= known
+
+
+@pytest.mark.parametrize("place", [*PLACES, *LISTS])
+def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file, by `--set`, as a keyword, and in a row, a setting, a grid and the tuned values of a comparison."""
+    monkeypatch.chdir(tmp_path)
+    made_up = with_made_up(place)
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(laid(TINY, made_up)))
+    section = place.partition(".")[0].partition(" ")[0]
+    messages = [said(lambda: runs.prepare(runs.described(file))), said(lambda: ff.run(TINY, **made_up))]
+    if place in PLACES:
+        flat = [f"{key}={tomli_w.dumps({'x': value})[4:].strip()}" for key, value in PLACES[place].items()
+                if not isinstance(value, dict)]  # fmt: skip
+        if len(flat) == len(PLACES[place]):
+            key = f"{place}.{MADE_UP}" if place else MADE_UP
+            messages.append(said(lambda: ff.run(TINY, overrides=[*flat, f"{key}=1"])))
+    for message in messages:
+        assert MADE_UP in message and section in message, message
+    if place == "compare":
+        return
+    row, setting = {"compare": {"row": [made_up]}}, {"compare": {"setting": [{"label": "a", **made_up}]}}
+    lists = with_lists(made_up)
+    for table in (row, setting, {"compare": {"grid": lists}}, {"compare": {"tune": lists}}):
+        file.write_text(tomli_w.dumps(laid(TINY, table)))
+        message = said(lambda: ff.compare(file, out=tmp_path / "out"))
+        assert MADE_UP in message, message
+    assert not (tmp_path / "out").exists()
+
+
+def with_lists(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables with a list of one value for each value."""
+    return {k: with_lists(v) if isinstance(v, Mapping) else [v] for k, v in table.items()}
+
+
+@pytest.mark.parametrize("where", ["", "compare.row", "compare.setting", "compare.grid", "compare.tune"])
+def test_made_up_sections_and_parts_of_a_comparison(where: str, tmp_path: Path) -> None:
+    inner: Any = {MADE_UP: {"a": 1}}
+    if where in ("compare.row", "compare.setting"):
+        inner = [{"label": "a", **inner}]
+    elif where:
+        inner = {MADE_UP: {"a": [1]}}
+    (tmp_path / "x.toml").write_text(tomli_w.dumps(laid(TINY, nest(where, inner) if where else inner)))
+    assert MADE_UP in said(lambda: ff.compare(tmp_path / "x.toml", out=tmp_path / "out"))
+
+
+def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
+    """Budget files, saved plans by path and in place, and the files of nodes."""
+    budget = tmp_path / "budget.toml"
+    budget.write_text(f"budget = 1.0\n{MADE_UP} = 1\n")
+    message = said(lambda: experiment_of({}, [f"fleet.groups=[{{budget='{budget}'}}]"]))
+    assert MADE_UP in message and str(budget) in message
+    plan = tomllib.loads(assemble(experiment_of(TINY)).plan.to_toml())
+    for bad in ({**plan, MADE_UP: 1}, {**plan, "level": [{**level, MADE_UP: 1} for level in plan["level"]]}):
+        (tmp_path / "plan.toml").write_text(tomli_w.dumps(bad))
+        assert MADE_UP in said(lambda: assemble(experiment_of(TINY, [f"fleet.levels={tmp_path / 'plan.toml'}"])))
+        assert MADE_UP in said(lambda bad=bad: assemble(experiment_of(TINY, fleet={"levels": bad})))  # type: ignore[misc]
+    node = {"name": "a", "data": {"name": "digits"}}
+    for bad in ({**node, MADE_UP: 1}, laid(node, {"data": {"partition": {"clients": 2, MADE_UP: 1}, "client": 0}})):
+        (tmp_path / "node.toml").write_text(tomli_w.dumps(bad))
+
+        def loaded() -> None:
+            from fleetfit.engines.flower.settings import own_data
+
+            own_data(read_settings(tmp_path / "node.toml"))
+
+        message = said(loaded)
+        assert MADE_UP in message, message
+
+
+# ---- known keys --------------------------------------------------------------------------------------------------
+
+VALUES: dict[str, Any] = {
+    "name": "other",
+    "seed": 5,
+    "rounds": 4,
+    "start": "nowhere",
+    "data.name": "digits",
+    "data.partition.kind": "shards",
+    "data.partition.clients": 7,
+    "data.partition.seed": 9,
+    "data.server.name": "tiny:tiny_server_data",
+    "model.name": "mlp_2nn",
+    "tuning.name": "frozen",
+    "fleet.cost": "multiply_adds",
+    "fleet.tolerance": 0.8,
+    "fleet.levels": [0.5, 1.0],
+    "fleet.told": True,
+    "fleet.drift.sd": 0.3,
+    "fleet.drift.jump": 0.2,
+    "fleet.drift.low": 0.6,
+    "fleet.slow.share": 0.6,
+    "fleet.slow.factor": 3.0,
+    "fleet.slow.link": 3.0,
+    "fleet.jitter": 0.4,
+    "fleet.availability.share": 0.6,
+    "fleet.availability.spread": 0.5,
+    "fleet.availability.rounds": 6.0,
+    "fleet.availability.day": 9.0,
+    "fleet.availability.leave": 0.3,
+    "fleet.availability.trace": "nowhere.csv",
+    "fleet.tells_labels": True,
+    "fleet.groups": [{"budget": 0.4, "share": 0.2, "tolerance": 0.2, "name": "a"}, {"budget": 1.0, "name": "b"}],
+    "fleet.measured": {"latency_s of a thing": [0.1, 0.01]},
+    "method.name": "heterofl",
+    "method.plus": {"fedprox": {"mu": 0.2}},
+    "method.hooks": {"channels": "random"},
+    "local.epochs": 2,
+    "local.batch_size": 9,
+    "local.lr": 0.05,
+    "local.momentum": 0.4,
+    "local.weight_decay": 0.01,
+    "local.clip_norm": 2.0,
+    "local.clip_value": 2.0,
+    "local.max_steps": 3,
+    "local.patience": 2,
+    "local.compress": "int8",
+    "local.schedule.at": [1],
+    "local.schedule.factor": 0.3,
+    "local.schedule.minimum": 0.2,
+    "local.schedule.kind": "cosine",
+    "cohort.choose": "size",
+    "cohort.fraction": 0.7,
+    "cohort.count": 3,
+    "cohort.deadline_s": 40.0,
+    "cohort.late": "drop",
+    "engine.name": "processes",
+    "evaluate.every": 2,
+    "evaluate.batch_size": 17,
+    "evaluate.split": "validation",
+    "evaluate.norms": ["batch"],
+    "evaluate.statistics_samples": 33,
+    "evaluate.clients": 2,
+    "evaluate.whole": True,
+    "checkpoint.every": 2,
+    "checkpoint.keep": 5,
+}
+"""A value for every key of the schema, unlike its default."""
+
+PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}
+RICH = laid(
+    TINY,
+    {
+        "fleet": {
+            "groups": [{"budget": 0.4, "profile": PROFILE}, {"budget": 1.0, "profile": PROFILE}],
+            "drift": {"jump": 0.1},
+            "slow": {"share": 0.5},
+            "availability": {"share": 0.7},
+        },
+        "cohort": {"deadline_s": 30.0},
+        "local": {"schedule": {"kind": "step", "at": [2]}},
+        "data": {"server": {"name": "tiny:tiny_server_data"}},
+    },
+)
+"""The same run with everything that further keys need."""
+
+ENGINE_KEYS = {"device": "cuda", "threads": 3, "workers": 2, "gpus": 0.5, "cpus": 0.5, "address": "x:1", "nodes": 3,
+               "wait_s": 4.0, "deadline_s": 5.0, "quorum": 0.4, "over_selection": 0.4}  # fmt: skip
+
+
+def every_key(schema: type[pydantic.BaseModel], place: str = "") -> Iterator[str]:
+    for key, field in schema.model_fields.items():
+        inner = [s for s in sections_in(field.annotation) if s is not LevelSection]
+        if inner and key not in ("groups", "levels"):
+            for section in inner:
+                yield from every_key(section, f"{place}{key}.")
+        else:
+            yield f"{place}{key}"
+
+
+def test_every_key_of_the_schema_has_a_value_here() -> None:
+    known = {key for key in every_key(Experiment) if not key.startswith("compare.")}
+    assert known == set(VALUES)
+    assert {key for schedule in (Step, Cosine, Exponential) for key in schedule.model_fields} <= {
+        key.rpartition(".")[2] for key in VALUES
+    }
+
+
+def held(assembly: Assembly) -> dict[str, Any]:
+    """Return all that a run holds when it is assembled, as values that can be compared."""
+    a, f, s = assembly, assembly.federation, assembly.settings
+    assert a.simulation is not None
+    resources, experiment = a.simulation.resources, a.experiment
+    return {
+        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted),
+        "levels": (f.levels, f.cohort, f.seed, a.plan),
+        "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},
+        "data": (a.data.name, plain(a.data.x), [plain(dict(part)) for part in a.simulation.parts]),
+        "unlabelled": a.simulation.unlabelled is not None,
+        "problem": (repr(f.problem.architecture), f.problem.start, plain(dict(f.problem.base))),
+        "resources": {
+            field.name: plain(getattr(resources, field.name))
+            for field in fields(resources)
+            if field.name not in ("availability", "conditions")
+        },
+        "availability": None if resources.availability is None else plain(dict(resources.availability.nest)),
+        "conditions": (resources.conditions.batch_size, dict(resources.conditions.measured)),
+        "run": (experiment.name, dumped(experiment.engine), dumped(experiment.checkpoint)),
+    }
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return value
+
+
+def same(one: Assembly, other: Assembly) -> bool:
+    a, b = one.federation.method, other.federation.method
+    rest = ("told", "own_data", "settles")
+    hooks = called_hooks(a) | called_hooks(b)
+    return held(one) == held(other) and all(alike(getattr(a, n), getattr(b, n)) for n in (*hooks, *rest))
+
+
+def outcome(base: Mapping[str, Any], change: Mapping[str, Any], key: str, without: Assembly) -> str:
+    """Return what becomes of a key: "used", "said", "refused", or "ignored"."""
+    last = key.rpartition(".")[2]
+    try:
+        found = assemble(experiment_of(laid(base, change)))
+    except FleetFitError as error:
+        named = {last, *key.split("."), str(value_of(change, key))}
+        return "refused" if any(word in str(error) for word in named) else f"refused by another name: {error}"
+    if any(one.key == key or one.key.startswith(f"{key}.") or key.startswith(f"{one.key}.") for one in found.unused):
+        assert any("is not used here: " in note for note in found.notes)
+        return "said"
+    return "ignored" if same(found, without) else "used"
+
+
+def value_of(table: Any, key: str) -> Any:
+    for part in key.split("."):
+        table = table[part]
+    return table
+
+
+METHODS = names.available("methods")
+QUICK = (("scalefl", "tiny"), ("adaptivefl", "tiny"), ("fedsgd", "rich"))
+UNFIT = {"reefl", "feddf"}  # a vision transformer only; server data for every run
+
+
+def check(base: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, str]:
+    without = assemble(experiment_of(base))
+    found = {}
+    for key, value in keys.items():
+        if not _given(base, key, value):
+            found[key] = outcome(base, nest(key, value), key, without)
+    assert set(found.values()) <= {"used", "said", "refused"}, found
+    return found
+
+
+def _given(base: Any, key: str, value: Any) -> bool:
+    for part in key.split("."):
+        if not isinstance(base, Mapping) or part not in base:
+            return False
+        base = base[part]
+    return bool(base == value)
+
+
+@pytest.mark.parametrize(
+    ("method", "context"),
+    [
+        pytest.param(m, c, marks=() if (m, c) in QUICK else pytest.mark.slow)
+        for m in METHODS
+        if m not in UNFIT
+        for c in ("tiny", "rich")
+    ],
+)
+def test_every_key_beside_every_method(method: str, context: str) -> None:
+    base = laid(TINY if context == "tiny" else RICH, {"method": {"name": method}})
+    found = check(base, {key: value for key, value in VALUES.items() if key not in ("start", "data.name")})
+    assert found["local.lr"] == found["rounds"] == found["seed"] == "used"
+    assert found["cohort.late"] == ("said" if context == "tiny" else "used")
+    assert found["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
+    assert found["local.epochs"] == ("said" if method == "fedsgd" else "used")
+
+
+@pytest.mark.parametrize("kind", ["options", "choices"])
+def test_every_option_and_choice_beside_every_method(kind: str) -> None:
+    """An option changes the method, or is refused, or the run says that it does nothing."""
+    place = "method.plus" if kind == "options" else "cohort.choose"
+    for method in METHODS:
+        if method in UNFIT:
+            continue
+        base = laid(TINY, {"method": {"name": method}})
+        without = assemble(experiment_of(base))
+        for name in names.available(kind):
+            change = nest(f"{place}.{name}", {}) if kind == "options" else nest(place, {"name": name})
+            if kind == "choices" and name == "uniform":
+                continue  # which is the default
+            key = f"{place}.{name}" if kind == "options" else place
+            try:
+                found = assemble(experiment_of(laid(base, change)))
+            except FleetFitError as error:
+                message = str(error)
+                named = name in message or name.rpartition("_")[2] in message
+            else:
+                named = any(one.key == key for one in found.unused) or not same(found, without)
+            assert named or name == "in_time", (method, name)  # which acts in rounds with a deadline
+
+
+@pytest.mark.parametrize("engine", names.available("engines"))
+@pytest.mark.parametrize("key", ENGINE_KEYS)
+def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
+    import inspect
+
+    takes = inspect.signature(names.resolve("engines", engine)).parameters
+    base = laid(TINY, {"engine": {"name": engine, key: ENGINE_KEYS[key]}})
+    if key in takes:
+        if engine != "flower":
+            assert assemble(experiment_of(base)).experiment.engine.settings == {key: ENGINE_KEYS[key]}
+        return
+    assert f'[engine] {engine} has no "{key}"' in said(lambda: assemble(experiment_of(base)))
+
+
+def hyperparameters() -> Iterator[tuple[str, str, Any]]:
+    import inspect
+
+    for method in METHODS:
+        for key, parameter in inspect.signature(names.resolve("methods", method)).parameters.items():
+            yield method, key, parameter.default
+
+
+def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
+    """For each method whose first switch is off, the parameters that only it needs are named, and no other is."""
+    off = {
+        "scalefl": ({"beta": 0.0}, {"temperature": 5.0, "warmup": 0.5}, {"printed": True}),
+        "depthfl": ({"share": 0.0}, {"temperature": 5.0, "ramp": 9}, {"alpha": 0.3}),
+        "inclusivefl": ({"beta": 0.0}, {"damped": True}, {}),
+        "feddf": ({"steps": 0}, {"temperature": 5.0, "lr": 0.1, "check_every": 7}, {}),
+    }
+    for name, (switch, idle, acting) in off.items():
+        found = assemble(experiment_of(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
+        assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}, name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["method.name=adaptivefl", "method.hooks.choose=uniform"], "method.hooks.choose"),
+        (["method.name=adaptivefl", "method.hooks.channels=rolling"], "method.hooks.channels"),
+        (["method.name=adaptivefl", "fleet.levels=halving"], "fleet.levels"),
+        (["method.name=all_large", "fleet.levels=halving"], "fleet.levels"),
+        (["method.plus.fedadam.lr=0.1", "method.hooks.step=fleetfit.method:take_mean"], "method.plus.fedadam"),
+        (["method.beta=0.3", "method.hooks.loss=fleetfit.method:last_exit_loss"], "method.beta"),
+        (["data.server.name=tiny:tiny_server_data"], "data.server"),
+        (["cohort.late=drop"], "cohort.late"),
+        (["evaluate.norms=['batch']", "evaluate.statistics_samples=9"], "evaluate.statistics_samples"),
+        (["fleet.drift.jump=0.0", "fleet.drift.low=0.5"], "fleet.drift.low"),
+        (["model.name=cnn", "data.name=digits", "model.group=4"], "model.group"),
+    ],
+)
+def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: str, tmp_path: Path) -> None:
+    """From `--set` it is refused; from a file it is a note, but for what contradicts the method of the same file."""
+    message = said(lambda: ff.run(TINY, overrides=overrides, out=tmp_path / "run"))
+    section, _, inner = key.partition(".")
+    assert f"[{section}] {inner} is not used here: " in message
+    assert not (tmp_path / "run").exists()
+    table = laid(TINY, *(laid({}, tables_of(text)) for text in overrides))
+    if key.startswith(("method.hooks", "method.plus")):
+        assert f"[{section}] {inner} is not used here: " in said(lambda: ff.run(table, out=tmp_path / "run"))
+    else:
+        prepared = runs.prepare(experiment_of(table), tmp_path / "run")
+        assert any(f"[{section}] {inner} is not used here: " in note for note in prepared.notes)
+        again = ff.load(tmp_path / "run")
+        assert again.notes == prepared.notes  # so that a resumed run's summary is that of an unbroken one
+        prepared.take_engine().close()
+
+
+def tables_of(text: str) -> dict[str, Any]:
+    from fleetfit.config.reading import override
+
+    return override(text)
+
+
+def test_a_key_that_says_what_is_so_anyway_is_no_mistake(tmp_path: Path) -> None:
+    """The file that a run writes, with every default in it, is a run file without a complaint."""
+    first = assemble(experiment_of(TINY))
+    assert not first.unused
+    from fleetfit.config import to_toml
+
+    (tmp_path / "config.toml").write_text(to_toml(first.experiment))
+    assert not assemble(read_experiment(tmp_path / "config.toml")).unused
+
+
+# ---- order and names ---------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_overrides_does_not_matter() -> None:
+    texts = ["method.name=fedavg", "method.hooks.channels=rolling", "method.plus.fedprox.mu=0.3"]
+    found = [experiment_of(TINY, order).method for order in itertools.permutations(texts)]
+    assert all(one == found[0] for one in found)
+    assert found[0].hooks == {"channels": "rolling"} and found[0].plus == {"fedprox": {"mu": 0.3}}
+    assert '"beta"' in said(lambda: assemble(experiment_of(TINY, ["method.beta=0.3", "method.name=fedavg"])))
+
+
+def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method() -> None:
+    base = laid(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
+                                  "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
+    for found in (experiment_of(base, ["method.name=fedavg"]), experiment_of(base, method="fedavg")):
+        assert found.method.hooks == {"channels": "rolling"} and found.method.plus == {"fedprox": {"mu": 0.3}}
+        assert found.method.settings == {} and found.asked.gone == ("method.beta",)
+
+
+def test_plans_know_their_keys() -> None:
+    assert "a plan has no key formt." in said(lambda: Plan.of_table({"format": 2, "formt": 1}))
+
+
+def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:
+    for value in ([1], {"a": 1}, 5, None):
+        with pytest.raises(ConfigError, match="method.hooks.channels must be one of"):
+            assemble(experiment_of(TINY, method={"name": "fedavg", "hooks": {"channels": value}}))
