@@ -501,7 +501,8 @@ def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_sa
     assert Planned(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").count == 2
     alike = {**table, "model": {"name": "bert_tiny", "head": "norm"}}
     assert Planned(alike, "x").count == 2
-    tuned = {**alike, "compare": {**table["compare"], "tune": {"model.head": ["norm", "linear"]}}}
+    rows = [{key: value for key, value in row.items() if key != "model"} for row in table["compare"]["row"]]
+    tuned = {**alike, "compare": {**table["compare"], "row": rows, "tune": {"model.head": ["norm", "linear"]}}}
     with pytest.raises(ConfigError, match="different kinds"):
         Planned(tuned, "x")
 
@@ -545,7 +546,7 @@ def test_tuning_for_the_fewest_rounds(tmp_path: Path, file: Path) -> None:
         ("target = 0.97\ntarget_on = 'ful'", '[compare] target_on: "ful" is no accuracy. Did you mean "full"?'),
         ("target = 0.97\ntarget_on = 'full'", "set evaluate.whole = true to have it at every evaluation"),
         ("tune_on = 'rounds'", '[compare] tune_on: "rounds" needs an accuracy to reach'),
-        ("[[compare.setting]]\nseed = 1", '[compare] setting #1: needs a label, such as label = "IID".'),
+        ("[[compare.setting]]\nrounds = 1", '[compare] setting #1: needs a label, such as label = "IID".'),
         ("[[compare.setting]]\nlabel = 'a'\n" * 2, '[compare] there is a setting "a" already'),
         ("[[compare.setting]]\nlabel = 'a'\nlocl.lr = 1", "locl: unknown key."),
         ("[[compare.setting]]\nlabel = 'a'\nprinted = [1]", "printed numbers stand in the rows"),
