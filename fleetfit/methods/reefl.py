@@ -72,11 +72,10 @@ def reefl(
         idle("temperature", "ramp", because="share = 0 switches the distillation off")
     if not ree:
         idle("modulate", "at", "queue", "heads", "bottleneck", "mlp", because="ree = false leaves Ree out")
-    settings: dict[str, Any] = {"ree": ree, "modulate": modulate, "at": at, "queue": queue}
-    sizes: dict[str, Any] = {"heads": heads, "bottleneck": bottleneck, "mlp": mlp}
+    sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
     method = Method(
-        model=partial(recurrent, **settings, **sizes),
+        model=partial(recurrent, ree=ree, modulate=modulate, **sizes),
         levels=partial(split_levels, mode="depth"),
         loss=partial(loss, kept=estimate == "kept"),
         reply=without_unused_rows,
