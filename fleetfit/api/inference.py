@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,7 +13,9 @@ from fleetfit import evaluate, inference
 from fleetfit.api.described import short_name, visible
 from fleetfit.config import Assembly, assemble, experiment_of
 from fleetfit.config.assembly import settings_of
+from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
+from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -20,6 +23,7 @@ from fleetfit.inference.calibration import check_numbers
 from fleetfit.inference.export import Shipped
 from fleetfit.layout import predictions, some_input
 from fleetfit.planner import Amount, absolute
+from fleetfit.report.text import exit_names
 from fleetfit.submodel import Submodel
 from fleetfit.values import Device, Facts, Federation
 
@@ -171,6 +175,14 @@ def calibrate(
     costs = costs_of(run, level, cost, data)
     limit = absolute_budget(budget, cost, costs)
     found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
+    problem = run.assembly.federation.problem
+    entry = next(one for one in run.assembly.federation.levels if one.name == name)
+    counted = submodel_cost(problem.architecture, counted_piece(problem, entry), problem.input_shape).multiply_adds
+    found = replace(
+        found,
+        exits=tuple(exit_names(entry.submodel.exits, problem.exits)),
+        level_cost=float(counted) if cost == "multiply_adds" else None,
+    )
     if client is None:
         numbers = {"round": run.server.round, "data": data.name, **found.numbers()}
         run.files.write(calibration_file(name), json.dumps(numbers, indent=1, allow_nan=False) + "\n")

@@ -12,6 +12,7 @@ from fleetfit import names
 from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
 from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
 from fleetfit.cli.planning import model_settings, shape_of
+from fleetfit.config.fleet import counted_piece, early_heads
 from fleetfit.config.naming import architecture_of
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
@@ -19,7 +20,8 @@ from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
 from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
-from fleetfit.report.text import Table, short
+from fleetfit.report.tables import without_early
+from fleetfit.report.text import EXITS, Table, exit_names, short
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
@@ -152,14 +154,14 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
     state = initial_state(problem, seed=0)
     rows = []
     for level in levels:
-        cost = submodel_cost(problem.architecture, level.submodel, problem.input_shape)
+        cost = submodel_cost(problem.architecture, counted_piece(problem, level), problem.input_shape)
         before, after, seconds = _step(problem, level, state, data)
         rows.append(
             (
                 level.name,
                 f"{level.width:.2f}",
                 f"{level.submodel.depth}/{problem.architecture.blocks}",
-                ", ".join(map(str, level.submodel.exits)),
+                ", ".join(exit_names(level.submodel.exits, problem.exits)),
                 short(cost.parameters),
                 short(cost.multiply_adds),
                 f"{before:.4f} -> {after:.4f}",
@@ -167,13 +169,15 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
             )
         )
     threads = torch.get_num_threads()
-    columns = ("level", "width", "depth", "exits", "parameters", "multiply-adds", "loss of a step", "time of a step")
+    columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "loss of a step", "time of a step")
     note = (
         f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
-        "before and after, is that of all its exits, as ScaleFL weighs them; parameters and multiply-adds count all "
-        f"exits too. The time is a median with {threads} thread{'s' * (threads > 1)}."
+        "before and after, is that of all its exits, as ScaleFL weighs them. The time is a median with "
+        f"{threads} thread{'s' * (threads > 1)}."
     )
-    return Table(columns, tuple(rows), notes=(note,))
+    heads, last = early_heads(problem), levels[-1]
+    apart = heads.parameters and counted_piece(problem, last) != last.submodel
+    return Table(columns, tuple(rows), notes=(note, *([without_early(last.name, heads)] if apart else [])))
 
 
 def _step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, float, float]:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fleetfit import files, names
 from fleetfit.api import Run, load
-from fleetfit.api.inference import cost_of_unit, data_of, saved_calibration
+from fleetfit.api.inference import cost_of_unit, data_of, saved_calibration, submodel_of
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
 from fleetfit.inference import Calibration, Policy, read_policy, stop_early
 from fleetfit.inference.export import Export
 from fleetfit.layout import predictions
-from fleetfit.report.text import Table, percent
+from fleetfit.report.text import Table, exit_names, percent
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,15 @@ def predicted(asked: Asked) -> Table:
         answers, exits = _answers(model, x, asked.adaptive, policy, exit)
         rows.append((part, y, answers, exits))
     found = _Predicted(*(torch.cat(column, dim=-1) for column in zip(*rows, strict=True)))
+    named = exit_names(submodel_of(run, asked.level).exits, run.assembly.federation.problem.exits)
     if asked.out is not None:
-        _write(found, data, asked)
-    return _table(found, run, asked, data)
+        _write(found, data, asked, [name.partition(" ")[0] for name in named])
+    return _table(found, run, asked, data, named)
 
 
 @dataclass(frozen=True)
 class _Predicted:
-    """Samples, labels [N], answers [exits shown, N], and the exits where samples left, from 1 [N]."""
+    """Samples, labels [N], answers [exits shown, N], and the exits of the level where samples left, from 1 [N]."""
 
     indices: Tensor
     labels: Tensor
@@ -127,35 +128,35 @@ def _answers(
     return torch.stack(found if adaptive else found[-1:]), torch.full((len(x),), last)
 
 
-def _write(found: _Predicted, data: Data, asked: Asked) -> None:
-    shown = [f"exit{i + 1}" for i in range(len(found.answers))] if asked.adaptive else ["prediction"]
+def _write(found: _Predicted, data: Data, asked: Asked, exits: Sequence[str]) -> None:
+    shown = [f"exit{number}" for number in exits] if asked.adaptive else ["prediction"]
     named = data.class_names or tuple(map(str, range(data.classes)))
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["sample", "label", *shown, "exit"])
     columns = [found.indices.tolist(), [named[y] for y in found.labels.tolist()]]
     columns += [[named[a] for a in row] for row in found.answers.tolist()]
-    writer.writerows(zip(*columns, found.exits.tolist(), strict=True))
+    writer.writerows(zip(*columns, (exits[i - 1] for i in found.exits.tolist()), strict=True))
     try:
         files.write_where_told(str(asked.out), text.getvalue())
     except OSError as error:
         raise ConfigError(f"the predictions cannot be written to {asked.out}: {error.strerror}.") from None
 
 
-def _table(found: _Predicted, run: Run, asked: Asked, data: Data) -> Table:
+def _table(found: _Predicted, run: Run, asked: Asked, data: Data, exits: Sequence[str]) -> Table:
     right = (found.answers == found.labels).double()
     name = run.level_name(asked.level)
     title = f"level {name} on {len(found.labels)} {asked.split} samples of {data.name}"
     if asked.adaptive:
-        rows = [(str(i + 1), str(len(found.labels)), percent(float(r.mean()))) for i, r in enumerate(right)]
-        return Table(("exit", "samples", "accuracy %"), tuple(rows), title)
+        rows = [(exits[i], str(len(found.labels)), percent(float(r.mean()))) for i, r in enumerate(right)]
+        return Table(("exit (after block)", "samples", "accuracy %"), tuple(rows), title)
     rows = []
     for exit in sorted(set(found.exits.tolist())):
         here = found.exits == exit
-        rows.append((str(exit), str(int(here.sum())), percent(float(right[0][here].mean()))))
+        rows.append((exits[exit - 1], str(int(here.sum())), percent(float(right[0][here].mean()))))
     if len(rows) > 1:
         rows.append(("all", str(len(found.labels)), percent(float(right[0].mean()))))
-    return Table(("left at exit", "samples", "accuracy %"), tuple(rows), title)
+    return Table(("left at exit (after block)", "samples", "accuracy %"), tuple(rows), title)
 
 
 # ---- calibrate -----------------------------------------------------------------------------------------------------
@@ -182,21 +183,28 @@ def calibration_tables(found: Calibration) -> Iterator[Table]:
         before, after = found.calibration_errors[i]
         threshold = "-" if i == count - 1 else "never" if policy.thresholds[i] > 1 else f"{policy.thresholds[i]:.4f}"
         rows.append((
-            str(i + 1), _amount(found.costs[i], found.cost), threshold,
+            found.exits[i] if found.exits else str(i + 1), _amount(found.costs[i], found.cost), threshold,
             percent(found.test.shares[i]), percent(found.accuracies[i]), percent(before),
             *([] if after is None else [f"{policy.temperatures[i]:.2f}", percent(after)]),
         ))  # fmt: skip
-    heads = ("exit", _unit(found.cost), "threshold", "test samples that leave %", "accuracy of all %",
+    heads = ("exit (after block)", _unit(found.cost), "threshold", "test samples that leave %", "accuracy of all %",
              "calibration error %", *(("temperature", "error after it %") if policy.temperatures else ()))  # fmt: skip
     test = found.test
-    saved = 1 - test.cost / found.costs[-1]
-    notes = (
+    without = found.costs[-1] if found.level_cost is None else found.level_cost
+    saved = 1 - test.cost / without
+    notes = [
         f"Test samples: accuracy {percent(test.accuracy)}% at {_amount(test.cost, found.cost)} {_unit(found.cost)} on "
         f"average (budget {_amount(found.budget, found.cost)}); all at the last exit: {percent(test.full)}% at "
-        f"{_amount(found.costs[-1], found.cost)}: {100 * saved:.0f}% less.",
-    )
+        f"{_amount(without, found.cost)}: {100 * abs(saved):.0f}% {'less' if saved >= 0 else 'more'}.",
+    ]
+    if without != found.costs[-1]:
+        notes.append(
+            f"A sample passes the classifiers before the exit where it leaves, and they count: "
+            f"{_amount(found.costs[-1] - without, found.cost)} {_unit(found.cost)} on the way to the last one. Who "
+            "never leaves early does not compute them, so that plans count the full model without."
+        )
     what = "all samples share the budget" if found.mode == "budgeted" else "each sample has the budget"
-    yield Table(heads, tuple(rows), f"level {found.level}: leaving early by {policy.measure}, {what}", notes)
+    yield Table(heads, tuple(rows), f"level {found.level}: leaving early by {policy.measure}, {what}", tuple(notes))
     every = found.curve[:: max(1, len(found.curve) // 10)]
     curve = [
         (_amount(p["budget"], found.cost), _amount(p["cost"], found.cost), percent(p["accuracy"]),

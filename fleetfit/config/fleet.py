@@ -176,13 +176,9 @@ def ranges(ids: Sequence[int] | np.ndarray) -> str:
 def plan_of(federation: Federation, fleet: Fleet, targets: Targets) -> Plan:
     """Return the method's levels, counted by building them, and who got which."""
     problem = federation.problem
-    architecture, shape = problem.architecture, problem.input_shape
-    whole = full_cost(architecture, shape)
+    architecture = problem.architecture
     levels = tuple(_planned_level(federation, fleet, targets, index) for index in range(len(federation.levels)))
-    everything = (
-        submodel_cost(architecture, ({}, problem.exits), shape) if problem.exits[-1] == architecture.blocks else whole
-    )
-    heads = Cost(everything.parameters - whole.parameters, everything.multiply_adds - whole.multiply_adds)
+    heads = early_heads(problem)
     mode = "width" if all(level.depth == architecture.blocks for level in levels) else "both"
     mode = "depth" if mode == "both" and all(level.width == 1 for level in levels) else mode
     out = [f"{c} ({_who(federation, fleet, int(c))})" for c in np.flatnonzero(federation.level_of < 0)]
@@ -216,6 +212,15 @@ def _planned_level(federation: Federation, fleet: Fleet, targets: Targets, index
         targets.tolerances[index] if planned else float(fleet.tolerances.min()),
         share, int(members.sum()), further_costs(architecture, piece, shape, shown, conditions),
     )  # fmt: skip
+
+
+def early_heads(problem: Problem) -> Cost:
+    """Return what the full model's early classifiers cost, which its level leaves out."""
+    architecture, shape = problem.architecture, problem.input_shape
+    if problem.exits[-1] != architecture.blocks:
+        return Cost(0, 0)
+    whole, everything = full_cost(architecture, shape), submodel_cost(architecture, ({}, problem.exits), shape)
+    return Cost(everything.parameters - whole.parameters, everything.multiply_adds - whole.multiply_adds)
 
 
 def counted_piece(problem: Problem, level: Level) -> Submodel:

@@ -30,6 +30,9 @@ class Calibration:
         calibration_errors: Of each exit on the test samples, before temperature scaling and after it [E]; without,
             there is no second one.
         curve: For budgets from the first exit's cost to the last one's: budget, and the numbers of `test`.
+        exits: Of each exit, its number among all of the model's and the blocks before it, as tables say it [E].
+        level_cost: What the level costs by its plan, in the same unit, where that can be told: an early classifier of
+            the full model counts for a sample that passes it, and not for the level.
     """
 
     level: str
@@ -43,6 +46,8 @@ class Calibration:
     accuracies: tuple[float, ...]
     calibration_errors: tuple[tuple[float, float | None], ...]
     curve: tuple[Mapping[str, Any], ...]
+    exits: tuple[str, ...] = ()
+    level_cost: float | None = None
 
     def numbers(self) -> dict[str, Any]:
         """Return all that can be written as JSON."""

@@ -192,14 +192,21 @@ def predictions(module: nn.Module, x: Tensor, every: bool = True) -> Iterator[Te
     """Yield logits [B, classes] exit by exit, shallow to deep, each segment computed once and only when it is needed.
 
     Args:
-        module: A module with `start`, `segment` and `head`.
+        module: A module with `start`, `segment` and `head`; for the last exit alone, any.
         x: Samples [B, ...].
         every: Yield those of every exit; else only the last one's, without computing the others.
 
     Raises:
         ModelError: The module cannot be run segment by segment; the message says what it lacks.
     """
+    if not every and not isinstance(module, HasSegments):
+        return _last(module, x)
     return _each(with_segments(module), x, every)
+
+
+@torch.no_grad()
+def _last(module: nn.Module, x: Tensor) -> Iterator[Tensor]:
+    yield outputs(module, x)[-1]
 
 
 @torch.no_grad()

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fleetfit.cost import Cost
 from fleetfit.planner import Plan
 from fleetfit.report.columns import cell, is_rounds
-from fleetfit.report.text import Table, duration, percent, short, size, spread
+from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spread
 
 FORMAT = 1
 """Version of `summary.json`."""
@@ -74,13 +75,14 @@ def _without_clients(value: Any) -> Any:
 
 def level_table(summary: Mapping[str, Any]) -> Table:
     """Return what each level is and how well it does on its own clients."""
-    columns = ("level", "width", "depth", "exits", "parameters", "multiply-adds", "clients", "local accuracy %")
+    columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "clients", "local accuracy %")
+    every = sorted({e for entry in summary["levels"] for e in entry["exits"]})
     rows = tuple(
         (
             entry["level"],
             f"{entry['width']:.2f}",
             f"{entry['depth']}/{entry['blocks']}",
-            ", ".join(map(str, entry["exits"])),
+            ", ".join(exit_names(entry["exits"], every)),
             short(entry["parameters"]),
             short(entry["multiply_adds"]),
             str(entry["clients"]),
@@ -122,7 +124,7 @@ def plan_table(plan: Plan, title: str = "") -> Table:
         "level",
         "width",
         "depth",
-        "exits",
+        EXITS,
         "parameters",
         "multiply-adds",
         *(_FURTHER.get(cost, cost).format(batch=plan.batch_size) for cost in further),
@@ -130,12 +132,13 @@ def plan_table(plan: Plan, title: str = "") -> Table:
         f"{plan.cost} / full",
         "clients",
     )
+    every = sorted({e for level in plan.levels for e in level.exits})
     rows = tuple(
         (
             level.name,
             f"{level.width:.2f}",
             f"{level.depth}/{plan.blocks}",
-            ", ".join(map(str, level.exits)),
+            ", ".join(exit_names(level.exits, every)),
             short(level.parameters),
             short(level.multiply_adds),
             *(_further_cell(level.further, cost) for cost in further),
@@ -147,12 +150,18 @@ def plan_table(plan: Plan, title: str = "") -> Table:
     )
     notes = []
     if plan.early_heads.parameters:
-        notes.append(f"Level {plan.levels[-1].name} is counted without its early classifiers: "
-                     f"{short(plan.early_heads.parameters)} parameters, "
-                     f"{short(plan.early_heads.multiply_adds)} multiply-adds.")  # fmt: skip
+        notes.append(without_early(plan.levels[-1].name, plan.early_heads))
     if plan.left_out:
         notes.append(f"{len(plan.left_out)} clients afford no level: {', '.join(plan.left_out)}.")
     return Table(columns, rows, title, tuple(notes))
+
+
+def without_early(level: str, heads: Cost) -> str:
+    """Return how the full model is counted, and what its early classifiers cost."""
+    return (
+        f"Level {level} is counted without its early classifiers: {short(heads.parameters)} parameters, "
+        f"{short(heads.multiply_adds)} multiply-adds."
+    )
 
 
 _FURTHER = {

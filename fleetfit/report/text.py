@@ -54,6 +54,20 @@ def _markdown_line(cells: Sequence[str]) -> str:
 # ---- numbers as text -----------------------------------------------------------------------------------------------
 
 
+EXITS = "exits (after block)"
+"""The title of a column of `exit_names`."""
+
+
+def exit_names(exits: Sequence[int], every: Sequence[int]) -> list[str]:
+    """Return exits as every table names them: their number among all of the model's, from 1, and the blocks before it.
+
+    Args:
+        exits: Block counts of those to name.
+        every: Block counts of all exits of the model, shallow to deep.
+    """
+    return [f"{list(every).index(e) + 1} ({e})" for e in exits]
+
+
 def percent(value: Any) -> str:
     """Return an accuracy as in the papers, "79.61"; "-" where there is none."""
     return "-" if value is None else f"{100 * value:.2f}"

@@ -56,7 +56,7 @@ def test_the_level_table_has_what_the_issue_asks_for(summary: dict[str, Any]) ->
         "level": "1",
         "width": "0.68",
         "depth": "3/6",
-        "exits": "3",
+        "exits (after block)": "1 (3)",
         "parameters": "6.98 K",
         "multiply-adds": "115.1 K",
         "clients": "30",
@@ -76,7 +76,7 @@ def test_the_totals_name_both_batch_norm_policies(summary: dict[str, Any]) -> No
 
 def test_the_plan_table_says_what_level_l_leaves_out_and_who_is_left_out() -> None:
     table = tables.plan_table(PLAN, "title")
-    assert table.rows[0] == ("1", "0.68", "3/6", "3", "6.98 K", "115.1 K", "0.125 ± 10%", "0.121", "30")
+    assert table.rows[0] == ("1", "0.68", "3/6", "1 (3)", "6.98 K", "115.1 K", "0.125 ± 10%", "0.121", "30")
     assert "Level 2 is counted without its early classifiers: 290 parameters" in table.notes[0]
     assert '1 clients afford no level: 7 (group "tiny").' in table.notes[1]
 
