@@ -24,6 +24,8 @@ from fleetfit.engines.flower.app_folder import write_app
 from fleetfit.engines.flower.certificates import make_certificates, make_node_key
 
 BIN = Path(sys.executable).parent
+# How often Flower's executors ask for work: each question costs a core some milliseconds, on both sides.
+POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
 
 
 class Deployment:
@@ -82,11 +84,11 @@ class Deployment:
         self.start("superlink", [
             "flower-superlink", *tls, "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port),
             "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation", *apart,
-        ])  # fmt: skip
+        ], POLL)  # fmt: skip
         self._until_it_answers()
         if self.own_process and "superexec" not in self.processes:
             self.start("superexec", ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{self.port}",
-                                      "--root-certificates", str(self.ca)])  # fmt: skip
+                                      "--root-certificates", str(self.ca)], POLL)  # fmt: skip
 
     def _until_it_answers(self) -> None:
         trusted = ssl.create_default_context(cafile=str(self.ca))
@@ -155,7 +157,7 @@ class Deployment:
         else:
             command = ["fleetfit", "flower", "node", str(place / "node.toml"), "--superlink", f"127.0.0.1:{self.port}",
                        "--ca", str(self.ca), "--key", str(place / "key")]  # fmt: skip
-        return self.start(name, command, environment)
+        return self.start(name, command, {**(POLL if plain else {}), **(environment or {})})
 
     # -- processes
 
@@ -175,7 +177,7 @@ class Deployment:
         home = self.folder / name / "home" if (self.folder / name / "node.toml").exists() else self.folder / "home"
         return {
             **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
 

@@ -168,7 +168,6 @@ class Lab:
             "FLWR_HOME": str(folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(folder / "lib"),
             "FLEETFIT_LAB": str(folder),
@@ -188,7 +187,8 @@ class Lab:
         (self.folder / "home" / "config.toml").write_text(home + f'root-certificates = "{self.folder}/server-ca.crt"\n')
         flags = ["--ssl-ca-certfile", "server-ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         flags += ["--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port)]
-        self._start("superlink", ["flower-superlink", *flags, "--disable-runtime-dependency-installation"])
+        command = ["flower-superlink", *flags, "--disable-runtime-dependency-installation"]
+        self._start("superlink", command, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.3")
         wait_for(self._answers, 60, "the SuperLink listens")
 
     def _answers(self) -> bool:

@@ -40,6 +40,7 @@ def _serve(connection: Connection, config: str) -> None:
         return
     connection.send_bytes(BEGUN)
     parts, answered = received(connection), threading.Event()
+    told("working", more="on a job" if "state" in parts else "")
     threading.Thread(target=_end_when_gone, args=(connection, answered), daemon=True).start()
     try:
         content = answer(config, parts)
