@@ -92,7 +92,7 @@ class Deployment:
 
     def _until_it_answers(self) -> None:
         trusted = ssl.create_default_context(cafile=str(self.ca))
-        for _ in range(600):
+        for _ in range(2400):
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", context=trusted, timeout=2).close()
                 return
@@ -112,7 +112,7 @@ class Deployment:
             RuntimeError: It failed.
         """
         done = subprocess.run([str(BIN / "flwr"), *arguments], env=self._environment(), cwd=self.folder,
-                              capture_output=True, text=True, timeout=120)  # fmt: skip
+                              capture_output=True, text=True, timeout=300)  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout

@@ -189,7 +189,7 @@ class Lab:
         flags += ["--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port)]
         command = ["flower-superlink", *flags, "--disable-runtime-dependency-installation"]
         self._start("superlink", command, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.3")
-        wait_for(self._answers, 60, "the SuperLink listens")
+        wait_for(self._answers, 300, "the SuperLink listens")
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -212,7 +212,7 @@ class Lab:
 
     def _flwr(self, *words: str) -> None:
         where = {"cwd": self.folder, "env": self.environment}
-        done = subprocess.run(["flwr", *words], **where, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["flwr", *words], **where, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def key(self, name: str, register: bool = True) -> Path:
@@ -239,7 +239,7 @@ class Lab:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def accepted(self, name: str, seconds: float = 90) -> None:
+    def accepted(self, name: str, seconds: float = 300) -> None:
         wait_for(lambda: "SuperNode ID:" in self.log(name), seconds, f"{name} is accepted:\n{self.log(name)}")
 
     def submit(self, name: str, node: str, client: str = "toy_client:app", **config) -> Path:
@@ -257,7 +257,7 @@ class Lab:
         self._flwr("run", str(app), "lab", "--run-config", text)
         return out
 
-    def found(self, name: str, node: str, seconds: float = 120, **given) -> list[dict]:
+    def found(self, name: str, node: str, seconds: float = 400, **given) -> list[dict]:
         """Run the toy app with one node and return what its server found."""
         out = self.submit(name, node, **given)
         wait_for(out.exists, seconds, f"the run ends; the SuperLink says:\n{self.log('superlink')[-3000:]}")

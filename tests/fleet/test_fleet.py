@@ -98,7 +98,7 @@ def test_a_node_that_joins_in_mid_run_takes_part(lab: Deployment, tmp_path: Path
     lab.add_node("node-e", {"budget": 0.25, "tolerance": 0.2, "data": data})
     lab.register("node-e")
     lab.start_node("node-e")
-    assert run.wait(300) == 0
+    until(lambda: run.poll() is not None, "the end", lambda: lab.log("run-join"))
     lab.stop("node-e")
     found = ff.load(tmp_path / "run")
     clients = [report["train"]["clients"] for report in found.metrics]

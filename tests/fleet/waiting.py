@@ -19,10 +19,7 @@ def until(true: Callable[[], Any], what: str, said: Callable[[], str], limit_s: 
 
 
 def finished(lab: Deployment, name: str, table: Mapping[str, Any], out: Path, limit_s: float = 480.0) -> ff.Run:
-    """Run an app to its end, and open its folder.
-
-    A node that was in the middle of a message of a run that was stopped may be deaf for up to five minutes.
-    """
+    """Run an app to its end, and open its folder."""
     run = lab.start_run(name, table, out=str(out))
     log = f"run-{name}"
     until(lambda: run.poll() is not None, f"the end of {name}", lambda: lab.log(log), limit_s)
