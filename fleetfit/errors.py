@@ -74,7 +74,7 @@ def one_line(text: object, most: int = 200) -> str:
         writing, no half characters that UTF-8 does not have.
     """
     if not isinstance(text, str):
-        return f"({type(text).__name__})"
+        return f"({type(text).__name__})"[:most]
     kept = "".join(c if c.isprintable() else " " for c in text[: 4 * most])
     line = " ".join(kept.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."

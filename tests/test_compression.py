@@ -21,7 +21,8 @@ from fleetfit.guard import examined, problem_with
 from fleetfit.layout import State
 from fleetfit.rounds import one_round, start
 from fleetfit.submodel import Submodel, extract
-from fleetfit.values import Failure, Job, Update
+from fleetfit.train import run_job
+from fleetfit.values import Failure, Job, Local, Update
 from fleetfit.wire import reply_size
 
 FEDERATION, _ = tiny_federation({"name": "fedavg"})
@@ -236,3 +237,22 @@ def test_a_piece_that_is_smaller_than_what_was_sent() -> None:
     assert isinstance(found, Update)
     for name, tensor in update.state.items():
         torch.testing.assert_close(found.state[name], tensor, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_fails_keeps_both_of_its_memories(kind: str) -> None:
+    """What its method remembers, and what compression has lost so far; the next update goes on with both."""
+    spec = {"name": "plugin_method:counting"}
+    federation, simulation = tiny_federation(spec)
+    piece = federation.levels[1].submodel
+    sent = extract(LAYOUT, start(federation).state, piece)
+    job = Job("train", 0, 9, 0, 4, piece, sent, spec, 11, 1, Local(lr=0.1, batch_size=8, compress=kind))
+    reply, memory = run_job(job, simulation.device(4))
+    assert isinstance(reply, Update) and reply.compressed == kind and len(memory) == 2
+    diverging = replace(job, round=1, memory_version=0, local=replace(job.local, lr=1e30))
+    reply, after = run_job(diverging, simulation.device(4, memory))
+    assert isinstance(reply, Failure) and after is memory
+    again = replace(job, round=2, memory_version=0)
+    first, second = (run_job(again, simulation.device(4, kept))[0] for kept in (memory, after))
+    assert isinstance(first, Update) and isinstance(second, Update)
+    assert all(torch.equal(first.state[n], second.state[n]) for n in first.state)

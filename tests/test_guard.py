@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,13 +15,28 @@ from test_wire import nests
 from tiny import tiny_federation
 from torch import Tensor
 
+from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
 from fleetfit.evaluate import evaluate
-from fleetfit.guard import examined, paired, problem_with
+from fleetfit.guard import examined, paired, problem_with, problem_with_job
+from fleetfit.method import build
 from fleetfit.rounds import one_round, run, start
 from fleetfit.submodel import Submodel, extract
-from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Update
+from fleetfit.tasks import task_named
+from fleetfit.train import run_job
+from fleetfit.values import (
+    Clients,
+    Evaluation,
+    Failure,
+    Federation,
+    Job,
+    Level,
+    Local,
+    Problem,
+    Simulation,
+    Update,
+)
 
 FEDERATION, SIMULATION = tiny_federation({"name": "fedavg"})
 
@@ -95,6 +111,23 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"metrics": {}}, "training loss"),
         ({"metrics": {"loss": math.nan}}, "training loss"),
         ({"metrics": {"loss": "0.1"}}, "training loss"),
+        ({"metrics": {"loss": 1e200}}, "training loss"),
+        ({"metrics": {"loss": 10**400}}, "more than 64 bits"),
+        ({"metrics": {"loss": 1.0, "steps": [[[10**400]]]}}, "more than 64 bits"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1": 1e300}}}, "cannot be added up"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1": math.nan}}}, "cannot be added up"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1\x1b[2J": 1}}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "teachers": {"x" * 101: 1}}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "teachers": {(1, 2): 1}}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "\ud800": 1}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "x": {str(i): i for i in range(10_001)}}}, "more than 10000 values"),
+        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nest more than 8 deep"),
+        ({"metrics": {"loss": 1.0, "x": "y" * 501}}, "text that is too long"),
+        (with_state(poisoned(1e38)), "square of their norm"),
+        (with_state(poisoned(-2e19)), "square of their norm"),
+        ({"level": 0}, "its level is 0, of a job at level 1"),
+        ({"level": 10**5000}, "more than 64 bits"),
+        ({"num_examples": 10**5000}, "more than 64 bits"),
         ({"metrics": None}, "no table"),
         ({"simulated_s": -1.0}, "simulated_s"),
         ({"simulated_s": math.inf}, "simulated_s"),
@@ -125,6 +158,128 @@ def test_a_larger_sub_model_with_a_fitting_state_is_refused() -> None:
     piece = FEDERATION.levels[2].submodel
     state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)
     assert "no piece of the one" in str(problem_with(replace(UPDATE, submodel=piece, state=state), JOB, FEDERATION))
+
+
+def test_exits_that_were_never_sent_are_refused() -> None:
+    """A classifier before the last one, that the server kept: its tensors are in the layout, and its shapes fit."""
+    channels, layout = UPDATE.submodel.channels, FEDERATION.problem.layout
+    one, two = Submodel(channels, (2,)), Submodel(channels, (1, 2))
+    job = replace(JOB, submodel=one, state=extract(layout, start(FEDERATION).state, one))
+    state = extract(layout, start(FEDERATION).state, two)
+    right = replace(UPDATE, dispatched=one, submodel=one, state=job.state)
+    assert problem_with(right, job, FEDERATION) is None
+    assert "no piece of the one" in str(problem_with(replace(right, submodel=two, state=state), job, FEDERATION))
+    assert not two.inside(one) and one.inside(two)
+
+
+def test_half_a_granule_is_refused() -> None:
+    """Axis b comes and goes in granules of 2; a mean over half of one raises an error."""
+    piece = Submodel({**UPDATE.submodel.channels, "b": (0, 3)}, (1, 2))
+    assert "whole granules" in str(problem_with(replace(UPDATE, submodel=piece), JOB, FEDERATION))
+
+
+SCORES = {"n": 5, "correct": [1.0, 2.0], "ensemble": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [({}, True), ({"correct": [0.0, 5.0]}, True), ({"correct": [1.0, 5.5]}, False), ({"correct": [-1.0, 2.0]}, False),
+     ({"ensemble": 6.0}, False), ({"ensemble": -0.5}, False), ({"n": 2**60}, False), ({"n": 10**400}, False),
+     ({"correct": [10**400, 1]}, False)],
+)  # fmt: skip
+def test_no_more_is_right_than_was_asked(changes: dict[str, Any], right: bool) -> None:
+    job, update = ANSWERED["evaluate"]
+    found = examined(replace(update, metrics={**SCORES, **changes}), job, FEDERATION)
+    assert isinstance(found, Update) == right, found
+
+
+def test_a_regression_may_score_below_zero() -> None:
+    """1 - (output - y)^2 of a bad model: far below 0, and at most 1 for each."""
+    job, update = ANSWERED["evaluate"]
+    federation = replace(FEDERATION, problem=replace(FEDERATION.problem, task=task_named("regression")))
+    below = replace(update, metrics={**SCORES, "correct": [-700.0, -3.0], "ensemble": -9.0})
+    assert examined(below, job, federation) is below
+    above = replace(below, metrics={**SCORES, "correct": [-700.0, 5.5]})
+    assert isinstance(examined(above, job, federation), Failure)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("count", lambda t: t + 1, "counts 21 inputs"),
+        ("count", lambda t: t / 2, "counts 10 inputs"),
+        ("count", lambda t: t * 0, "counts 0 inputs"),
+        ("sum", lambda t: t * 0 + 1e6, "variance would be below 0"),
+        ("sum", lambda t: t * 0 + 1e300, "variance would be below 0"),
+        ("squares", lambda t: t * 0, "variance would be below 0"),
+        ("squares", lambda t: t * 0 + 1e60, "variance is not finite"),
+    ],
+)
+def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tensor], Tensor], message: str) -> None:
+    """20 samples, one input of each channel each; (sum x)^2 <= n sum x^2."""
+    job, update = ANSWERED["statistics"]
+    name = next(n for n in update.state if n.endswith(f".{key}"))
+    wrong = replace(update, state={**update.state, name: change(update.state[name])})
+    assert message in str(problem_with(wrong, job, FEDERATION))
+
+
+def test_no_more_samples_are_measured_than_asked_for() -> None:
+    job, update = ANSWERED["statistics"]
+    more = {name: tensor * 2 for name, tensor in update.state.items()}
+    assert "at most 20" in str(problem_with(replace(update, num_examples=40, state=more), job, FEDERATION))
+    assert "missing" in str(problem_with(replace(update, state={}), job, FEDERATION))
+    assert problem_with(replace(update, num_examples=0, state={}), job, FEDERATION) is None
+
+
+@pytest.mark.parametrize("name", ["resnet20", "cnn", "msdnet24", "mobilenetv2"])
+def test_honest_sums_of_pictures_pass(name: str) -> None:
+    """Positions of each layer are read off its shapes; a last batch of another size makes no difference."""
+    given = {"classes": 3, "channels": 3, "input_shape": [3, 32, 32]}
+    problem = Problem.rebuilt({"model": {"name": name}, "given": given, "task": "classification", "exits": []})
+    data = Data("x", torch.randint(0, 255, (7, 3, 32, 32), dtype=torch.uint8), torch.arange(7) % 3,
+                {"train": torch.arange(7)}, 3, mean=(0.5,) * 3, std=(0.25,) * 3)  # fmt: skip
+    level = Level("1", problem.submodel(1.0, problem.exits), 1.0, 1.0)
+    federation = Federation(problem, Clients(np.array([7])), (level,), 1, build({"name": "fedavg"}))
+    job = Job("statistics", 0, 1, 0, 0, level.submodel, start(federation).state, {"name": "fedavg"}, 1, 0,
+              evaluation=Evaluation(split="train", samples=5, batch_size=2))  # fmt: skip
+    reply, _ = run_job(job, Simulation(problem, data, [data.splits]).device(0))
+    assert isinstance(reply, Update) and reply.state and examined(reply, job, federation) is reply
+    count = next(n for n in reply.state if n.endswith(".count"))
+    off = replace(reply, state={**reply.state, count: reply.state[count] + 5})
+    assert "inputs of" in str(problem_with(off, job, federation))
+
+
+def test_a_reason_is_one_line() -> None:
+    odd = Failure(3, 2, 4, 1, JOB.submodel, "first\n\x1b[31msecond\x07" + "z" * 900)
+    reason = examined(odd, JOB, FEDERATION).reason  # type: ignore[union-attr]
+    assert reason.startswith("first [31msecond z") and len(reason) <= 500 and reason.isprintable()
+    refused = examined(replace(UPDATE, state={**UPDATE.state, "\x1b]0;t\x07": torch.ones(1)}), JOB, FEDERATION)
+    assert isinstance(refused, Failure) and refused.reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "scan"}, "asks for"), ({"kind": ["train"]}, "malformed"), ({"seed": "1"}, "its seed"),
+        ({"client": None}, "its client"), ({"level": -1}, "its level"), ({"memory_version": 0.5}, "memory_version"),
+        ({"method": "fedavg"}, "names no method"), ({"state": {"x": 1}}, "expected a tensor"),
+        ({"state": {}}, "missing"), ({"statistics": [1]}, "no table"),
+        ({"statistics": {"a\x07": torch.tensor([math.nan])}}, '"a" has numbers'),
+        ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels that the model does not have"),
+        ({"submodel": Submodel({"b": (0, 1, 3, 4)}, (1, 2))}, "whole granules"),
+        ({"submodel": Submodel({}, (9,))}, "exits that the model does not have"),
+        ({"local": Local(lr=math.nan)}, "its lr"), ({"local": Local(epochs=0)}, "its epochs"),
+        ({"local": Local(epochs="9")}, "its epochs"), ({"local": Local(batch_size=-1)}, "its batch_size"),
+        ({"local": Local(clip_norm="x")}, "its clip_norm"), ({"local": Local(late="now")}, "expected one of"),
+        ({"local": Local(optimiser=["sgd"])}, "expected one of"), ({"local": Local(compress="zip")}, "expected one of"),
+        ({"local": Local(cosine=1)}, "true or false"), ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
+        ({"evaluation": Evaluation(split="all")}, "expected one of"),
+        ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
+    ],
+)  # fmt: skip
+def test_what_a_server_asks_is_looked_at(changes: dict[str, Any], message: str) -> None:
+    assert problem_with_job(JOB, FEDERATION.problem) is None
+    assert message in str(problem_with_job(replace(JOB, **changes), FEDERATION.problem))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
 """Messages round-trip, damage is refused with a sentence, and a bad update never reaches the state."""
 
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_federation
 
-from fleetfit.errors import RunError
+from fleetfit.engines.flower.protocol import PROTOCOL, answer_of
+from fleetfit.errors import RunError, one_line
 from fleetfit.rounds import start
 from fleetfit.submodel import FlatState, extract, flat_of
 from fleetfit.values import Failure, Job, Local, Update
@@ -103,3 +108,119 @@ def test_a_reply_that_is_none_is_a_sentence(odd: dict[str, object], gone: set[in
         except RunError as error:
             refused = str(error)
         assert not refused or "no update and no failure" in refused
+
+
+# ---- what strangers may announce -------------------------------------------------
+
+
+def raw(header: str, data: bytes = b"") -> bytes:
+    """A message with any header."""
+    text = header.encode()
+    return b"FFIT" + bytes([1, 0, 0, 0]) + len(text).to_bytes(8, "little") + text + data
+
+
+def sized(*sizes: str) -> str:
+    return '{"$t":["float32",[' + ",".join(sizes) + "]]}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        sized(*["1e308"] * 20_000),  # a product of six million digits
+        sized(*["99999999999999999999"] * 500),  # 10 kB: a number that has no text
+        sized(*["1"] * 64), sized("4294967296", "4294967296"), sized("-1"), sized("1.0"), sized("true"), sized('"1"'),
+        '{"$t":["float32",{"0":1}]}', '{"$t":["float32"]}',
+        '{"$t":["object",[1]]}', '{"$t":[["float32"],[1]]}', '{"$t":"float32"}', '{"$t":["float32",[0]],"more":1}',
+        '{"$u":{"0":1}}', '{"$u":5}', '{"$d":[[1]]}', '{"$d":[[[1],2]]}', '{"$d":{"a":1}}',
+        "[" * 70 + "]" * 70, "[" * 100_000, '{"a":' * 70 + "1" + "}" * 70, "9" * 5000, "[1e999999,", "\x00", "",
+    ],
+    ids=lambda header: f"{header[:40]} ({len(header)})",
+)  # fmt: skip
+@pytest.mark.parametrize("data", [b"", bytes(64)])
+def test_what_a_header_announces_is_held_against_what_there_is(header: str, data: bytes) -> None:
+    with pytest.raises(RunError, match="a message") as refused:
+        unpack(raw(header, data))
+    assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "element", ['{"":0}', "[]", "{}", '"ab"', '"\\u20ac\\u20ac"', "1.5", "99999", "[[0]]", '{"$u":[]}',
+                '{"$d":[[1,2]]}', '{"$t":["bool",[0]]}']
+)  # fmt: skip
+@pytest.mark.parametrize("length", [20_000, 2_000_000])
+def test_a_message_becomes_a_small_multiple_of_its_bytes(element: str, length: int) -> None:
+    """Also where it is refused: 16 times, and a MiB. Unbounded, it is up to 91 times."""
+    elements = ",".join([element] * (length // len(element)))
+    content, said = raw('{"protocol":1,"x":[' + elements + "]}"), ""
+    tracemalloc.start()
+    try:
+        try:
+            answer_of(content)
+        except RunError as error:
+            said = str(error)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * len(content) + 2**20 and (not said or "memory" in said)
+
+
+def test_what_honest_clients_send_is_within_the_bounds() -> None:
+    """Hundreds of tensors of a few numbers with short names, random channels, a table of counts."""
+    state = {f"b{i}.w": torch.ones(2) for i in range(600)}
+    channels = {f"axis{i}": list(range(i % 2, 512, 2)) for i in range(40)}
+    nest = {"protocol": PROTOCOL, "reply": {"state": state, "submodel": {"channels": channels, "exits": [1, 2]},
+            "metrics": {"loss": 0.5, "teachers": {str(e): 7 for e in range(50)}}}}  # fmt: skip
+    assert answer_of(pack(nest))["reply"]["state"].keys() == state.keys()
+    assert answer_of(pack({"protocol": PROTOCOL, "submodel": channels}))["submodel"] == channels
+
+
+def test_keys_that_share_one_hash_are_refused() -> None:
+    """Multiples of 2^61 - 1 all have the hash 0: a table of them takes the square of their number."""
+    same_hash = ",".join(f"[{i * (2**61 - 1)},0]" for i in range(1, 40))
+    with pytest.raises(RunError, match="60 bits"):
+        unpack(raw('{"$d":[' + same_hash + "]}"), bounded=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "cat\x1b[31m\nx"}, "it says that it is cat [31m x"),
+        ({"kind": [1]}, "it says that it is (list)"),
+        ({"dispatched": {"channels": {"a": {"from": 0, "to": 1e308}}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": {"from": 0}}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": "0123"}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": [True, 2]}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": [2**70]}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": [1], "exits": [1]}}, "no table of channels and exits"),
+        ({"dispatched": {"channels": {}, "exits": ["1"]}}, "exits are no list"),
+        ({"submodel": {"channels": {}, "exits": [1.5]}}, "exits are no list"),
+        ({"dispatched": torch.ones(2)}, "no table of channels and exits"),
+        ({"unknown\x1b]0;x\x07field": 1}, "unexpected keyword"),
+    ],
+)
+def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: str) -> None:
+    _, update = job_and_update()
+    with pytest.raises(RunError) as refused:
+        reply_of({**reply_nest(update), **change})
+    assert said in str(refused.value) and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda n: {}, lambda n: {**n, "local": [1]}, lambda n: {**n, "local": {**n["local"], "x": 1}},
+               lambda n: {**n, "submodel": 5}, lambda n: {k: v for k, v in n.items() if k != "seed"}]
+)  # fmt: skip
+def test_a_job_that_is_none_is_a_sentence(change: Callable[[dict[str, object]], dict[str, object]]) -> None:
+    job, _ = job_and_update()
+    with pytest.raises(RunError, match=r"job is none|no table of channels"):
+        job_of(change(job_nest(job)))
+
+
+@given(st.text(max_size=300) | st.integers() | st.none(), st.integers(4, 100))
+def test_a_strangers_text_is_one_line(text: object, most: int) -> None:
+    found = one_line(text, most)
+    assert len(found) <= most and found.isprintable() and found.encode() is not None
+
+
+def test_escapes_and_marks_do_not_reach_a_terminal() -> None:
+    assert one_line("a\x1b[2Jb\r\nc\u202ed\ud800e\u2028f\x9bg") == "a [2Jb c d e f g"
+    assert one_line("x" * 500, 10) == "xxxxxxx..." and one_line(["a"]) == "(list)"
