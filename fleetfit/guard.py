@@ -390,7 +390,8 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
             return f"its {name} is {_shown(value)}, expected a whole number above 0."
     for name in numbers:
         value = getattr(local, name)
-        if not (_number(value) and value >= 0) and (value is not None or name in numbers[:3]):
+        right = _count(value) if type(value) is int else _number(value) and 0 <= value <= _LARGEST
+        if not right and (value is not None or name in numbers[:3]):
             return f"its {name} is {_shown(value)}, expected a number from 0 on."
     words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (local.late, ("shallower", "stop", "drop")),
@@ -414,4 +415,10 @@ def _sent(job: Job, problem: Problem) -> str | None:
     for name, tensor in (*job.state.items(), *job.statistics.items()):
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
             return f'"{one_line(name)}" has numbers that are no finite torch.float32.'
+    if job.statistics and not job.evaluation.own:  # otherwise those of all levels, for the device to choose from
+        norms = _positions(problem, job.submodel)
+        check_shapes(job.statistics, {f"{name}.{key}": (width,) for name, (width, _) in norms.items()
+                                      for key in ("mean", "var")})  # fmt: skip
+        if any(bool((t < 0).any()) for name, t in job.statistics.items() if name.endswith(".var")):
+            return "it has a variance below 0."
     return None

@@ -104,11 +104,11 @@ class with_statistics:
         self._norms, self._statistics = batch_norms(module), statistics
 
     def __enter__(self) -> None:
-        if self._statistics:
-            for name, norm in self._norms.items():
+        if self._statistics:  # all of them are there before the first layer is changed
+            found = [(n, self._on(n, f"{name}.mean"), self._on(n, f"{name}.var")) for name, n in self._norms.items()]
+            for norm, mean, var in found:
                 norm.track_running_stats = True
-                norm.running_mean = self._on(norm, f"{name}.mean")
-                norm.running_var = self._on(norm, f"{name}.var")
+                norm.running_mean, norm.running_var = mean, var
 
     def _on(self, norm: nn.Module, name: str) -> Tensor:
         weight = norm.weight

@@ -24,7 +24,7 @@ from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
 from fleetfit.guard import problem_with_job
-from fleetfit.method import Method, build, rebuilt
+from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
 from fleetfit.train import accelerator_named, run_job
 from fleetfit.train.allocator import give_back_freed_memory, keep_freed_memory
@@ -121,7 +121,8 @@ class Node:
     def _setup(self, header: Header) -> dict[str, Any]:
         """Build the problem, and say whether what is never trained is there."""
         _check_names(header, self.settings.allow)
-        _built(header["method"])
+        with _described("method"):
+            build(header["method"])
         there = not header["base"] or self._remembered.base(header["base"]) is not None
         if there:
             with self._limited():
@@ -139,7 +140,9 @@ class Node:
         key = _key(header)
         if key not in self._problems:
             self._forget()
-            found = _rebuilt(header["problem"], self.settings.model)
+            spec = header["problem"]
+            with _described("model that can be built"):
+                found = rebuilt({**spec, "model": {**spec["model"], **self.settings.model}})
             if header["base"]:
                 content = self._remembered.base(header["base"])
                 if content is None:
@@ -180,7 +183,8 @@ class Node:
         if wrong is not None:
             raise RunError(f"the job that the server sent is none: {wrong}")
         memory, forgot = self._remembered.memory(header["run"], job.memory_version)
-        device = self._device(problem, job, header["cost"], memory)
+        with _described("model that can be built"):
+            device = self._device(problem, job, header["cost"], memory)
         torch.set_num_threads(self.settings.threads)
         if self.settings.limit_bytes is None:
             keep_freed_memory()
@@ -210,26 +214,13 @@ def _part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | bytearra
     return parts[name]
 
 
-def _rebuilt(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Problem:
-    """Build the problem that a server describes, with the node's own settings of the model.
-
-    Raises:
-        FleetFitError: The description is none.
-    """
+@contextlib.contextmanager
+def _described(what: str) -> Iterator[None]:
+    """Turn what is raised while a server's description is followed into a sentence."""
     try:
-        return rebuilt({**spec, "model": {**spec["model"], **own}})
-    except _NO_DESCRIPTION as error:
-        raise ConfigError(f"the server describes no model that can be built: {what_raised(error)}.") from error
-
-
-def _built(spec: Mapping[str, Any]) -> Method:
-    try:
-        return build(spec)
-    except _NO_DESCRIPTION as error:
-        raise ConfigError(f"the server describes no method: {what_raised(error)}.") from error
-
-
-_NO_DESCRIPTION = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
+        raise ConfigError(f"the server describes no {what}: {what_raised(error)}.") from error
 
 
 def _key(header: Header) -> str:

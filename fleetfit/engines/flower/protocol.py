@@ -120,13 +120,16 @@ def hello_of(nest: Any) -> Told:
 
 
 def _facts(nest: Any) -> Facts:
+    if not isinstance(nest, Mapping):
+        raise RunError("it does not say what its data are.")
     try:
         shape = nest["sample_shape"]
         numbers = (nest["classes"], nest["vocabulary"], *shape)
         texts = (nest["name"], nest["task"])
         good = all(isinstance(t, str) and 0 < len(t) <= _WORD for t in texts) and all(map(_count, numbers))
-        good = good and all(t.isprintable() for t in texts) and -(2**40) < nest["padding"] < 2**40
-        good = good and isinstance(shape, list) and len(shape) <= 8 and type(nest["padding"]) is int
+        good = good and all(t.isprintable() for t in texts)
+        good = good and type(nest["padding"]) is int and -(2**40) < nest["padding"] < 2**40
+        good = good and isinstance(shape, list) and len(shape) <= 8
         good = good and 1 <= nest["classes"] <= _MOST and nest["vocabulary"] <= _MOST and math.prod(shape) <= _MOST
     except (KeyError, TypeError, IndexError):
         good = False

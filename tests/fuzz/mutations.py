@@ -1,0 +1,283 @@
+"""Real messages of a fleet, and ways to spoil them that know how they are made.
+
+Whoever draws (a seeded generator, Hypothesis, a fuzzer that is led by coverage) gives numbers; what is done with them
+is the same. Most mutations are made in the nest and packed again, so that they get past parsing.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from tiny import tiny_federation
+
+from fleetfit.compression import compress
+from fleetfit.engines.flower.protocol import packed
+from fleetfit.engines.local import local
+from fleetfit.evaluate import Wanted, evaluate
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Server, Update
+from fleetfit.wire import job_nest, pack, reply_nest, unpack
+
+Reply = Update | Failure
+SETTINGS = Settings(1, Local(lr=0.1, batch_size=16))
+WANTED = Wanted(Evaluation(batch_size=32), statistics_samples=60, whole=False)
+KINDS = ("train", "float16", "int8", "evaluate", "statistics", "failure")
+
+
+class Draw(Protocol):
+    """Where a mutation takes its choices from."""
+
+    def __call__(self, most: int) -> int:
+        """Return a whole number from 0 to `most`."""
+
+
+@dataclass(frozen=True)
+class Real:
+    """A run's real traffic.
+
+    Attributes:
+        federation: The server's view.
+        server: Before the round.
+        replies: Of the first round of training and of an evaluation after it, with their jobs, by kind.
+        round: All jobs of the round of training with their replies.
+        evaluation: The same of the evaluation.
+    """
+
+    federation: Federation
+    server: Server
+    replies: Mapping[str, tuple[tuple[Job, Reply], ...]]
+    round: tuple[tuple[Job, Reply], ...]
+    evaluation: tuple[tuple[Job, Reply], ...]
+
+
+class Listening:
+    """The local engine; notes jobs and replies."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.seen = inner, list[tuple[Job, Reply]]()
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Reply]:
+        waiting: list[Job] = []
+
+        def noted() -> Iterator[Job]:
+            for job in jobs:
+                waiting.append(job)
+                yield job
+
+        for reply in self.inner.run(noted()):
+            self.seen.append((waiting.pop(0), reply))
+            yield reply
+
+    def accept(self, update: Update) -> None:
+        self.inner.accept(update)
+
+
+@cache
+def real() -> Real:
+    """Run a round of a small fleet, and evaluate."""
+    federation, simulation = tiny_federation({"name": "scalefl"}, clients=6, cohort=6)
+    server, engine = start(federation), Listening(local(simulation))
+    after, _ = one_round(federation, engine, SETTINGS, server)  # type: ignore[arg-type]
+    trained = tuple(engine.seen)
+    engine.seen.clear()
+    evaluate(federation, engine, after, WANTED)
+    measured = tuple(engine.seen)
+    layout = federation.problem.layout
+    found: dict[str, tuple[tuple[Job, Reply], ...]] = {"train": trained}
+    for kind in ("float16", "int8"):
+        pairs = [(replace(job, local=replace(job.local, compress=kind)), reply) for job, reply in trained]
+        found[kind] = tuple((job, compress(reply, job, layout, kind, None)[0])
+                            for job, reply in pairs if isinstance(reply, Update))  # fmt: skip
+    for kind in ("evaluate", "statistics"):
+        found[kind] = tuple((job, reply) for job, reply in measured if job.kind == kind)
+    found["failure"] = tuple((job, failed(job)) for job, _ in trained)
+    return Real(federation, server, found, trained, measured)
+
+
+def failed(job: Job) -> Failure:
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, "no memory was left", multiply_adds=9)
+
+
+def answer_to(reply: Reply) -> bytes:
+    """Return a node's answer as it travels."""
+    return packed({"reply": reply_nest(reply), "keeps": True, "forgot": False})
+
+
+# ---- spoiling ----------------------------------------------------------------------------------------------------
+
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 7, 255, 2**31, 2**53 + 1, 2**63, -(2**63), 10**30, 0.5, -0.0, 1e19, 1e38, 1e300,
+    -1e308, math.nan, math.inf, -math.inf, "", "a", "train", "x" * 700, "a\x1b[2J\x07\n", "\ud800", "\u202e", "9" * 30,
+    [], {}, (),
+    [[[[[[[[[[[[1]]]]]]]]]]]], [0] * 50, {"from": 0, "to": 3}, {"from": 0, "to": 2**30}, {"a": {"b": {"c": 1}}}, {1: 2},
+    {2**61 - 1: 1}, {"$": 1}, {"1": 1e300}, {"exit": True},
+)  # fmt: skip
+VALUES = (math.nan, math.inf, -math.inf, 1e38, -3e38, 1e19, 1e15, 1e-45, 0.0, -1.0, 1.0, 1e6)
+TYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32)
+Path = tuple[Any, ...]
+
+
+def paths(nest: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield where everything in a nest stands, and what it is."""
+    if at:
+        yield at, nest
+    inner = nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list) else ()
+    for key, value in inner:
+        yield from paths(value, (*at, key))
+
+
+def parent(nest: Any, at: Path) -> Any:
+    for key in at[:-1]:
+        nest = nest[key]
+    return nest
+
+
+def odd_value(draw: Draw) -> Any:
+    if not draw(7):
+        shape = [draw(4) for _ in range(draw(4))]
+        return torch.full(shape, VALUES[draw(len(VALUES) - 1)] if draw(1) else 1.0)
+    return copy.deepcopy(ODD[draw(len(ODD) - 1)])
+
+
+def in_nest(nest: Any, draw: Draw) -> None:
+    """Change one place: another value, none, a further one, another name, or two places exchanged."""
+    everywhere = [at for at, _ in paths(nest)]
+    if draw(2):  # the many tensors of a state must not crowd out the few fields
+        everywhere = [at for at in everywhere if "state" not in at[:-1] and "scales" not in at[:-1]] or everywhere
+    at = everywhere[draw(len(everywhere) - 1)]
+    box, key, how = parent(nest, at), at[-1], draw(9)
+    if how == 0:
+        del box[key]
+    elif how == 1 and isinstance(box, dict):
+        box[("x", "\x1b]0;", "state", "$t", "a" * 300)[draw(4)]] = odd_value(draw)
+    elif how == 2 and isinstance(box, dict):
+        box[f"{key}{'x' * draw(2)}\x07"] = box.pop(key)
+    elif how == 3:
+        other = everywhere[draw(len(everywhere) - 1)]
+        box[key] = copy.deepcopy(parent(nest, other)[other[-1]])
+    elif how == 4:
+        for _ in range(draw(80)):
+            box[key] = [box[key]]
+    elif how == 5 and type(box[key]) in (int, float):
+        box[key] = box[key] * (-1, 2, 10**6, 0.5)[draw(3)] + draw(2)
+    else:
+        box[key] = odd_value(draw)
+
+
+def in_tensor(nest: Any, draw: Draw) -> None:
+    """Change one tensor: its numbers, one of them, its shape or its type; where there is none, the nest."""
+    places = [at for at, value in paths(nest) if isinstance(value, torch.Tensor)]
+    if not places:
+        in_nest(nest, draw)
+        return
+    at = places[draw(len(places) - 1)]
+    box, key, how = parent(nest, at), at[-1], draw(9)
+    tensor = box[key].clone()
+    value = VALUES[draw(len(VALUES) - 1)]
+    if how <= 2 and tensor.numel() and tensor.dtype.is_floating_point:
+        tensor.view(-1)[draw(tensor.numel() - 1)] = value
+    elif how <= 4 and tensor.dtype.is_floating_point:
+        tensor = tensor * 0 + value if draw(1) else tensor * value
+    elif how == 5:
+        tensor = tensor.to(TYPES[draw(len(TYPES) - 1)])
+    elif how == 6:
+        tensor = reshaped(tensor, draw(4)) if tensor.ndim else tensor[None]
+    elif how == 7:
+        other = places[draw(len(places) - 1)]
+        tensor = parent(nest, other)[other[-1]].clone()
+    else:
+        tensor = tensor + (draw(200) - 100) / 100 if tensor.dtype.is_floating_point else tensor ^ 1
+    box[key] = tensor.contiguous()
+
+
+def reshaped(tensor: torch.Tensor, how: int) -> torch.Tensor:
+    turned = tensor.permute(*reversed(range(tensor.ndim)))
+    return (tensor[None], tensor[:1], tensor[..., :-1], tensor.reshape(-1), turned)[how]
+
+
+def in_bytes(content: bytes, draw: Draw) -> bytes:
+    """Change bytes, whatever they are."""
+    found, at = bytearray(content), draw(len(content) - 1)
+    how = draw(5)
+    if how == 0:
+        found[at] ^= 1 << draw(7)
+    elif how == 1:
+        del found[at:]
+    elif how == 2:
+        found[at:at] = bytes(draw(40))
+    elif how == 3:
+        found[8:16] = draw(2**40).to_bytes(8, "little")
+    elif how == 4:
+        found[at : at + draw(30)] = b""
+    else:
+        found += bytes(1 + draw(40))
+    return bytes(found)
+
+
+def in_header(content: bytes, draw: Draw) -> bytes:
+    """Change a number, a sign or a word of the header, and leave the tensors' bytes as they are."""
+    length = int.from_bytes(content[8:16], "little")
+    text, rest = content[16 : 16 + length].decode(), content[16 + length :]
+    at = draw(len(text) - 1)
+    new = (
+        "1e308",
+        "-1",
+        "99999999999999999999",
+        "[" * 70,
+        "{",
+        "]",
+        '"',
+        "null",
+        "Infinity",
+        "1" * 5000,
+        '"$t"',
+        ",,",
+        " ",
+        "0",
+    )
+    text = text[:at] + new[draw(len(new) - 1)] + text[at + draw(3) :]
+    header = text.encode()
+    return content[:8] + len(header).to_bytes(8, "little") + header + rest
+
+
+def mutated(content: bytes, draw: Draw) -> bytes:
+    """Return a message spoilt in one to three places, mostly so that it can still be parsed."""
+    nest, how = unpack(content), draw(19)
+    if how == 0:
+        return in_bytes(content, draw)
+    if how == 1:
+        return in_header(content, draw)
+    for _ in range(1 + draw(3) // 2):
+        (in_nest if how <= 10 else in_tensor)(nest, draw)
+    try:
+        return pack(nest)
+    except (TypeError, ValueError, RuntimeError):  # a nest that no header can say
+        return in_bytes(content, draw)
+
+
+# ---- what a server sends -----------------------------------------------------------------------------------------
+
+SETUP: dict[str, Any] = {
+    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "method": {"name": "fedavg"},
+    "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]},
+                "task": "classification", "exits": [1, 2, 3]},
+}  # fmt: skip
+
+
+def asked(kind: str, place: int) -> dict[str, bytes]:
+    """Return the parts of a server's message: kind "hello", "setup", "train", "evaluate" or "statistics"."""
+    if kind == "hello":
+        return {"header": packed({"what": "hello", "asks_budget": True, "asks_labels": True})}
+    if kind == "setup":
+        return {"header": packed(SETUP)}
+    pairs = real().replies[kind]
+    job = pairs[place % len(pairs)][0]
+    bare = job_nest(replace(job, state={}, statistics={}, method={"name": "fedavg"}))
+    parts = {"header": packed({**SETUP, "what": "job", "job": bare}), "state": pack(dict(job.state))}
+    if job.statistics:
+        parts["statistics"] = pack(dict(job.statistics))
+    return parts
