@@ -2,6 +2,7 @@
 
 x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; an element that nobody trained keeps its
 value bit for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
+A parameter that no gradient reached on a client is contained in its update, and not counted.
 
 Updates are folded in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first,
 each by one pass over its flat buffer, and put in place together: the order of dispatch (largest cost first) makes
@@ -48,18 +49,19 @@ class Mean:
         self._full = cut(layout, whole(layout))
         self._device = torch.device("cpu") if device is None else device
         self._sums: tuple[Tensor, Tensor] | None = None  # weighted total and coverage, made by the first group
-        self._group: Submodel | None = None
+        self._group: tuple[Submodel, tuple[str, ...]] | None = None
         self._sum: Tensor = torch.empty(0)
         self._room: Tensor | None = None
         self._weight = 0.0
 
-    def add(self, submodel: Submodel, state: State, weight: float) -> None:
+    def add(self, submodel: Submodel, state: State, weight: float, untrained: tuple[str, ...] = ()) -> None:
         """Fold one update in.
 
         Args:
             submodel: What the update contains.
             state: Its tensors, in canonical order.
             weight: Its aggregation weight, finite and at least 0.
+            untrained: Names of the tensors that do not count.
 
         Raises:
             RunError: The weight is negative or not finite.
@@ -67,14 +69,14 @@ class Mean:
         if not 0 <= weight < float("inf"):
             raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.")
         flat = flat_of(state).to(self._device)
-        if submodel == self._group:
+        if (submodel, untrained) == self._group:
             self._sum.add_(flat, alpha=weight)
             self._weight += weight
             return
         self._close()
-        self._group, self._weight = submodel, weight
+        self._group, self._weight = (submodel, untrained), weight
         compiled = cut(self._layout, submodel)
-        if compiled.whole:  # its places are the buffer itself
+        if compiled.whole and not untrained:  # its places are the buffer itself
             if self._sums is None:
                 self._sums = flat * weight, torch.zeros_like(flat)
                 self._sum = self._sums[0]
@@ -89,11 +91,19 @@ class Mean:
         """Put the current group's sum in its place."""
         if self._group is None:
             return
-        compiled = cut(self._layout, self._group)
+        submodel, untrained = self._group
+        compiled = cut(self._layout, submodel)
         total, coverage = self._made()
-        if not compiled.whole:
+        if untrained:
+            counts = torch.full_like(self._sum, self._weight)
+            for buffer in (self._sum, counts):
+                for name in untrained:
+                    compiled.views(buffer)[name].zero_()
+            compiled.scatter(coverage, counts, add=True)
+        else:
+            compiled.scatter_scalar(coverage, self._weight)
+        if untrained or not compiled.whole:
             compiled.scatter(total, self._sum, add=True)
-        compiled.scatter_scalar(coverage, self._weight)
         self._group = None
 
     def _made(self) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,17 @@ def _fields(update: Update) -> str | None:
         return wrong
     if not isinstance(update.compressed, str) or update.compressed not in ("", *DTYPES):
         return f"its state is compressed by {_shown(update.compressed)}, which is unknown here."
-    return _tensors("state", update.state) or _tensors("scales", update.scales)
+    return _tensors("state", update.state) or _tensors("scales", update.scales) or _names(update)
+
+
+def _names(update: Update) -> str | None:
+    """Look at the names of what no gradient reached: some of the state's, each once."""
+    names = update.untrained
+    if not isinstance(names, tuple) or len(names) > len(update.state) or not all(isinstance(n, str) for n in names):
+        return "what it has not trained is no list of its tensors."
+    if len(set(names)) < len(names) or not update.state.keys() >= set(names):
+        return "what it has not trained is not in its state, or there twice."
+    return None
 
 
 def _tensors(what: str, found: Any) -> str | None:

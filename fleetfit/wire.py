@@ -284,6 +284,8 @@ def reply_nest(reply: Update | Failure) -> dict[str, Any]:
         fields["submodel"] = _submodel_nest(reply.submodel)
         if not reply.compressed:  # then nothing is said of it
             del fields["compressed"], fields["scales"]
+        if not reply.untrained:
+            del fields["untrained"]
     return {"kind": type(reply).__name__.lower(), **fields}
 
 

@@ -13,6 +13,7 @@ from fleetfit.layout import State, infer_layout
 from fleetfit.submodel import Submodel, extract, put_back, random, whole
 
 ARCHITECTURE = Tiny()
+IDLE = ("stem.bias", "blocks.0.0.weight")  # names that some updates have not trained
 LAYOUT = infer_layout(ARCHITECTURE)
 AXES = ARCHITECTURE.axes
 
@@ -108,3 +109,34 @@ def test_equation_2_by_hand() -> None:
 def test_a_bad_weight_is_refused(weight: float) -> None:
     with pytest.raises(RunError, match="aggregation weight"):
         Mean(LAYOUT).add(whole(LAYOUT), full_state(0), weight)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.floats(0.5, 4.0)), min_size=1, max_size=5), st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_an_update_has_not_trained_does_not_count(
+    updates: list[tuple[int, bool, float]], data: st.DataObject
+) -> None:
+    """Neither for sub-models nor for the full model, whether the neighbour before it is the same one or not."""
+    old = full_state(1)
+    total = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in old.items()}
+    counts = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in old.items()}
+    mean = Mean(LAYOUT)
+    for seed, idle, weight in updates:
+        piece = whole(LAYOUT) if data.draw(st.booleans()) else piece_of(seed)
+        sent = extract(LAYOUT, full_state(seed), piece)
+        untrained = tuple(name for name in IDLE if idle and name in sent)
+        mean.add(piece, sent, weight, untrained)
+        zeros = {n: torch.zeros_like(t) for n, t in old.items()}
+        values = put_back(LAYOUT, zeros, piece, sent)
+        ones = put_back(LAYOUT, zeros, piece, {n: torch.ones_like(t) for n, t in sent.items()})
+        for name in old:
+            if name not in untrained:
+                total[name] += weight * values[name].double()
+                counts[name] += weight * ones[name].double()
+    found = mean.result()
+    after = applied(old, found)
+    for name, tensor in old.items():
+        torch.testing.assert_close(found.coverage[name].double(), counts[name], rtol=1e-5, atol=1e-6)
+        expected = torch.where(counts[name] > 0, total[name] / counts[name], tensor.double())
+        torch.testing.assert_close(after[name].double(), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(after[name][counts[name] == 0], tensor[counts[name] == 0])

@@ -108,6 +108,12 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"num_examples": 7.0}, "its num_examples is 7.0"),
         ({"num_examples": 10**9}, "counts 1000000000 training samples; the client has"),
         ({"num_examples": 10**30}, "its num_examples"),
+        ({"untrained": None}, "no list of its tensors"),
+        ({"untrained": [NAME]}, "no list of its tensors"),
+        ({"untrained": (7,)}, "no list of its tensors"),
+        ({"untrained": (NAME,) * 10_000}, "no list of its tensors"),
+        ({"untrained": (NAME, NAME)}, "there twice"),
+        ({"untrained": ("more",)}, "not in its state"),
         ({"metrics": {}}, "training loss"),
         ({"metrics": {"loss": math.nan}}, "training loss"),
         ({"metrics": {"loss": "0.1"}}, "training loss"),
@@ -166,7 +172,7 @@ def test_exits_that_were_never_sent_are_refused() -> None:
     one, two = Submodel(channels, (2,)), Submodel(channels, (1, 2))
     job = replace(JOB, submodel=one, state=extract(layout, start(FEDERATION).state, one))
     state = extract(layout, start(FEDERATION).state, two)
-    right = replace(UPDATE, dispatched=one, submodel=one, state=job.state)
+    right = replace(UPDATE, dispatched=one, submodel=one, state=job.state, untrained=())
     assert problem_with(right, job, FEDERATION) is None
     assert "no piece of the one" in str(problem_with(replace(right, submodel=two, state=state), job, FEDERATION))
     assert not two.inside(one) and one.inside(two)

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from tiny import tiny_federation
 from torch import Tensor, nn
 
+from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import Wanted, level_module, statistics
 from fleetfit.layout import State, outputs
 from fleetfit.method import Method
-from fleetfit.rounds import start
+from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
 from fleetfit.train import joined, run_job
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Simulation, Update
@@ -60,7 +61,7 @@ def plain_sgd(
     penalty: Callable[[State], Tensor] | None = None,
 ) -> State:
     """SGD with momentum, weight decay and clipping: v <- m v + (g + d w); w <- w - lr v, with g scaled to the largest
-    norm.
+    norm; what the loss does not depend on stays.
     """
     weights = {name: tensor.detach().double().clone() for name, tensor in state.items()}
     speed = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -73,7 +74,9 @@ def plain_sgd(
         grads = [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights.values(), strict=True)]
         norm = sum((g**2).sum() for g in grads) ** 0.5
         factor = 1.0 if local.clip_norm is None else min(1.0, local.clip_norm / float(norm))
-        for (name, w), g in zip(weights.items(), grads, strict=True):
+        for (name, w), g, reached in zip(weights.items(), grads, found, strict=True):
+            if reached is None:
+                continue
             speed[name] = local.momentum * speed[name] + factor * g + local.weight_decay * w
             weights[name] = w - local.lr * speed[name]
     return weights
@@ -144,7 +147,7 @@ def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
     """Four epochs of all samples at once, so that the order of the samples does not matter.
 
     Clipping comes before weight decay, as it does where a loss is clipped and an optimiser decays. Heads that the loss
-    never used (the shallow ones of level 3) are decayed too.
+    never used (the shallow ones of level 3) stay as they were sent, and are named.
     """
     federation, simulation = fleet()
     local = replace(local, epochs=4, batch_size=None)
@@ -153,7 +156,59 @@ def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
     expected = plain_sgd(
         job.state, job.submodel.exits, [device.data.batch(device.data.split("train"))] * 4, last_exit, local
     )
-    close(trained(job, device).state, expected)
+    reply = trained(job, device)
+    close(reply.state, expected)
+    idle = {name for name in job.state if name.startswith("heads.") and level and not name.startswith("heads.3.")}
+    assert set(reply.untrained) == idle
+    assert all(torch.equal(reply.state[name], job.state[name]) for name in idle)
+
+
+class Idle(nn.Module):
+    """A loss on the deepest exit that uses the shallow ones in its second step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        self.steps += 1
+        logits = outputs(module, x)
+        return sum(F.cross_entropy(z, y) for z in (logits if self.steps == 2 else logits[-1:]))
+
+
+def test_what_a_gradient_reaches_once_counts_as_trained() -> None:
+    federation, simulation = fleet({"name": Method(loss=lambda job, device: Idle())})
+    many = replace(Local(lr=0.1, weight_decay=0.1), epochs=3, batch_size=None)
+    assert trained(job_for(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
+    one = trained(job_for(federation, 5, 2, local=replace(many, epochs=1)), simulation.device(5))
+    assert set(one.untrained) == {f"heads.{e}.{kind}" for e in (1, 2) for kind in ("weight", "bias")}
+
+
+def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
+    """With FedAvg's loss only level 1 trains classifier 1: it is level 1's, whatever others that have it sent back."""
+    federation, simulation = fleet(clients=3, cohort=3)
+    server, seen = start(federation), {}
+    settings = Settings(1, Local(lr=0.1, weight_decay=0.1, batch_size=None))
+    engine = local_engine(simulation)
+
+    class Watching:
+        def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+            for reply in engine.run(jobs):
+                assert isinstance(reply, Update)
+                seen[reply.level] = reply
+                yield reply
+
+        def accept(self, update: Update) -> None:
+            engine.accept(update)
+
+    after, _ = one_round(federation, Watching(), settings, server)  # type: ignore[arg-type]
+    layout, small = federation.problem.layout, federation.levels[0].submodel
+    found = extract(layout, after.state, small)
+    torch.testing.assert_close(found["heads.1.weight"], seen[0].state["heads.1.weight"])
+    assert not torch.equal(found["heads.1.weight"], extract(layout, server.state, small)["heads.1.weight"])
+    rest = [c for c in range(8) if c not in small.channels["a"]]
+    assert torch.equal(after.state["heads.1.weight"][:, rest], server.state["heads.1.weight"][:, rest])
+    assert float((found["stem.weight"] - seen[0].state["stem.weight"]).abs().max()) > 1e-3
 
 
 def test_clipping_bounds_the_step() -> None:

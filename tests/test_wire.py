@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,6 +91,9 @@ def test_jobs_and_replies_round_trip() -> None:
     found = reply_of(unpack(pack(reply_nest(update))))
     assert isinstance(found, Update) and found.submodel == update.submodel and same(found.state, update.state)
     assert flat_of(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
+    assert found.untrained == () and "untrained" not in reply_nest(update)
+    some = replace(update, untrained=("heads.1.weight", "heads.1.bias"))
+    assert reply_of(unpack(pack(reply_nest(some)))).untrained == some.untrained  # type: ignore[union-attr]
     failure = Failure(3, 2, None, 1, job.submodel, "no data")
     assert vars(reply_of(unpack(pack(reply_nest(failure))))) == vars(failure)
 

@@ -121,7 +121,7 @@ def coverage_mean(federation: Federation, server: Server, updates: Iterator[Upda
     first = next(iter(server.state.values()))
     mean = Mean(federation.problem.layout, first.device)
     for update in updates:
-        mean.add(update.submodel, update.state, weight(update))
+        mean.add(update.submodel, update.state, weight(update), update.untrained)
     return mean.result()
 
 

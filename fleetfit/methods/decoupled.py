@@ -75,7 +75,7 @@ def apart(federation: Federation, server: Server, updates: Iterator[Update], wei
     for update in updates:
         mean = means.setdefault(update.level, Mean(_cut_layout(federation.problem.layout, update.dispatched)))
         pieces[update.level] = update.dispatched
-        mean.add(_within(update.submodel, update.dispatched), update.state, weight(update))
+        mean.add(_within(update.submodel, update.dispatched), update.state, weight(update), update.untrained)
     found = {level: mean.result() for level, mean in means.items()}
     mean_state = {_prefix(level) + name: t for level, a in found.items() for name, t in a.mean.items()}
     coverage = {_prefix(level) + name: t for level, a in found.items() for name, t in a.coverage.items()}

@@ -79,7 +79,8 @@ def merge(
     for update in updates:
         piece = Submodel(update.submodel.channels, update.submodel.exits[-1:])
         names = cut(blocks.layout, piece).names
-        mean.add(piece, {name: update.state[blocks.source[name]] for name in names}, weight(update))
+        untrained = tuple(name for name in names if blocks.source[name] in update.untrained)
+        mean.add(piece, {name: update.state[blocks.source[name]] for name in names}, weight(update), untrained)
         seen.add(piece.depth)
     if not seen:
         return Aggregate({}, {}, {}, before={})

@@ -17,7 +17,8 @@ ScaleFL: base, growth and head channels are each cut to the floor, and everythin
 Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base is below twice the growth.
 Differs from ScaleFL's released code: wherever features are cut, each concatenated part is cut by itself, so that a
 sub-model computes with the channels that it was given (there, behind the first exit, it is the leading ones of all). As
-there, the finer scales in the last layer of a sub-model feed nothing: counted, and averaged without being trained.
+there, the finer scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches
+them, so they are neither moved by weight decay nor counted in the average (see `fleetfit.train`).
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,9 @@ Modules are built once per shape and kept; a job copies tensors in and reads an 
 lie in one flat buffer, and so do their gradients, so that clearing, clipping and the fused optimiser are one kernel
 each.
 
-Every tensor of a sub-model counts as trained: weight decay also reaches parameters that the loss never used.
+A parameter that no gradient reaches in a job, of loss or penalty, is not trained: decay leaves it as it was sent,
+and the update says so, so that it does not count in the average. Decay does reach all others at every step, whether the
+step's batch used them or not.
 """
 
 from fleetfit.train.accelerators import accelerator_named

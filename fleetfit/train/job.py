@@ -18,6 +18,7 @@ from fleetfit.train.batches import epochs
 from fleetfit.train.clock import STEP, forward_work, learn, out_of_time, started, timed
 from fleetfit.train.limits import EarlyStopping, clip, deadline
 from fleetfit.train.measure import evaluate, statistics
+from fleetfit.train.reached import Reached
 from fleetfit.train.steps import optimiser_of, rate_at
 from fleetfit.train.workpiece import Workpiece, workpiece
 from fleetfit.values import Device, Failure, Job, Update
@@ -110,7 +111,12 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     loss, penalty = method.loss(job, device), method.penalty(job, device)
     torch.manual_seed(seed_of(job.seed, "torch"))  # after module and loss are built: building draws from it
     piece.module.train()
-    done = _local_sgd(job, device, piece, loss, penalty, indices)
+    reached = Reached(piece)
+    try:
+        done = _local_sgd(job, device, piece, loss, penalty, indices)
+    finally:
+        untrained = reached.closed()
+    piece.put(job.state, untrained)  # weight decay moves what no gradient reaches, too
     spent = done.passes * forward_work(device.problem, job.submodel)
     if job.local.deadline_s is not None and device.clock.speed is None:
         learn(device, spent)
@@ -126,7 +132,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     metrics = {"loss": done.loss, "steps": done.steps, **({"stopped": True} if done.stopped else {}), **extra}
     update = Update(
         job.round, job.index, job.client, job.level, dispatched, sent, state, len(indices), metrics,
-        multiply_adds=spent,
+        multiply_adds=spent, untrained=tuple(name for name in untrained if name in state),
     )  # fmt: skip
     return update, memory
 

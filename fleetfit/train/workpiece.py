@@ -1,6 +1,6 @@
 """Modules, built once per shape: all parameters of a module lie in one flat buffer, and so do their gradients."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ class Workpiece:
         flat: All travelling tensors [size], in the layout's order: trained parameters first.
         trained: The part of `flat` that is trained.
         grad: Gradients of `trained`.
+        parameters: The trained parameters by name, views of `trained`.
     """
 
     def __init__(self, problem: Problem, submodel: Submodel, accelerator: torch.device) -> None:
@@ -37,12 +38,14 @@ class Workpiece:
         count = sum(_count(s) for name, s in self.shapes.items() if layout.tensors[name].trainable)
         self.trained, self.grad = self.flat[:count], torch.zeros(count, device=accelerator)
         at = 0
+        self.parameters: dict[str, torch.Tensor] = {}
         for name, shape in self.shapes.items():
             here = slice(at, at := at + _count(shape))
             tensor, is_parameter = found[name]
             tensor.data = self.flat[here].view(shape)
             if is_parameter:
                 tensor.grad = self.grad[here].view(shape)
+                self.parameters[name] = tensor
         for name, value in problem.base_of(submodel).items():
             found[name][0].requires_grad_(False).data.copy_(value)
 
@@ -50,6 +53,12 @@ class Workpiece:
         """Copy a state in."""
         in_order = state if list(state) == list(self.shapes) else {name: state[name] for name in self.shapes}
         self.flat.copy_(flat_of(in_order))
+
+    def put(self, state: State, names: Iterable[str]) -> None:
+        """Copy the tensors of some names in."""
+        with torch.no_grad():
+            for name in names:
+                self.parameters[name].copy_(state[name])
 
     def read(self) -> State:
         """Return the state, a copy on the host."""

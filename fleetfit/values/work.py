@@ -97,6 +97,8 @@ class Update:
 
     `multiply_adds` is what training took; `simulated_s` the seconds of the job where the device has a speed. Where
     `compressed` says how, the state holds what `fleetfit.compression` makes of it, until the guard has looked at it.
+    `untrained` names parameters of the state that the loss never reached; they are as they were sent, and do not count
+    in the average.
     """
 
     round: int
@@ -114,6 +116,7 @@ class Update:
     simulated_s: float | None = None
     compressed: str = ""
     scales: State = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

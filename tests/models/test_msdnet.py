@@ -1,5 +1,7 @@
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from proofs import built, proven, trains, whole_before
@@ -9,10 +11,18 @@ from torch.nn import functional as F
 from fleetfit import names
 from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
+from fleetfit.data import Data
+from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ModelError
+from fleetfit.guard import examined
 from fleetfit.layout import build_module, infer_layout, segments
+from fleetfit.method import build
 from fleetfit.models.msdnet import Msdnet, msdnet
 from fleetfit.models.msdnet24 import msdnet24
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.submodel import extract
+from fleetfit.tasks import classification
+from fleetfit.values import Clients, Federation, Job, Level, Local, Problem, Resources, Simulation, Update
 
 EXITS = (15, 18, 21, 24)
 SMALL: dict[str, Any] = {"layers": 6, "base": 4, "growth": 4, "head_channels": 6}
@@ -159,6 +169,88 @@ def test_scales_halve_the_map_and_end(side: int) -> None:
 
 def test_it_trains() -> None:
     trains(msdnet(4, 3, **SMALL | {"base": 8, "head_channels": 12}), (3, 16, 16), (2, 4, 6))
+
+
+def fleet_of_two(method: dict[str, Any]) -> tuple[Federation, Simulation]:
+    """Two clients with all widths, one up to layer 2 and one up to layer 6, of a network whose 3 scales are alive."""
+    architecture = msdnet(4, 1, **SMALL)
+    problem = Problem(architecture, (1, 8, 8), classification, (2, 6))
+    rng = torch.Generator().manual_seed(0)
+    data = Data("noise", torch.randn(24, 1, 8, 8, generator=rng), torch.arange(24) % 4, {}, 4)
+    parts = [{"train": torch.arange(0, 12)}, {"train": torch.arange(12, 24)}]
+    levels = tuple(
+        Level(str(len(exits)), problem.submodel(1.0, exits), 1.0, needs)
+        for exits, needs in (((2,), 0.2), ((2, 6), 1.0))
+    )
+    clients = Clients(np.array([12, 12]), np.array([0.2, 1.0]))
+    return (
+        Federation(problem, clients, levels, 2, build(method), method),
+        Simulation(problem, data, parts, Resources({"parameters": np.array([0.2, 1.0])})),
+    )
+
+
+def without_gradient(exits: tuple[int, ...]) -> set[str]:
+    """What autograd says does not decide the logits of these exits."""
+    architecture = msdnet(4, 1, **SMALL)
+    module = build_module(architecture, architecture.sizes(1.0), exits)
+    sum(z.sum() for z in module(torch.randn(3, 1, 8, 8))).backward()
+    return {name for name, parameter in module.named_parameters() if parameter.grad is None}
+
+
+@pytest.mark.parametrize("compress", [None, "int8"])
+def test_finer_scales_of_the_last_layer_are_neither_decayed_nor_averaged(compress: str | None) -> None:
+    """The client of two layers has them without training them: what becomes of them is what the other one made."""
+    idle = without_gradient((2,))
+    assert {name.rpartition(".normal")[0] for name in idle if ".normal" in name} >= {
+        "blocks.1.scale.0", "blocks.1.scale.1", "blocks.0.scale.0",
+    }  # fmt: skip
+    assert not without_gradient((2, 6)) & idle
+    federation, simulation = fleet_of_two({"name": "scalefl"})
+    engine, seen = local_engine(simulation), {}
+
+    class Watching:
+        def run(self, jobs: Any) -> Any:
+            for reply in engine.run(jobs):
+                seen[reply.client] = reply
+                yield reply
+
+        def accept(self, update: Any) -> None:
+            engine.accept(update)
+
+    before = start(federation)
+    local = Local(lr=0.05, momentum=0.9, weight_decay=0.1, epochs=2, batch_size=6, compress=compress)
+    after, report = one_round(federation, Watching(), Settings(1, local), before)  # type: ignore[arg-type]
+    assert not report["failures"] and set(seen[0].untrained) == idle
+    sent = extract(federation.problem.layout, before.state, federation.levels[0].submodel)
+    deep = examined(seen[1], replace(job_of(seen[1], federation, before), local=local), federation)
+    assert isinstance(deep, Update)
+    for name in idle:
+        if compress is None:
+            assert torch.equal(seen[0].state[name], sent[name]), name
+        assert torch.equal(after.state[name], deep.state[name]), name
+        assert not torch.equal(after.state[name], before.state[name]), name
+    shared = "blocks.1.scale.2.normal.0.weight"
+    assert shared not in idle and not torch.equal(after.state[shared], deep.state[shared])
+
+
+def job_of(reply: Update, federation: Federation, server: Any) -> Job:
+    """The job that an update answers."""
+    state = extract(federation.problem.layout, server.state, reply.dispatched)
+    return Job(
+        "train", 0, 1, reply.index, reply.client, reply.dispatched, state, federation.method_spec, 0, reply.level
+    )
+
+
+def test_a_round_of_one_client_leaves_what_it_did_not_train() -> None:
+    """Only the client of two layers takes part: the finer scales of its last layer keep their bits."""
+    federation, simulation = fleet_of_two({"name": "scalefl"})
+    alone = replace(federation, clients=Clients(np.array([12, 0]), np.array([0.2, 1.0])))
+    before = start(alone)
+    settings = Settings(1, Local(lr=0.05, weight_decay=0.1, batch_size=6))
+    after, _ = one_round(alone, local_engine(simulation), settings, before)
+    for name in without_gradient((2,)):
+        assert torch.equal(after.state[name], before.state[name]), name
+    assert not torch.equal(after.state["heads.2.fc.weight"], before.state["heads.2.fc.weight"])
 
 
 def test_widths_follow_from_three_numbers() -> None:
