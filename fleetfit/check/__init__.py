@@ -24,7 +24,7 @@ from torch import Tensor
 from fleetfit.check.full import TOLERANCE, Full, describe, named
 from fleetfit.check.inert import inert
 from fleetfit.check.masked import WAYS, Cut, compared
-from fleetfit.check.parting import by_axis, failing_axes, in_words, parting
+from fleetfit.check.parting import by_axis, failing_axes, fixed_groups, in_words, parting
 from fleetfit.check.permute import permuted
 from fleetfit.check.shapes import check_depths, loaded
 from fleetfit.errors import ModelError
@@ -215,7 +215,7 @@ def _unproved(full: Full, failed: Sequence[Cut]) -> tuple[Mapping[str, str], str
         f"the layout could not be proved: {text}. Look at what is declared for the tensors there, at granules (do "
         "heads, or groups of a norm or a convolution, keep their members when the axis is cut?), and at axes that are "
         "one. Where a narrow model is meant to compute something else, say so in the architecture: "
-        'size_dependent = "why".'
+        f'size_dependent = "why".{fixed_groups(full, worst, axes)}'
     )
 
 

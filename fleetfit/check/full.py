@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, HasSegments, Layout, State, build_module, named_tensors, outputs
+from fleetfit.layout import Architecture, HasSegments, Layout, State, about_input, build_module, named_tensors, outputs
 from fleetfit.submodel import Submodel
 
 TOLERANCE = 1e-9
@@ -64,9 +64,13 @@ class Full:
         try:
             with torch.no_grad():
                 return outputs(self.module, self.x)
+        except ModelError:
+            raise
         except Exception as error:
-            shape = tuple(self.x.shape)
-            raise ModelError(f"{named(self.architecture)} does not accept a batch of shape {shape}: {error}") from error
+            shape, more = tuple(self.x.shape), about_input(self.architecture, error)
+            raise ModelError(
+                f"{named(self.architecture)} does not accept a batch of shape {shape}: {error}.{more}"
+            ) from error
 
 
 class Mode(TorchDispatchMode):

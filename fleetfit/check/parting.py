@@ -11,7 +11,7 @@ from fleetfit.check.full import Full, difference
 from fleetfit.check.masked import WAYS, CannotRun, Cut, Masked, compare, cuts_of, masked, outputs_of
 from fleetfit.check.places import Places
 from fleetfit.check.replay import plain_attention
-from fleetfit.layout import Layout
+from fleetfit.layout import Layout, same_number
 
 _MOST_TRIED = 4096  # ways to find a small output in the full one
 
@@ -120,6 +120,15 @@ class _Outputs:
         tensor = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             self.found.append((name, tensor.detach().clone()))
+
+
+def fixed_groups(full: Full, failed: Cut, axes: Sequence[str]) -> str:
+    """Return which module keeps its number of groups or heads when the axes are cut, and what to do; or ""."""
+    try:
+        small = masked(full, failed.channels).module
+    except CannotRun:
+        return ""
+    return same_number(full.layout, full.module, small, axes or list(full.layout.axes))
 
 
 def in_words(full: Full, failed: Cut, axes: Sequence[str], places: str) -> str:

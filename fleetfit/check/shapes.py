@@ -58,8 +58,8 @@ def _compare(
         which = "and the builder does not make it" if odd[0] in predicted else "and the builder makes it all the same"
         raise ModelError(
             f'{where}: "{odd[0]}" {"is" if odd[0] in predicted else "is not"} part of it by the layout, {which}. '
-            "Blocks are named blocks.{i}.*, classifiers heads.{block count}.*, and a level has no blocks after its "
-            "last exit."
+            "A level has no blocks after its last exit, and the classifiers of its exits only. Names tell which is "
+            "which, blocks.{i}.* and heads.{block count}.*, or a declaration: block(i), exit_after(block count)."
         )
     for name, shape in predicted.items():
         if built[name] != shape:

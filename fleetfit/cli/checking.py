@@ -14,7 +14,7 @@ from fleetfit.check.explain import what_exits, what_is_declared, what_scales, wh
 from fleetfit.cli.planning import model_settings, shape_of
 from fleetfit.config.fleet import counted_piece, early_heads
 from fleetfit.config.naming import architecture_of
-from fleetfit.cost import submodel_cost
+from fleetfit.cost import accepting, submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
@@ -210,7 +210,8 @@ def _unused(problem: Problem, data: Data) -> list[str]:
     module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     x, _ = data.batch(data.split("train"))
     named_parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    total = torch.stack([logits.float().sum() for logits in outputs(module, x)]).sum()
+    with accepting(problem.architecture, problem.input_shape):
+        total = torch.stack([logits.float().sum() for logits in outputs(module, x)]).sum()
     found = torch.autograd.grad(total, [p for _, p in named_parameters], allow_unused=True)
     return [name for (name, _), grad in zip(named_parameters, found, strict=True) if grad is None]
 
@@ -225,7 +226,9 @@ def _check_outputs(problem: Problem, data: Data) -> None:
     expected = (*shape, data.classes)
     with torch.device("meta"):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
-    for exit_, logits in zip(problem.exits, outputs(module, data.x.to("meta")), strict=True):
+    with accepting(problem.architecture, problem.input_shape):
+        found = outputs(module, data.x.to("meta"))
+    for exit_, logits in zip(problem.exits, found, strict=True):
         if tuple(logits.shape) != expected:
             raise ModelError(
                 f"the exit after block {exit_} gives outputs of shape {tuple(logits.shape)} for {_BATCH} samples; task "

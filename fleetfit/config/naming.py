@@ -11,8 +11,8 @@ from fleetfit import names
 from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data
 from fleetfit.data.partition import KINDS
-from fleetfit.errors import ConfigError
-from fleetfit.layout import Architecture
+from fleetfit.errors import ConfigError, FleetFitError, ModelError
+from fleetfit.layout import Architecture, check_described
 
 
 def function_of(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
@@ -40,7 +40,14 @@ def _refuse_module(found: Any, label: str) -> None:
 def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
     """Return what the function of a name returns for a section's keys."""
     function, label = function_of(kind, name)
-    return names.call(function, label, where, values, **given)
+    try:
+        return names.call(function, label, where, values, **given)
+    except FleetFitError:
+        raise
+    except Exception as error:
+        if kind != "models":
+            raise
+        raise ConfigError(f"{where} {label} {names.what_it_raised(error)}.") from error
 
 
 _NO_HINT = ("name", "partition", "server")
@@ -115,10 +122,15 @@ def check_architecture(found: Any, label: Any) -> None:
         ConfigError: It is none.
     """
     _refuse_module(found, f"what {label} returns")
-    missing = [a for a in ("axes", "blocks", "build", "sizes", "positions") if not hasattr(found, a)]
+    needed = ("axes", "blocks", "build", "sizes", "positions")
+    missing = [a for a in needed if inspect.getattr_static(found, a, None) is None and not hasattr(found, a)]
     if missing:
         kind = type(found).__name__
         raise ConfigError(
             f'[model] {label} must give an Architecture; {kind} lacks "{missing[0]}". Inherit from '
             "fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits)."
         )
+    try:
+        check_described(found)
+    except ModelError as error:
+        raise ConfigError(f"[model] {label}: {error}") from error

@@ -18,7 +18,7 @@ three add up exactly. Memory and latency do not: their grid is an estimate, and 
 """
 
 from fleetfit.cost.conditions import BATCH_SIZE, Conditions
-from fleetfit.cost.count import Cost, Piece, full_cost, submodel_cost
+from fleetfit.cost.count import Cost, Piece, accepting, full_cost, submodel_cost
 from fleetfit.cost.grid import COSTS, WIDTHS, Grid, Kind, cost_grid, cost_of, kind_of
 from fleetfit.cost.latency import Latency, latency_now, latency_of
 from fleetfit.cost.memory import training_memory
@@ -36,6 +36,7 @@ __all__ = [
     "Measure",
     "Piece",
     "Profile",
+    "accepting",
     "cost_grid",
     "cost_of",
     "full_cost",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, batch_norms, build_module, infer_layout, some_input
+from fleetfit.layout import Architecture, Layout, about_input, batch_norms, build_module, infer_layout, some_input
 from fleetfit.submodel import Submodel
 
 Piece = Submodel | tuple[Mapping[str, int], Sequence[int]]
@@ -124,8 +124,8 @@ def accepting(architecture: Architecture, input_shape: Sequence[int]) -> Iterato
     except ModelError:
         raise
     except Exception as error:
-        message = f"{type(architecture).__name__} does not accept an input of shape {tuple(input_shape)}: {error}"
-        raise ModelError(message) from error
+        message = f"{type(architecture).__name__} does not accept an input of shape {tuple(input_shape)}: {error}."
+        raise ModelError(message + about_input(architecture, error)) from error
 
 
 class _Extra:

@@ -20,8 +20,9 @@ from fleetfit.layout.axes import (
     with_segments,
 )
 from fleetfit.layout.declare import Declaration, alias, block, blocked, exit_after, interleaved, product, segments
+from fleetfit.layout.described import about_input, check_described
 from fleetfit.layout.dimension import explains
-from fleetfit.layout.groups import groups_of, if_fixed
+from fleetfit.layout.groups import same_number
 from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
 from fleetfit.layout.wrapped import Wrapped
@@ -38,22 +39,23 @@ __all__ = [
     "State",
     "TensorLayout",
     "Wrapped",
+    "about_input",
     "alias",
     "batch_norms",
     "block",
     "blocked",
     "build_module",
+    "check_described",
     "default_sizes",
     "exit_after",
     "explains",
-    "groups_of",
-    "if_fixed",
     "infer_layout",
     "interleaved",
     "named_tensors",
     "outputs",
     "predictions",
     "product",
+    "same_number",
     "segments",
     "some_input",
     "with_segments",

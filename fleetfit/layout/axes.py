@@ -35,6 +35,8 @@ class Axis:
     ordered: bool = False
 
     def __post_init__(self) -> None:
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in (self.size, self.granule, self.block)):
+            raise ModelError(f"size, granule and block of an axis must be whole numbers, got {self}.")
         if self.size < 1 or self.granule < 1 or self.size % self.granule:
             raise ModelError(
                 f"an axis of size {self.size} cannot be cut in granules of {self.granule}: both must be at least 1 and "
@@ -146,7 +148,17 @@ class ExitModel(nn.Module):
 
     def head(self, i: int, carry: Carry) -> Tensor:
         """Return the logits [B, classes] of exit i (Eq. 4)."""
-        logits: Tensor = self.get_submodule(f"heads.{self.exits[i]}")(carry)
+        heads = getattr(self, "heads", None)
+        key = str(self.exits[i])
+        if isinstance(heads, nn.ModuleList) and len(heads) == len(self.exits):  # in order
+            key = str(i)
+        if not isinstance(heads, nn.ModuleDict | nn.ModuleList) or key not in heads._modules:
+            raise ModelError(
+                f"the classifiers of a {type(self).__name__} must be an nn.ModuleDict called heads, one for each exit "
+                f"by its block count, such as nn.ModuleDict({{str(e): ... for e in exits}}); there is none for "
+                f"{self.exits[i]} in {type(heads).__name__}{list(getattr(heads, '_modules', ()))}."
+            )
+        logits: Tensor = heads._modules[key](carry)
         return logits
 
     def token(self, carry: Carry) -> Tensor:
@@ -256,6 +268,18 @@ def some_input(
 
 
 def outputs(module: nn.Module, x: Any) -> list[Tensor]:
-    """Return the logits of every exit; a module that returns one tensor has one exit."""
+    """Return the logits of every exit; a module that returns one tensor has one exit.
+
+    Raises:
+        ModelError: It returns something else than a tensor or a list of tensors.
+    """
     found = module(x)
-    return [found] if isinstance(found, Tensor) else list(found)
+    if isinstance(found, Tensor):
+        return [found]
+    if not isinstance(found, list | tuple) or not all(isinstance(logits, Tensor) for logits in found):
+        kinds = [type(one).__name__ for one in found] if isinstance(found, list | tuple) else type(found).__name__
+        raise ModelError(
+            f"forward of {type(module).__name__} must return a tensor of logits, or a list with the logits of each "
+            f"exit, shallow to deep; got {kinds}."
+        )
+    return list(found)

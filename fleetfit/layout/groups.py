@@ -2,12 +2,14 @@
 
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+
+from fleetfit.layout.layout import Layout
 
 _DIVISION = re.compile(r"divisible|not a multiple|multiple of", re.IGNORECASE)
 _COUNTS = {"groups": "groups", "num_groups": "groups", "num_heads": "heads", "heads": "heads", "nhead": "heads"}
@@ -39,6 +41,33 @@ def if_fixed(n: int | None, axis: str | None, what: str = "groups", size: int | 
         f'{many} * axes["{called}"] where there are {many} of them, and declare blocked({many}) there. If {what} come '
         f"and go whole, build size // granule of them, with the channels of one {one} as the axis's granule."
     )
+
+
+def same_number(layout: Layout, large: nn.Module, small: nn.Module, axes: Collection[str]) -> str:
+    """Return which modules have as many groups or heads in a small model as in the large one, and what to do; or "".
+
+    Args:
+        layout: The layout of the large model.
+        large: A module of it.
+        small: A module in which some axes are smaller.
+        axes: Those axes; others do not matter.
+    """
+    here, there = _counts(large), _counts(small)
+    for name, n in here.items():
+        dims = [dim for t in layout.tensors if t.rpartition(".")[0] == name for dim in layout.tensors[t].dims]
+        cut = [dim for dim in dims if len(dim) % n and any(axis in axes for s in dim for axis in s.axes)]
+        if there.get(name) == n and cut:
+            axis = next(axis for s in cut[0] for axis in s.axes if axis in axes)
+            what = "heads" if isinstance(large.get_submodule(name), nn.MultiheadAttention) else "groups"
+            kind = type(large.get_submodule(name)).__name__
+            said = if_fixed(n, axis, what, layout.axes[axis].size)
+            return f' "{name}", a {kind}, has {n} {what} at every size of axis "{axis}". {said}'
+    return ""
+
+
+def _counts(module: nn.Module) -> dict[str, int]:
+    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention))
+    return groups_of(module) | {name: part.num_heads for name, part in parts if part.num_heads > 1}
 
 
 def indivisible(error: BaseException, axis: str | None) -> str:

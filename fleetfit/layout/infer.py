@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.errors import ModelError
-from fleetfit.layout.axes import Architecture, Axis
+from fleetfit.layout.axes import Architecture, Axis, ExitModel
 from fleetfit.layout.declare import Declaration, declarations_of
 from fleetfit.layout.depth import depths
+from fleetfit.layout.described import check_described
 from fleetfit.layout.dimension import dimension
 from fleetfit.layout.groups import groups_of, if_fixed, indivisible
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
@@ -37,9 +38,14 @@ def build_module(
     except Exception as error:
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         message = f"{type(architecture).__name__}.build failed for axes {dict(sizes)} and exits {exits}: {said}"
-        raise ModelError(message + indivisible(error, larger)) from error
+        raise ModelError(f"{message.rstrip('.')}.{indivisible(error, larger)}") from error
     if not isinstance(module, nn.Module):
         raise ModelError(f"{type(architecture).__name__}.build must return an nn.Module, got {type(module).__name__}.")
+    if isinstance(module, ExitModel) and tuple(_listed(getattr(module, "exits", None))) != exits:
+        raise ModelError(
+            f"{type(module).__name__}.exits must be the exits that it was built with, {exits}: set self.exits = exits "
+            f"in its __init__; it is {getattr(module, 'exits', None)!r}."
+        )
     lazy = [name for name, tensor in module.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
     if lazy:
         raise ModelError(f'"{lazy[0]}" has no size yet: lazy modules cannot be scaled, so give its input size.')
@@ -47,6 +53,10 @@ def build_module(
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
     return module
+
+
+def _listed(exits: object) -> Iterable[object]:
+    return exits if isinstance(exits, tuple | list) else ()
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -76,11 +86,14 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
         ModelError: Keys change with a size, growth is not affine, something ambiguous is not declared, or one tensor
             has two names. The message names parameter, dimension, factor and candidates, and the line to write.
     """
+    check_described(architecture)
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
     axes, declared = dict(architecture.axes), declarations_of(architecture)
     full = {name: axis.size for name, axis in axes.items()}
     whole = _probe(architecture, declared, full, chosen)
+    if not any(is_parameter for _, is_parameter in whole.tensors.values()):
+        raise ModelError(f"{type(architecture).__name__}.build makes a module without parameters: nothing to train.")
     slopes: dict[tuple[str, int], dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
     fixed = dict(whole.groups)
     for name, axis in axes.items():

@@ -1,0 +1,185 @@
+"""Mistakes in a model of one's own: each is a sentence of `check-model` and `plan` that says what to do."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fleetfit.cli import main
+
+HEAD = """
+import torch
+from torch import nn
+from fleetfit import Architecture, Axis, ExitModel, blocked, product
+"""
+STACK = """
+class Net(ExitModel):
+    def __init__(self, hidden, classes, exits):
+        super().__init__()
+        self.exits = exits
+        self.stem = nn.Linear(5, hidden)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(hidden, classes) for e in exits})
+
+    def start(self, x):
+        return self.stem(x)
+
+class Stack(Architecture):
+    def __init__(self, classes, hidden=32, blocks=4):
+        self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}
+        self.blocks = blocks
+
+    def build(self, axes, exits):
+        return Net(axes["hidden"], axes["classes"], exits)
+"""
+AXES = 'self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}'
+HIDDEN, BLOCKS = "Axis(hidden)", "self.blocks = blocks"
+BUILD = 'return Net(axes["hidden"], axes["classes"], exits)'
+HEADS = "nn.ModuleDict({str(e): nn.Linear(hidden, classes) for e in exits})"
+START = "    def start(self, x):\n        return self.stem(x)"
+EXITS, STEM = "self.exits = exits", "nn.Linear(5, hidden)"
+NAMED = r"Stack.axes must be axes by name, such as \{\"hidden\": Axis\(64\)\}; "
+PLACES = r"Stack.positions must be the block counts after which a classifier may sit, .* the depth \(4\): .* got "
+AFTER = r"Net.exits must be the exits that it was built with, \(1, 2, 3, 4\): set self.exits = exits in .*; it is "
+LOGITS = "forward of Net must return a tensor of logits, or a list with the logits of each exit, shallow to deep; got "
+
+
+def forward(returned: str) -> str:
+    return STACK.replace("(ExitModel)", "(nn.Module)").replace(START, f"    def forward(self, x):\n        {returned}")
+
+
+def positions(value: str) -> str:
+    return STACK.replace(BLOCKS, f"{BLOCKS}; self.positions = {value}")
+
+
+def sizes(value: str) -> str:
+    return f"{STACK}\n    def sizes(self, width):\n        return {value}\n"
+
+
+CASES = {
+    "axes as a list": (STACK.replace(AXES, "self.axes = [Axis(hidden)]"), NAMED + "got list"),
+    "axes as numbers": (STACK.replace(HIDDEN, "hidden"), NAMED + "'hidden' is 32"),
+    "axes by number": (STACK.replace('{"hidden":', "{1:"), NAMED + "1 is Axis"),
+    "no axes": (STACK.replace(AXES, "self.axes = None"), NAMED + "got NoneType"),
+    "half a channel": (STACK.replace(HIDDEN, "Axis(32.5)"), "size, granule and block of an axis must be whole numbers"),
+    "a size in text": (STACK.replace(HIDDEN, 'Axis("32")'), "size, granule and block of an axis must be whole numbers"),
+    "blocks in text": (STACK.replace(BLOCKS, 'self.blocks = "4"'), "Stack.blocks must be the number .* got '4'"),
+    "blocks as a list": (STACK.replace(BLOCKS, "self.blocks = [1]"), r"Stack.blocks must be the number .* got \[1\]"),
+    "no block": (STACK.replace(BLOCKS, "self.blocks = 0"), "the number of its blocks, at least 1; got 0"),
+    "positions in text": (positions('"24"'), PLACES + "'24'"),
+    "one position": (positions("4"), PLACES + "4"),
+    "half positions": (positions("(2.0, 4.0)"), PLACES + r"\(2.0, 4.0\)"),
+    "positions beyond the depth": (positions("(2, 5)"), PLACES + r"\(2, 5\)"),
+    "positions that end early": (positions("(1, 2)"), PLACES + r"\(1, 2\)"),
+    "no positions": (positions("()"), PLACES + r"\(\)"),
+    "a position before all blocks": (positions("(0, 4)"), PLACES + r"\(0, 4\)"),
+    "tokens in text": (STACK.replace(BLOCKS, f'{BLOCKS}; self.tokens = "x"'), "Stack.tokens must be the number"),
+    "size_dependent without a reason": (
+        STACK.replace(BLOCKS, f"{BLOCKS}; self.size_dependent = True"),
+        "Stack.size_dependent must say in words why .* got True",
+    ),
+    "exits as text": (STACK.replace(EXITS, "self.exits = str(exits)"), AFTER + r"'\(1, 2, 3, 4\)'"),
+    "exits as a number": (STACK.replace(EXITS, "self.exits = exits[-1]"), AFTER + "4"),
+    "exits of its own": (STACK.replace(EXITS, "self.exits = (1, 2)"), AFTER + r"\(1, 2\)"),
+    "exits forgotten": (STACK.replace(EXITS, "pass"), AFTER + "None"),
+    "heads that are missing": (
+        STACK.replace("for e in exits})", "for e in exits[:-1]})"),
+        r"must be an nn.ModuleDict called heads.*there is none for 4 in ModuleDict\['1', '2', '3'\]",
+    ),
+    "a list of too few heads": (
+        STACK.replace(HEADS, "nn.ModuleList(nn.Linear(hidden, classes) for e in exits[:-1])"),
+        r"must be an nn.ModuleDict called heads",
+    ),
+    "a constructor that raises": (STACK.replace(BLOCKS, 'raise ValueError("no")'), "Stack raised ValueError: no"),
+    "a constructor that looks up": (STACK.replace(BLOCKS, '{}["x"]'), "Stack raised KeyError: 'x'"),
+    "a property that raises": (
+        f"{STACK}\n    @property\n    def positions(self):\n        return 1 / 0\n",
+        "Stack cannot say what it is made of: ZeroDivisionError",
+    ),
+    "build without a return": (STACK.replace(BUILD, BUILD.removeprefix("return ")), "return an nn.Module, got None"),
+    "build gives a list": (STACK.replace(BUILD, f"return [{BUILD[7:]}]"), "must return an nn.Module, got list"),
+    "build gives a class": (STACK.replace(BUILD, "return Net"), "must return an nn.Module, got type"),
+    "build with too few arguments": (
+        STACK.replace("build(self, axes, exits)", "build(self, axes)"),
+        "Stack.build failed for axes .*: TypeError: .*takes 2 positional arguments",
+    ),
+    "build without parameters": (STACK.replace(BUILD, "return nn.ReLU()"), "a module without parameters: nothing"),
+    "forward gives a dictionary": (forward("return {'logits': x}"), LOGITS + "dict"),
+    "forward gives nothing": (forward("return None"), LOGITS + "NoneType"),
+    "forward gives numbers": (forward("return [1 for e in self.exits]"), LOGITS + r"\['int', 'int', 'int', 'int'\]"),
+    "sizes that are no sizes": (sizes("3"), r"sizes\(0.01\) must return the size of each axis \(hidden, classes\)"),
+    "sizes that lack one": (sizes("{'classes': 10}"), "must return the size of each axis"),
+    "sizes that are no counts": (sizes("{'hidden': 32 * width, 'classes': 10}"), '"hidden" must be .*; got 0.32'),
+    "sizes above the whole": (sizes("{'hidden': 64, 'classes': 10}"), "must be a whole number from 1 to 32; got 64"),
+    "sizes of nothing": (sizes("{'hidden': int(8 * width), 'classes': 10}"), "from 1 to 32; got 0"),
+    "sizes that are never whole": (sizes("{'hidden': 16, 'classes': 10}"), r'sizes\(1\): at full width axis "hidden"'),
+    "declarations as a list": (
+        STACK.replace(BLOCKS, f"{BLOCKS}; self.declared = [blocked(3)]"),
+        "declared must be declarations by parameter name pattern",
+    ),
+    "tokens that are not said": (
+        STACK.replace(STEM, "nn.Embedding(50, hidden)").replace("return self.stem(x)", "return self.stem(x).mean(1)"),
+        r"It seems to take tokens, .*: take vocabulary as a parameter .* self.tokens = vocabulary",
+    ),
+    "tokens that it does not take": (
+        STACK.replace(BLOCKS, f"{BLOCKS}; self.tokens = 50"),
+        "It was given tokens below 50, as the architecture's tokens say; 0 stands for real numbers",
+    ),
+    "a product of two axes": (
+        STACK.replace(STEM, "nn.Linear(5, hidden * classes)"),
+        r'of size 320 is the product of "hidden" and "classes"\. Write in .*: self\.declared = '
+        r'\{"stem\.weight": product\("hidden", "classes"\), "stem\.bias": product\("hidden", "classes"\)\} if its',
+    ),
+    "numbers of another precision": (
+        STACK.replace(STEM, "nn.Linear(5, hidden).double()"),
+        "does not accept an input of shape .*must have the same dtype",
+    ),
+    "groups that are fixed": (
+        STACK.replace("nn.ReLU())", "nn.Unflatten(1, (-1, 1)), nn.GroupNorm(4, hidden), nn.Flatten())").replace(
+            HIDDEN, "Axis(hidden, granule=8)"
+        ),
+        r'not be proved: .* 4 groups at every size of axis "hidden"\. If its groups are fixed, make axis "hidden" '
+        r'the channels of one group \(Axis\(8\) in the full model\), build 4 \* axes\["hidden"\]',
+    ),
+}  # fmt: skip
+
+
+def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    printed = capsys.readouterr()
+    assert end.value.code == 2, printed.out
+    assert printed.err.startswith("fleetfit: ")
+    assert "Traceback" not in printed.err
+    return " ".join(printed.err.split())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_a_sentence(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, message = CASES[case]
+    path = tmp_path / "own.py"
+    path.write_text(HEAD + source)
+    found = said(["check-model", f"{path}:Stack", "--input-shape", "5"], capsys)
+    assert re.search(message, found), found
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.startswith(("axes", "blocks", "positions", "sizes", "a constr"))]
+)
+def test_a_plan_says_it_too(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, message = CASES[case]
+    path = tmp_path / "own.py"
+    path.write_text(HEAD + source)
+    found = said(["plan", "--model", f"{path}:Stack", "--input-shape", "5"], capsys)
+    assert re.search(message, found), found
+
+
+def test_heads_in_a_list_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the exits; a deployed model can stop at any of them."""
+    path = tmp_path / "own.py"
+    path.write_text(HEAD + STACK.replace(HEADS, "nn.ModuleList(nn.Linear(hidden, classes) for e in exits)"))
+    with pytest.raises(SystemExit) as end:
+        main(["check-model", f"{path}:Stack", "--input-shape", "5"])
+    printed = capsys.readouterr()
+    assert not end.value.code, printed.err
+    assert "a deployed model can stop at any exit" in printed.out
