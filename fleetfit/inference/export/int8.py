@@ -6,6 +6,7 @@ which is what the runtime has for them, loses everything (a small MobileNetV2 ga
 in float, 0.93).
 """
 
+import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ class _preprocessed:
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         ready = Path(self._place.name) / "ready.onnx"
-        with quiet():
+        with quiet(), _nothing_dumped():
             try:
                 quant_pre_process(self._source, ready)
             except Exception:  # "Incomplete symbolic shape inference", of a transformer's: it does without
@@ -77,6 +78,32 @@ class _preprocessed:
 
     def __exit__(self, *error: Any) -> None:
         self._place.cleanup()
+
+
+@contextlib.contextmanager
+def _nothing_dumped() -> Iterator[None]:
+    """Keep onnxruntime from writing a graph whose shapes it cannot infer into whatever folder is the current one."""
+    from onnxruntime.tools import symbolic_shape_infer
+
+    library = symbolic_shape_infer.onnx
+    symbolic_shape_infer.onnx = _Undumped(library)
+    try:
+        yield
+    finally:
+        symbolic_shape_infer.onnx = library
+
+
+class _Undumped:
+    """The library `onnx`, but saving does nothing."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def save_model(self, *given: Any, **named: Any) -> None:
+        """Write nothing."""
 
 
 def _depthwise(path: Path) -> list[str]:
