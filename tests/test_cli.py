@@ -1,19 +1,17 @@
 """The command line: every mistake is one sentence on stderr and exit code 2; the verbs do what they say."""
 
-import functools
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit import names
 from fleetfit.cli import main, planning
@@ -294,19 +292,12 @@ def test_check_model_prints_the_report(fleetfit: Command) -> None:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from fleetfit.cli import main; main()", "run", *SMALL, "--set", "rounds=500",
                "--out", str(tmp_path / "run")]  # fmt: skip
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
-    )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "run" / "checkpoints").glob("*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with running(command, **pipes, preexec_fn=listening_to_ctrl_c) as process:
+        wait_until(lambda: list((tmp_path / "run" / "checkpoints").glob("*.safetensors")), process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
     assert err.strip() == f"fleetfit: stopped. Nothing half was written; go on with: fleetfit resume {tmp_path / 'run'}"
 
 

@@ -1,6 +1,5 @@
 """The door of the command line: whatever happens behind it is one sentence and a documented exit code."""
 
-import functools
 import os
 import re
 import signal
@@ -12,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, listening_to_ctrl_c, running
 
 from fleetfit.cli import main
 
-LIMIT_S = 600  # for what a crowded machine needs; nothing here waits for time to pass
 SMALL = ["--set", "data.partition.clients=4", "--set", "rounds=1", "--set", "local.epochs=1", "--set", "cohort.count=2",
          "--set", "fleet.groups=[{budget=1.0}]"]  # fmt: skip
 PLUG_IN = """
@@ -267,24 +266,18 @@ def test_a_terminal_without_our_characters_gets_others() -> None:
 
 def interrupted(marker: str, *arguments: object) -> tuple[int, list[str]]:
     """Send Ctrl-C as soon as a module has been imported; return the exit code and what was said."""
-    running = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "fleetfit", *map(str, arguments)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
-    )  # fmt: skip
-    with running:
-        try:
-            assert running.stderr is not None
-            for line in iter(running.stderr.readline, ""):
-                if line.rstrip().endswith(f" {marker}"):
-                    break
-            else:
-                raise AssertionError(f"{marker} was never imported")
-            running.send_signal(signal.SIGINT)
-            _, err = running.communicate(timeout=LIMIT_S)
-        finally:
-            running.kill()
-    return running.returncode, [line for line in err.splitlines() if not line.startswith("import time:")]
+    command = [sys.executable, "-X", "importtime", "-m", "fleetfit", *arguments]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with running(command, **pipes, preexec_fn=listening_to_ctrl_c) as started:
+        assert started.stderr is not None
+        for line in iter(started.stderr.readline, ""):
+            if line.rstrip().endswith(f" {marker}"):
+                break
+        else:
+            raise AssertionError(f"{marker} was never imported")
+        started.send_signal(signal.SIGINT)
+        _, err = started.communicate(timeout=LIMIT_S)
+    return started.returncode, [line for line in err.splitlines() if not line.startswith("import time:")]
 
 
 @pytest.mark.parametrize("marker", ["fleetfit.cli.interrupts", "typer", "numpy", "torch.types"])
@@ -299,7 +292,7 @@ def test_ctrl_c_in_a_plug_in_is_one_line(plug_in: Path) -> None:
     command = [sys.executable, "-m", "fleetfit", "run", "--set", f"method.name={plug_in}:interrupted"]
     found = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=listening_to_ctrl_c,
     )  # fmt: skip
     assert found.returncode in (130, -signal.SIGINT) and found.stderr == "fleetfit: stopped.\n"
 
@@ -313,7 +306,7 @@ def test_an_interrupt_that_gets_lost_in_a_callback_comes_again(tmp_path: Path) -
     command = [sys.executable, "-m", "fleetfit", "run", "--set", f"method.name={tmp_path / 'own.py'}:method"]
     found = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=listening_to_ctrl_c,
     )  # fmt: skip
     assert found.returncode in (130, -signal.SIGINT) and found.stderr == "fleetfit: stopped.\n"
 

@@ -1,13 +1,11 @@
 """What a level costs on a machine: steps, memory, energy, and the process that is held to its time."""
 
-import functools
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from test_profile import FACTS, TABLES, with_fleet
 from tiny import tiny_problem
+from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import experiment_of
@@ -221,7 +220,7 @@ print(first.taken_bytes, first.process_bytes, second.taken_bytes)
 def test_a_peak_is_seen_though_it_is_over() -> None:
     """In a process of its own, as profiles are: one that keeps freed memory would fill the tensor from that."""
     command, surroundings = [sys.executable, "-c", PEAKS], {**os.environ, **ENVIRONMENT}
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     taken, whole, again = map(int, done.stdout.split())
     assert 60 * 2**20 < taken < 90 * 2**20 and whole > taken
     assert again < 20 * 2**20, "the peak before does not count"
@@ -319,7 +318,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
 def test_what_happens_to_a_level_does_not_end_the_profile(model: str, said: str, tmp_path: Path) -> None:
     """The first level is measured, and the budget says so; the second fails; the third is not tried."""
     tables = {**with_fleet(), "model": {"name": model}}
-    found = profile(tables, facts=FACTS, machine=Machine(limit_s=30.0 if "endless" in model else 240.0))
+    found = profile(tables, facts=FACTS, machine=Machine(limit_s=60.0 if "endless" in model else LIMIT_S))
     assert [len(level.against) for level in found.levels] == [0, 1, 1] and found.affords.level == 0
     assert found.levels[1].against[0].startswith(said) and "not tried" in found.levels[2].against[0]
 
@@ -331,33 +330,22 @@ def test_ctrl_c_ends_the_process_too(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     options = ["profile", "--model", "hungry:endless", "--input-shape", "1,4,4", "--classes", "4", "--budgets", "1",
                "--limit-s", "300"]  # fmt: skip
-    running = subprocess.Popen(
-        [sys.executable, "-c", code, *options], cwd=tmp_path, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
-    )  # fmt: skip
-    try:
-        assert running.stdout is not None
-        assert "measuring" in running.stdout.readline()
-        children = _children(running.pid)
-        os.kill(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=60)
-    finally:
-        running.kill()
-    assert running.returncode == 130 and "stopped. Nothing was written." in said and "Traceback" not in said
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with running([sys.executable, "-c", code, *options], cwd=tmp_path, env=environment, **pipes,
+                 preexec_fn=listening_to_ctrl_c) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert "measuring" in process.stdout.readline()
+        children = wait_until(lambda: _children(process.pid), process)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode in (130, -signal.SIGINT) and said == "fleetfit: stopped. Nothing was written.\n"
     assert children and not any(tmp_path.iterdir())
     for child in children:
         assert not _alive(child), "the process that measures goes with the one that started it"
 
 
 def _children(pid: int) -> list[int]:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        if found:
-            return [int(child) for child in found]
-        time.sleep(0.05)
-    return []
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _alive(pid: int) -> bool:

@@ -158,7 +158,7 @@ def test_the_ship_page_works(tmp_path, monkeypatch, capsys):
         if file_name(block):
             exec(compile(block, "ship.md", "exec"), {})
     command = [sys.executable, "device/run.py", "samples.npy", "--labels", "labels.npy", "--stop"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
     assert "accuracy" in done.stdout.splitlines()[-1] and len(done.stdout.splitlines()) == 359 + 2
 
 

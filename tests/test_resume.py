@@ -5,18 +5,22 @@ rounds, while a checkpoint is written, while plots are drawn. The method keeps a
 server.
 """
 
+import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -94,20 +98,42 @@ def counting_step(federation: Any, server: Any, aggregate: Any, reports: Any) ->
 # ---- running and killing -------------------------------------------------
 
 
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """End what a test has started, and close its pipes, also where the test has failed."""
+    yield
+    while _STARTED:
+        process = _STARTED.pop()
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait(LIMIT_S)
+
+
 def started(*arguments: Any) -> subprocess.Popen[bytes]:
     """Start the command line as a process of its own, in a process group of its own."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", "from fleetfit.cli import main; main()", *map(str, arguments), "--quiet"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    _STARTED.append(process)
+    return process
+
+
+def rounds_reach(folder: Path, rounds: int) -> bool:
+    return rounds_done(folder) >= rounds
 
 
 def finished(*arguments: Any) -> None:
     process = started(*arguments)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, said.decode()
 
 
@@ -119,7 +145,7 @@ def killed(seconds: float, *arguments: Any) -> bool:
         process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=LIMIT_S)
         return True
     return False
 
@@ -204,11 +230,9 @@ def test_killed_in_the_middle_again_and_again(unbroken: Unbroken, tmp_path: Path
     folder, hits = tmp_path / "run", 0
     for quarter in (1, 2, 3):
         process = started("resume", folder) if folder.exists() else started("run", unbroken.file, "--out", folder)
-        limit = time.monotonic() + 60
-        while rounds_done(folder) < quarter * ROUNDS // 4 and process.poll() is None and time.monotonic() < limit:
-            time.sleep(0.002)
+        wait_until(functools.partial(rounds_reach, folder, quarter * ROUNDS // 4), process)
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=LIMIT_S)
         hits += 0 < rounds_done(folder) < ROUNDS
     assert hits == 3
     gone_on(unbroken, folder)
@@ -224,11 +248,9 @@ def test_a_half_written_line_and_checkpoint_are_dropped(unbroken: Unbroken, tmp_
     """
     folder = tmp_path / "run"
     process = started("run", unbroken.file, "--out", folder)
-    limit = time.monotonic() + 60
-    while rounds_done(folder) < 5 and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.002)
+    wait_until(lambda: rounds_reach(folder, 5), process)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=LIMIT_S)
     newest = max((folder / "checkpoints").glob("round-*.safetensors"))
     (folder / "checkpoints" / ".round-000099.safetensors.part").write_bytes(newest.read_bytes()[:100])
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])  # the one before it is whole
@@ -243,11 +265,9 @@ def test_with_worker_processes(unbroken: Unbroken, tmp_path: Path) -> None:
     file, folder = tmp_path / "run.toml", tmp_path / "run"
     file.write_text(RUN_FILE + 'name = "processes"\nworkers = 2\n')
     process = started("run", file, "--out", folder)
-    limit = time.monotonic() + 60
-    while rounds_done(folder) < ROUNDS // 2 and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.002)
+    wait_until(lambda: rounds_reach(folder, ROUNDS // 2), process)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)  # returns when the workers, which hold the same pipe, are gone too
+    process.communicate(timeout=LIMIT_S)  # returns when the workers, which hold the same pipe, are gone too
     assert 0 < rounds_done(folder) < ROUNDS
     finished("resume", folder)
     (tensors, nest, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken.folder)

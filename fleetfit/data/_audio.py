@@ -125,8 +125,10 @@ class Spectrogram:
         soundfile = need("soundfile", "audio", "Reading sounds")
         try:
             wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)
-        except (OSError, RuntimeError, TypeError, ValueError) as error:
+        except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
             raise DataError(f"{place} holds no sound that can be decoded: {error}") from error
+        if not np.isfinite(wave).all():
+            raise DataError(f"{place} holds a sound with a sample that is not finite.")
         if rate != self.rate:
             raise DataError(f"{place} has {rate} samples per second; resample it to {self.rate}.")
         whole = np.zeros(self.samples, dtype=np.float32)

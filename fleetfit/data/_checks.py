@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 NOT_SCORED = -100
 """A next token that is none: padding."""
+MOST_CLASSES = 1 << 20
+"""That are inferred from the largest label of a file; a model has so many outputs."""
 _KINDS_OF_X = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from fleetfit.data import parquet
 from fleetfit.data._tables import SUFFIXES, Rows, opened
 from fleetfit.errors import DataError
+from fleetfit.paths import text_of
 
 _TEXT = ("text", "sentence")
 _LABEL = ("label", "labels")
@@ -80,6 +82,8 @@ def read(
     for split in [s for s in tables if s != "train" and all(_withheld(rows, label) for rows in tables[s])]:
         del tables[split]
     every = [rows for parts in tables.values() for rows in parts]
+    if not sum(rows.rows for rows in tables.get("train", ())):
+        raise DataError(f"{first.path} has no rows to train on, or all of their labels are -1.")
     y, classes, class_names = _labels(every, label)
     return Corpus(
         files=[rows.path for rows in every],
@@ -122,7 +126,7 @@ def _cells(rows: Rows, columns: Sequence[str]) -> list[tuple[str, ...]]:
     return list(zip(*(rows.texts(column) for column in columns), strict=True))
 
 
-def _values(every: Sequence[Rows], column: str) -> NDArray[np.int64] | NDArray[np.str_]:
+def _values(every: Sequence[Rows], column: str) -> NDArray[Any]:
     """Return a column over all files: integers if they all are some, else text."""
     found = [rows for rows in every if isinstance(rows, parquet.File)]
     if found:
@@ -134,7 +138,7 @@ def _values(every: Sequence[Rows], column: str) -> NDArray[np.int64] | NDArray[n
                 raise DataError(f'row {row} of {rows.path} has no value in column "{column}".')
     if all(re.fullmatch(r"-?\d{1,18}", cell) for cell in cells):
         return np.array([int(cell) for cell in cells], dtype=np.int64)
-    return np.asarray(cells, dtype=np.str_)
+    return np.array(cells, dtype=object)
 
 
 def _labels(every: Sequence[Rows], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
@@ -142,7 +146,10 @@ def _labels(every: Sequence[Rows], column: str) -> tuple[NDArray[np.int64], int,
     found = [rows for rows in every if isinstance(rows, parquet.File)]
     if found:
         return parquet.labels_of(found, column)
-    y, names = parquet.numbered(_values(every, column))
+    values = _values(every, column)
+    for rows, row in parquet.too_long(values, every):
+        raise DataError(f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.")
+    y, names = parquet.numbered(values)
     return y, len(names), names
 
 
@@ -197,7 +204,4 @@ def _of_folders(found: dict[str, dict[str, list[Path]]]) -> Corpus:
 
 
 def _content(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8: {error}") from error
+    return text_of(file, DataError)

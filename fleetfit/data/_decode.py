@@ -19,6 +19,11 @@ from fleetfit.data._cache import Allocate
 from fleetfit.errors import DataError, MissingExtra
 
 _LARGE_BYTES = 8192  # average file size from which threads pay
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
+"""What Pillow decodes by itself. For others it may start a program: for EPS Ghostscript, which runs what is in it."""
+_MOST_SAID = 300  # characters of a decoder's own message
+_MOST_PIXELS = 1 << 26
+"""Of an image: 8192 x 8192. A small file can claim any size."""
 
 
 class Source(Protocol):
@@ -135,12 +140,20 @@ def opened(encoded: bytes, place: str) -> Any:
     """
     pillow = need("PIL.Image")
     try:
-        picture = pillow.open(io.BytesIO(encoded))
+        picture = pillow.open(io.BytesIO(encoded), formats=FORMATS)
     except Exception as error:  # Pillow's readers raise whatever they come across
-        raise DataError(f"{place} holds no image that can be decoded: {error}") from error
+        raise DataError(f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {_said(error)}") from error
+    if picture.width * picture.height > _MOST_PIXELS:
+        raise DataError(
+            f"{place} claims {picture.width}x{picture.height} pixels, more than {_MOST_PIXELS:,}; make it smaller."
+        )
     if picture.mode[0] in "IF":
         raise DataError(f"{place} has more than 8 bits per channel (mode {picture.mode}); convert it to 8 bits.")
     return picture
+
+
+def _said(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
 
 
 def _channels(files: Sequence[Source], column: str) -> int:
@@ -171,7 +184,7 @@ def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, f
     try:
         picture = picture.convert("L" if len(target) == 1 else "RGB")
     except Exception as error:  # as above
-        raise DataError(f"{place} holds no image that can be decoded: {error}") from error
+        raise DataError(f"{place} holds no image that can be decoded: {_said(error)}") from error
     size = (target.shape[2], target.shape[1])
     if box is not None and (picture.size != size or box != (0, 0, *size)):
         picture = picture.resize(size, need("PIL.Image").Resampling.BILINEAR, box=box)

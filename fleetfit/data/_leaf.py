@@ -5,12 +5,13 @@ which each user has "x" and "y"; the files lie in `data/train` and `data/test`, 
 been divided yet.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetfit import paths
 from fleetfit.errors import DataError
+from fleetfit.files import json_of
 
 Users = dict[str, tuple[list[Any], list[Any]]]
 """User -> x and y of its samples, in the order of the files."""
@@ -49,7 +50,7 @@ def leaf_users(files: Sequence[Path]) -> Users:
         data = content.get("user_data") if isinstance(content, Mapping) else None
         if not isinstance(data, Mapping):
             raise DataError(f'{path} is not in LEAF\'s format: it has no "user_data".')
-        for user in content.get("users", data):
+        for user in _users(content, data, path):
             samples = data.get(user)
             x, y = (samples.get("x"), samples.get("y")) if isinstance(samples, Mapping) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
@@ -60,15 +61,26 @@ def leaf_users(files: Sequence[Path]) -> Users:
     return users
 
 
+def _users(content: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> list[str]:
+    """Return the users of a file, each once and none forgotten."""
+    users = content.get("users", list(data))
+    if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+        raise DataError(f'{path}: "users" must be a list of names.')
+    if len(set(users)) != len(users) or set(data) - set(users):
+        raise DataError(f'{path}: "users" must name each user of "user_data" once.')
+    return users
+
+
 def _content(path: Path) -> Any:
+    text = paths.text_of(path, DataError)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return json_of(text)
+    except ValueError as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _is_leaf(path: Path) -> bool:
     """Return whether a file begins like one of LEAF's, without reading all of it."""
-    with path.open("rb") as file:
+    with paths.opened(path, DataError) as file:
         start = file.read(64)
     return start.lstrip()[:1] == b"{" and (b'"users"' in start or b'"user' in start or b'"num_samples"' in start)

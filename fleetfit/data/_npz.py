@@ -4,6 +4,9 @@ A member that was written with `numpy.savez` lies as it is in the file and is ma
 (`numpy.savez_compressed`), or one that lies in parts, is written once into the cache and mapped from there.
 """
 
+import math
+import os
+import shutil
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +15,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetfit import paths
 from fleetfit.data import _cache
 from fleetfit.data._kept import kept
-from fleetfit.errors import DataError, did_you_mean
+from fleetfit.errors import DataError, FleetFitError, did_you_mean
 
 Array = NDArray[Any]
 _ROWS = 4096  # rows in memory at a time
+_MOST_SAID = 300  # characters of a library's own message
 
 
 class Arrays:
@@ -33,13 +38,17 @@ class Arrays:
         if path.is_dir():
             self.names = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
+            paths.check_file(path, DataError)
             try:
                 with zipfile.ZipFile(path) as archive:
-                    self.names = sorted(name[:-4] for name in archive.namelist() if name.endswith(".npy"))
-            except (OSError, zipfile.BadZipFile) as error:
+                    found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
+            except Exception as error:  # a damaged directory of the archive raises whatever it likes
                 raise DataError(f"{path} cannot be read as an .npz file: {error}.") from error
+            self.names = sorted(name for name in found if name and not any(part in name for part in ("/", "\\", "\0")))
+            if len(set(self.names)) != len(self.names):
+                raise DataError(f"{path} has two arrays of one name.")
         else:
-            raise DataError(f"there is no file {path}.")
+            paths.check_file(path, DataError)  # says what it is instead
         if not self.names:
             raise DataError(f"{path} holds no arrays.")
 
@@ -58,11 +67,29 @@ class Arrays:
             )
         try:
             if self.path.is_dir():
-                return np.load(self.path / f"{name}.npy", mmap_mode="c")
-            found = self._mapped(name)
-            return self._unpacked(name) if found is None else found
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise DataError(f'{self.path}: array "{name}" cannot be read: {error}') from error
+                found: Array | None = self._loaded(self.path / f"{name}.npy")
+            else:
+                found = self._mapped(name)
+            found = self._unpacked(name) if found is None else found
+        except FleetFitError:
+            raise
+        except Exception as error:  # a damaged header or archive raises whatever it likes
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f'{self.path}: array "{name}" cannot be read: {said[:_MOST_SAID]}') from error
+        if not found.ndim:
+            raise DataError(f'{self.path}: array "{name}" is a single value; it must have one for each sample.')
+        return found
+
+    def _loaded(self, path: Path) -> Array:
+        """Map a file of its own, whose header is looked at first."""
+        with paths.opened(path, DataError) as file:
+            shape, fortran, dtype, header = _header(file)
+            size = os.fstat(file.fileno()).st_size
+        if size - header < _size_of(shape, dtype):
+            raise ValueError(f"it should have {_size_of(shape, dtype):,} bytes, and {size - header:,} are there")
+        if not math.prod(shape):
+            return np.zeros(shape, dtype)
+        return np.memmap(path, dtype, "c", header, shape, "F" if fortran else "C")
 
     def joined(self, names: Sequence[str]) -> Array:
         """Return arrays one after the other, from the cache if they are several."""
@@ -105,17 +132,33 @@ class Arrays:
             local = file.read(30)  # the zip format's local header: two lengths at its end, then name and extra field
         start = member.header_offset + 30 + int.from_bytes(local[26:28], "little")
         start += int.from_bytes(local[28:30], "little") + header
-        if not np.prod(shape):
+        if _size_of(shape, dtype) + header != member.file_size:
+            raise ValueError(f"it should have {_size_of(shape, dtype):,} bytes, and {member.file_size:,} are there")
+        if not math.prod(shape):
             return np.zeros(shape, dtype)
         return np.memmap(self.path, dtype, "c", start, shape, "F" if fortran else "C")
 
     def _unpacked(self, name: str) -> Array:
         def build(target: Path) -> None:
             with zipfile.ZipFile(self.path) as archive:
-                archive.extract(f"{name}.npy", target)
-            np.load(target / f"{name}.npy", mmap_mode="r")  # refuses Python objects
+                member = archive.getinfo(f"{name}.npy")
+                with archive.open(member) as content:
+                    shape, _, dtype, header = _header(content)
+                if _size_of(shape, dtype) + header != member.file_size:
+                    raise ValueError("its header says another size than the archive")
+                if member.file_size > shutil.disk_usage(target).free:
+                    raise DataError(f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, and there is '
+                                    f"no room for them in {target.parent}.")  # fmt: skip
+                archive.extract(member, target)
 
         return kept(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
+
+
+def _size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes of an array; NumPy's own product would overflow."""
+    if any(not isinstance(n, int) or n < 0 for n in shape):
+        raise ValueError(f"its shape is {shape}")
+    return math.prod(shape) * dtype.itemsize
 
 
 def _header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

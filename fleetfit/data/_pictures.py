@@ -13,6 +13,7 @@ from fleetfit.data import _cache
 from fleetfit.data._decode import Source, decode, opened
 from fleetfit.data._encoded import Encoded, Places
 from fleetfit.errors import DataError
+from fleetfit.paths import given
 
 LAZY_ABOVE = 8 << 30
 """Bytes of decoded images from which on they stay encoded, unless told otherwise."""
@@ -48,12 +49,14 @@ class Form:
         channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3; 3 where images stay encoded.
         centre: Share of the shorter side that the square keeps, used with a size only.
         lazy: Whether images stay encoded; None: from 8 GiB of decoded images on.
+        most_bytes: What all decoded images may take, where that is known beforehand.
     """
 
     size: int | None = None
     channels: int | None = None
     centre: float = 1.0
     lazy: bool | None = None
+    most_bytes: int | None = None
 
     def check(self, name: str) -> None:
         """Refuse what is out of range.
@@ -98,27 +101,46 @@ def pictures(
     rows = sum(source.rows for source in sources)
     if not rows:
         raise DataError(f"{sources[0].path.parent} holds no images: its files have no rows.")
+    if form.most_bytes is not None:
+        _check_bytes(name, rows, _size_of_first(sources[0], column), form.most_bytes)
     if form.lazy is not False:
         height, width = (form.size, form.size) if form.size else _size_of_first(sources[0], column)
         shape = (form.channels or 3, height, width)
         if form.lazy or rows * math.prod(shape) > LAZY_ABOVE:
             return Encoded(places(), shape, form.centre if form.size else None)
-    return _cache.cached(
-        _cache.key(name, stamps(), [column, form.size, form.channels, form.centre]),
-        rows,
-        lambda allocate: decode(sources, column, form.size, form.channels, allocate, form.centre),
-    )
+    try:
+        return _cache.cached(
+            _cache.key(name, stamps(), [column, form.size, form.channels, form.centre]),
+            rows,
+            lambda allocate: decode(sources, column, form.size, form.channels, allocate, form.centre),
+        )
+    except MemoryError:
+        raise DataError(
+            f"{name}: there is no room for {rows:,} decoded images. With size = ... they get smaller, and with lazy = "
+            "true they stay encoded."
+        ) from None
 
 
 def _size_of_first(source: Source, column: str) -> tuple[int, int]:
     """Return height and width of the first image."""
-    with opened(next(iter(source.images(column)))[0], source.place(0)) as picture:
+    first = next((some for some in source.images(column) if some), None)
+    if first is None:
+        raise DataError(f"{source.path} has no rows.")
+    with opened(first[0], source.place(0)) as picture:
         return picture.height, picture.width
+
+
+def _check_bytes(name: str, rows: int, size: tuple[int, int], most: int) -> None:
+    if rows * math.prod(size) > most:
+        raise DataError(
+            f"{name}: {rows:,} images, of which the first has {size[0]}x{size[1]} pixels, are more than this data set "
+            "holds: is this another one?"
+        )
 
 
 def set_folder(folder: str) -> Path:
     """Return a set's folder: a relative path that does not exist is sought in the folder FLEETFIT_DATA."""
-    path = Path(folder).expanduser()
+    path = given(folder, "data.folder")
     root = os.environ.get("FLEETFIT_DATA")
     if root and not path.is_absolute() and not path.exists():
         return Path(root).expanduser() / path

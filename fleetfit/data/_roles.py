@@ -15,6 +15,7 @@ from fleetfit.data._decode import need
 from fleetfit.data._kept import kept
 from fleetfit.data._leaf import Users, leaf_files, leaf_users
 from fleetfit.errors import DataError
+from fleetfit.paths import given
 
 Roles = dict[str, list[str]]
 """Role -> passages of running text, in order."""
@@ -29,7 +30,7 @@ def located(name: str, folder: str | None) -> dict[str, list[Path]]:
         DataError: There are none.
     """
     if folder is not None:
-        path = Path(folder).expanduser()
+        path = given(folder, "data.folder")
         for place in (path, path / name):
             if found := leaf_files(place):
                 return found

@@ -1,11 +1,13 @@
 """Tables of text in CSV, TSV and JSON-lines files, with the same questions asked of them as of Parquet files."""
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleetfit import paths
 from fleetfit.data._decode import need
 from fleetfit.data.parquet import File
 from fleetfit.errors import DataError
@@ -80,7 +82,9 @@ class Cells:
         self.column(column, (), "the column's name:")
         for row, value in enumerate(self._cells[column]):
             if not isinstance(value, str | int) or isinstance(value, bool):
-                raise DataError(f'row {row} of {self.path} has {value!r} in column "{column}"; it must be text.')
+                raise DataError(f'row {row} of {self.path} has {value!r:.80} in column "{column}"; it must be text.')
+            if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+                raise DataError(f'row {row} of {self.path} has half a character in column "{column}".')
         return [str(value) for value in self._cells[column]]
 
 
@@ -89,12 +93,13 @@ def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
     arrow, table = need("pyarrow", "text", "Reading text"), need("pyarrow.csv", "text", "Reading text")
     tab = path.suffix == ".tsv"
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(paths.opened(path, DataError), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tab else csv.reader(file)
             first = next(reader, [])
         names = first if header else [str(i + 1) for i in range(len(first))]
         if not names:
             return {}
+        _check_once(path, names)
         found = table.read_csv(
             path,
             read_options=table.ReadOptions(column_names=names, skip_rows=0, skip_rows_after_names=1 if header else 0),
@@ -108,19 +113,29 @@ def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
     return {name: found.column(i).to_pylist() for i, name in enumerate(names)}
 
 
+def _check_once(path: Path, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f'{path} has more than one column "{twice}".')
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def _objects(path: Path) -> dict[str, list[Any]]:
     """Return the values of a file with one JSON object a line, or of one JSON list of objects."""
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    content = paths.text_of(path, DataError)
     whole = content.lstrip()[:1] == "["
     objects: list[Any] = []
     for number, part in enumerate([content] if whole else content.split("\n"), 1):
         if part.strip():
             try:
-                found = json.loads(part)
-            except json.JSONDecodeError as error:
+                found = json.loads(part, object_pairs_hook=_each_once)
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{'' if whole else f'line {number} of '}{path} is no JSON: {error}") from error
             objects.extend(found if whole else [found])
     wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)

@@ -21,10 +21,13 @@ from fleetfit.data._decode import need
 from fleetfit.data._kept import kept
 from fleetfit.data._pieces import INSIDE, word_pieces
 from fleetfit.errors import DataError, FleetFitError, MissingExtra
+from fleetfit.paths import given
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it when the same texts would give other tokens
 _TEXTS = 1000  # encoded at a time
+_MOST_TOKENS = 1 << 22  # of a vocabulary
+_MOST_SAID = 300  # characters of a library's own message
 _PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # where a tokeniser does not say
 
 
@@ -78,7 +81,7 @@ def encoded(
         raise DataError(f"{name}: length must be at least 3 tokens, {START}, one of the text and {END}; got {length}.")
     if vocabulary < 8:
         raise DataError(f"{name}: vocabulary must be at least 8, got {vocabulary}.")
-    own = [] if tokenizer is None else _files_of(name, Path(tokenizer).expanduser())
+    own = [] if tokenizer is None else _files_of(name, given(tokenizer, "tokenizer"))
     if tokenizer is None:
         marks = [*marks, vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
     marks = [_FORMAT, _version(), length, *marks]
@@ -88,11 +91,15 @@ def encoded(
         if tokenizer is None:
             chosen, padding = learned([every[i] for i in train], vocabulary), 0
         else:
-            chosen, padding = _theirs(name, Path(tokenizer).expanduser(), own)
-        x = _encode(chosen, every, length, padding)
+            chosen, padding = _theirs(name, given(tokenizer, "tokenizer"), own)
+        x = _encoded(name, chosen, every, length, padding)
         np.save(folder / "tokens.npy", x)
         chosen.save(str(folder / "tokenizer.json"))
-        size = 1 + max(chosen.get_vocab(with_added_tokens=True).values())
+        size = 1 + max(chosen.get_vocab(with_added_tokens=True).values(), default=0)
+        if size > _MOST_TOKENS:
+            raise DataError(
+                f"{name}: the tokeniser has a token {size - 1}, above the {_MOST_TOKENS:,} that there may be."
+            )
         (folder / "tokens.json").write_text(json.dumps({"vocabulary": size, "padding": padding}), encoding="utf-8")
 
     def load(folder: Path) -> Tokens:
@@ -142,6 +149,20 @@ def learned(texts: Sequence[str], vocabulary: int) -> Any:
     return tokenizer
 
 
+def _encoded(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
+    """Return tokens [N, length].
+
+    Raises:
+        DataError: The tokeniser cannot cope with a text.
+    """
+    try:
+        return _encode(tokenizer, texts, length, padding)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # as above
+        raise DataError(f"{name}: the tokeniser fails on the texts: {str(error)[:_MOST_SAID]}") from error
+
+
 def _encode(tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
     """Return tokens [N, length]."""
     tokenizer.no_padding()
@@ -180,12 +201,14 @@ def _theirs(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
             wanted = _padding_of(files, tokenizer)
         else:
             library = need("transformers", "text", f"Reading the tokeniser in {path}")
-            both = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            both = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
             tokenizer, wanted = both.backend_tokenizer, both.pad_token
     except FleetFitError:
         raise
-    except Exception as error:  # the libraries raise whatever they come across
-        raise DataError(f"{name}: the tokeniser in {path} cannot be read: {error}") from error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the libraries raise whatever they come across; a panic in Rust is no Exception
+        raise DataError(f"{name}: the tokeniser in {path} cannot be read: {str(error)[:_MOST_SAID]}") from error
     padding = None if wanted is None else tokenizer.token_to_id(wanted)
     if padding is None:
         raise DataError(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data._checks import SPLITS
+from fleetfit.data._checks import MOST_CLASSES, SPLITS
 from fleetfit.data._hold_out import completed
 from fleetfit.data._npz import Arrays
 from fleetfit.data._pictures import set_folder
@@ -81,6 +81,8 @@ def arrays(
     parts = _parts(found, x)
     samples = _samples(found.joined(list(parts.values())), vocabulary, channels_last)
     labels = _joined(found, y, parts)
+    if not samples.numel():
+        raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.')
     if len(labels) != len(samples):
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.')
     target, count, names = _labels(labels, task, classes or vocabulary or None)
@@ -137,9 +139,10 @@ def _samples(found: NDArray[Any], vocabulary: int, channels_last: bool) -> Tenso
         raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.")
     usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype in (np.uint8, np.int64)
     if vocabulary:
-        found = found.astype(np.int64, copy=False)
+        found = _whole(found, "tokens")
     elif not usual or not found.dtype.isnative:
-        found = found.astype(np.float32)
+        with np.errstate(over="ignore"):
+            found = found.astype(np.float32)
     x = torch.from_numpy(np.ascontiguousarray(found) if not found.flags.c_contiguous else found)
     if channels_last:
         if x.ndim < 3:
@@ -155,12 +158,37 @@ def _labels(found: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor
         return torch.from_numpy(places), len(names), names
     if found.dtype.kind not in "biuf" or (task in ("classification", "next_token") and found.dtype.kind == "f"):
         raise DataError(f"labels of a {task} task cannot be {found.dtype}.")
+    if not found.size:
+        raise DataError(f"the labels are empty: {list(found.shape)}.")
     if task in ("classification", "next_token"):
-        whole = torch.from_numpy(found.astype(np.int64))
+        whole = torch.from_numpy(_whole(found, "labels"))
+        if classes is None and int(whole.max()) >= MOST_CLASSES:
+            row = int(whole.flatten().argmax()) // max(1, whole[0].numel())
+            raise DataError(
+                f"sample {row} has label {int(whole.max())}, which would make {int(whole.max()) + 1:,} classes; there "
+                f"may be {MOST_CLASSES:,}. Number the classes from 0, or give classes = ..."
+            )
         return whole, classes or int(whole.max()) + 1, ()
-    y = torch.from_numpy(found.astype(np.float32 if task == "regression" else np.int64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = torch.from_numpy(found.astype(np.float32) if task == "regression" else _whole(found, "labels"))
     y = y.unsqueeze(1) if task == "regression" and y.ndim == 1 else y
     return y, y.shape[-1], ()
+
+
+def _whole(found: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Return whole numbers as int64.
+
+    Raises:
+        DataError: One of them is not whole, or too large.
+    """
+    with np.errstate(invalid="ignore"):
+        whole: NDArray[np.int64] = found.astype(np.int64, copy=False)
+        same = found.dtype.kind in "bi" or bool(
+            (whole == found).all() and (found.dtype.kind == "f" or (whole >= 0).all())
+        )
+    if not same:
+        raise DataError(f"{what} must be whole numbers of at most 63 bits, got {found.dtype} with others among them.")
+    return whole
 
 
 def _numbered(values: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -194,5 +222,7 @@ def _statistics(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...],
         squares += some.square().sum((0, 2))
         count += len(some) * some.shape[2]
     mean = total / count
+    if not bool(torch.isfinite(mean).all()):
+        raise DataError("standardise needs samples that are finite; a training sample is not.")
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     return tuple(mean.tolist()), tuple(torch.where(std > 1e-12, std, 1).tolist())

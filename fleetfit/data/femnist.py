@@ -71,7 +71,9 @@ def femnist(
     if leaf:
         table = _from_json(leaf)
     else:
-        table = parquet.read("femnist", place, groups="writer_id", form=Form(channels=1, lazy=False))
+        table = parquet.read(
+            "femnist", place, groups="writer_id", form=Form(channels=1, lazy=False, most_bytes=4 << 30)
+        )
     height, width = table.x.shape[2:]
     if (height, width) != (_SIDE, _SIDE) or table.classes > len(_NAMES):
         raise DataError(
@@ -134,11 +136,13 @@ def _from_json(splits: dict[str, list[Path]]) -> Table:
 
 def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
     """Return LEAF's grey values 0..1 as 0..255, which is what they were made from."""
+    if not x:
+        return np.zeros((0, _SIDE**2), dtype=np.uint8)
     try:
         grey = np.array(x, dtype=np.float64).reshape(len(x), -1)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f'{path}: the images of writer "{writer}" are no lists of numbers: {error}') from error
-    if len(grey) and (grey.shape[1] != _SIDE**2 or not 0 <= grey.min() <= grey.max() <= 1):
+    if grey.shape[1] != _SIDE**2 or not 0 <= grey.min() <= grey.max() <= 1:
         raise DataError(
             f'{path}: an image of writer "{writer}" must be {_SIDE**2} numbers from 0 to 1, got {grey.shape[1]} from '
             f"{grey.min():g} to {grey.max():g}."
@@ -147,7 +151,9 @@ def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
 
 
 def _checked(labels: list[object], path: Path, writer: str) -> NDArray[np.int64]:
-    y = np.array(labels)
-    if len(y) and (y.dtype.kind not in "iu" or not 0 <= y.min() <= y.max() < len(_NAMES)):
+    if not all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
+        raise DataError(f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.')
+    y = np.array(labels, dtype=object)
+    if len(y) and (not 0 <= y.min() <= y.max() < len(_NAMES)):
         raise DataError(f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.')
     return y.astype(np.int64)

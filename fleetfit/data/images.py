@@ -15,6 +15,7 @@ from fleetfit.data._pictures import Form, Table, set_folder
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.errors import DataError
 
+_MOST_BYTES = 4 << 30  # of the known sets that are read whole
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
 
 
@@ -106,7 +107,7 @@ def named(
         MissingExtra: As `images`.
     """
     folder = folder_of(name, folder, hub, repository)
-    table = parquet.read(name, folder, label=label, form=Form(channels=channels, lazy=False))
+    table = parquet.read(name, folder, label=label, form=Form(channels=channels, lazy=False, most_bytes=_MOST_BYTES))
     height, width = table.x.shape[2:]
     if f"{height}x{width}" != facts.resolution or table.classes != facts.classes:
         raise DataError(

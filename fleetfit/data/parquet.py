@@ -2,29 +2,37 @@
 
 A set is a folder with `train.parquet` or `train-00000-of-00002.parquet`, and likewise `validation` (or `valid`, `val`)
 and `test`; the files may lie in a subfolder `data`, `plain_text` or one with the set's name. An image is a struct of
-`bytes` and `path`, or bare bytes, in any format that Pillow reads. Nothing is downloaded.
+`bytes` and `path`, or bare bytes, in any of the formats that `_decode` names. Nothing is downloaded.
 """
 
+import contextlib
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data._checks import SPLITS
+from fleetfit.data._checks import MOST_CLASSES, SPLITS
 from fleetfit.data._decode import need
 from fleetfit.data._pictures import AS_THEY_ARE, Form, Table, pictures
 from fleetfit.data._unpack import unpacked
-from fleetfit.errors import DataError
+from fleetfit.errors import DataError, FleetFitError
+from fleetfit.paths import check_file, given
 
 _ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _ROWS = 1024  # images in memory as files at a time
+LONGEST = 1000
+"""Characters of a label."""
+_FEW_ROWS = 1_000_000  # more than these must have left something in the file
+_PER_BYTE = 8  # rows, at most
+_LARGE_BYTES, _RATIO = 1 << 30, 200  # a column that is larger must not be so many times as large as the file
+_MOST_SAID = 300  # characters of a library's own message
 
 
 def read(
@@ -82,7 +90,7 @@ def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
             f'{name}: where are the files? Give folder = "..." (with train.parquet and test.parquet in it), or set the '
             f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet."
         )
-    base = Path(root).expanduser()
+    base = given(root, "data.folder")
     if not base.is_dir():
         source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
         raise DataError(f"{name}: {source} names {base}, which is no folder.")
@@ -116,17 +124,40 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+        parquet = need("pyarrow.parquet")
+        check_file(path, DataError)
+        with self._explained("it"):
+            self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+            self.rows: int = self._parquet.metadata.num_rows
+            self.columns: list[str] = self._parquet.schema_arrow.names
+        size = path.stat().st_size
+        if self.rows < 0 or self.rows > max(_FEW_ROWS, _PER_BYTE * size):
+            raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes; it is damaged.")
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Say in a sentence whatever the library comes across."""
         try:
-            self._parquet = parquet.ParquetFile(path, memory_map=True)
-        except (OSError, arrow.ArrowException) as error:
-            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-        self.rows: int = self._parquet.metadata.num_rows
-        self.columns: list[str] = self._parquet.schema_arrow.names
+            yield
+        except FleetFitError:
+            raise
+        except Exception as error:
+            said = (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
+            raise DataError(f"{self.path} cannot be read as Parquet ({what}): {said}") from error
+
+    def _check_size(self, column: str) -> None:
+        """Refuse a column that unpacks to what no memory holds."""
+        about = self._parquet.metadata
+        parts = [about.row_group(g).column(c) for g in range(about.num_row_groups) for c in range(about.num_columns)]
+        size = sum(p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] == column)
+        if size > _LARGE_BYTES and size > _RATIO * self.path.stat().st_size:
+            raise DataError(f'column "{column}" of {self.path} claims to unpack to {size:,} bytes; it is damaged.')
 
     def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of a column that is there."""
         for name in usual if wanted is None else (wanted,):
+            if self.columns.count(name) > 1:
+                raise DataError(f'{self.path} has more than one column "{name}".')
             if name in self.columns:
                 return name
         asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
@@ -135,7 +166,12 @@ class File:
     def values(self, column: str, missing: str | None = None) -> Any:
         """Return one column, an arrow array; `missing` stands where a row has no value, which is refused if None."""
         self.column(column, (), "the column's name:")
-        values = self._parquet.read(columns=[column]).column(column).combine_chunks()
+        with self._explained(f'column "{column}"'):
+            self._check_size(column)
+            values = self._parquet.read(columns=[column]).column(column).combine_chunks()
+            values.validate(full=True)
+        if len(values) != self.rows:
+            raise DataError(f'column "{column}" of {self.path} has {len(values)} rows instead of {self.rows}.')
         if values.null_count and missing is not None:
             return values.fill_null(missing)
         if values.null_count:
@@ -152,7 +188,7 @@ class File:
         types = need("pyarrow.types")
         self.column(column, (), what)
         row = 0
-        for batch in self._parquet.iter_batches(batch_size=_ROWS, columns=[column]):
+        for batch in self._batches(column):
             values = batch.column(0)
             if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
                 values = values.field("bytes")
@@ -163,6 +199,21 @@ class File:
                 raise DataError(f'row {row + encoded.index(None)} of {self.path} has no {what} in column "{column}".')
             row += len(encoded)
             yield encoded
+        if row != self.rows:
+            raise DataError(f'column "{column}" of {self.path} has {row} rows instead of {self.rows}.')
+
+    def _batches(self, column: str) -> Iterator[Any]:
+        with self._explained(f'column "{column}"'):
+            self._check_size(column)
+            batches = self._parquet.iter_batches(batch_size=_ROWS, columns=[column])
+        while True:
+            with self._explained(f'column "{column}"'):
+                batch = next(batches, None)
+                if batch is not None:
+                    batch.validate(full=True)
+            if batch is None:
+                return
+            yield batch
 
     def texts(self, column: str) -> list[str]:
         """Return a column of text.
@@ -182,9 +233,38 @@ class File:
         """Return the class names that the schema's metadata gives for a column, or ()."""
         try:
             features = json.loads((self._parquet.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]
-            return tuple(str(name) for name in features[column]["names"])
-        except (KeyError, TypeError, ValueError):
+            names = features[column]["names"]
+        except (KeyError, TypeError, ValueError, RecursionError, IndexError):
             return ()
+        return tuple(names) if isinstance(names, list) and all(_is_name(name) for name in names) else ()
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= LONGEST and not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+class Rows(Protocol):
+    """A file of rows, to name it in a message."""
+
+    path: Path
+    rows: int
+
+
+def check_count(values: NDArray[Any], files: Sequence[Rows], column: str) -> None:
+    """Refuse a label that would make more classes than a model can tell apart.
+
+    Raises:
+        DataError: There is one.
+    """
+    start = 0
+    for file in files:
+        part = values[start : start + file.rows]
+        start += file.rows
+        if len(part) and part.max() >= MOST_CLASSES:
+            raise DataError(
+                f"row {int(part.argmax())} of {file.path} has {column} {part.max()}, which would make "
+                f"{int(part.max()) + 1:,} classes; there may be {MOST_CLASSES:,}. Number the classes from 0."
+            )
 
 
 def values_of(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
@@ -196,9 +276,12 @@ def values_of(files: Sequence[File], column: str, missing: str | None = None) ->
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if types.is_integer(values.type):
-            parts.append(values.to_numpy(zero_copy_only=False).astype(np.int64))
+            found = values.to_numpy(zero_copy_only=False)
+            if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
+                raise DataError(f'{file.place(int(found.argmax()))} has {found.max()} in column "{column}"; too large.')
+            parts.append(found.astype(np.int64))
         elif types.is_string(values.type) or types.is_large_string(values.type):
-            parts.append(np.asarray(values.to_pylist(), dtype=np.str_))
+            parts.append(np.array(values.to_pylist(), dtype=object))
         else:
             raise DataError(f'column "{column}" of {file.path} holds {values.type}; it must hold integers or text.')
     if len({part.dtype.kind for part in parts}) > 1:
@@ -208,8 +291,24 @@ def values_of(files: Sequence[File], column: str, missing: str | None = None) ->
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return each value's place among the distinct values in ascending order, and those values."""
+    if values.dtype.kind == "O":  # text; NumPy's own arrays of it take room for the longest one in every row
+        texts = sorted(set(values.tolist()))
+        place = {text: number for number, text in enumerate(texts)}
+        return np.array([place[text] for text in values.tolist()], dtype=np.int64), tuple(texts)
     names, places = np.unique(values, return_inverse=True)
     return places.astype(np.int64), tuple(str(name) for name in names)
+
+
+def too_long(values: NDArray[Any], files: Sequence[Rows]) -> Iterator[tuple[Rows, int]]:
+    """Yield the file and the row of each text that is too long for a label."""
+    if values.dtype.kind != "O":
+        return
+    start = 0
+    for file in files:
+        for row, text in enumerate(values[start : start + file.rows]):
+            if len(text) > LONGEST:
+                yield file, row
+        start += file.rows
 
 
 def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
@@ -219,11 +318,15 @@ def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], in
         DataError: A label is missing, withheld (-1) or out of range.
     """
     values = values_of(files, column)
-    if values.dtype.kind == "U":
+    for file, row in too_long(values, files):
+        raise DataError(f"row {row} of {file.path} has a text of more than {LONGEST} characters as its {column}.")
+    if values.dtype.kind == "O":
         y, names = numbered(values)
         return y, len(names), names
     names = files[0].class_names(column)
     classes = len(names) or int(values.max(initial=0)) + 1
+    if not names:
+        check_count(values, files, column)
     start = 0
     for file in files:
         part = values[start : start + file.rows]

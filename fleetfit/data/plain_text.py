@@ -8,6 +8,7 @@ from fleetfit.data._windows import Level, Score, check_windows, most_frequent
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.text import found_path
 from fleetfit.errors import DataError
+from fleetfit.paths import text_of
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a .txt file, or a folder of them")
 _WORDS = 10_000
@@ -49,10 +50,7 @@ def plain_text(
         raise DataError(f"{name}: {path} is no file and no folder with .txt files in it.")
     groups = []
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file} cannot be read as UTF-8: {error}") from error
+        text = text_of(file, DataError)
         kept = len(text) - last_share(len(text), test, name)
         groups.append(Passages([text[:kept]], [text[kept:]]))
     size = _WORDS if vocabulary is None and level == "words" else vocabulary

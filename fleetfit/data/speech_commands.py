@@ -26,6 +26,7 @@ from fleetfit.data._hub import folder_of
 from fleetfit.data._pictures import found_folder, set_folder
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.errors import DataError
+from fleetfit.paths import bytes_of, text_of
 
 FACTS = Facts(
     train=94_824,
@@ -89,6 +90,8 @@ def speech_commands(
     top = found_folder("speech_commands", place)
     found = _of_folder(top) if top is not None and _words(top) else _of_parquet(place)
     rows = len(found.y)
+    if not rows:
+        raise DataError(f"speech_commands: there is no sound in {place or 'the folder'}.")
     parameters = [rows, mels, form.window, form.hop]
     x = _cache.cached(
         _cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found)
@@ -151,7 +154,7 @@ def _of_folder(folder: Path) -> _Found:
     split_of = {}
     for split, name in _LISTS.items():
         if (folder / name).is_file():
-            lines = (folder / name).read_text(encoding="utf-8").split()
+            lines = text_of(folder / name, DataError).split()
             split_of.update({line.rpartition(".")[0]: split for line in lines})
     found = [
         (split_of.get(f"{word}/{file.stem}", "train"), label, file)
@@ -169,7 +172,7 @@ def _of_folder(folder: Path) -> _Found:
         words=tuple(words),
         sizes={split: size for split, size in sizes.items() if size},
         files=files,
-        sounds=((file.read_bytes, str(file)) for file in files),
+        sounds=((functools.partial(bytes_of, file, DataError), str(file)) for file in files),
     )
 
 
@@ -189,7 +192,7 @@ def _of_parquet(folder: str | None) -> _Found:
     return _Found(
         y=np.searchsorted(kept_words, y[used]).astype(np.int64),
         speakers=parquet.numbered(speakers)[0],
-        words=tuple(words[i] for i in kept_words) if words else (),
+        words=tuple(words[i] if words else str(i) for i in kept_words),
         sizes={split: size for split, size in sizes.items() if size},
         files=[file.path for file in files],
         sounds=_rows(files, audio, used),

@@ -17,6 +17,7 @@ from fleetfit.data._hold_out import completed, drawn, hold_out
 from fleetfit.data._hub import folder_of, from_hub
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.errors import DataError
+from fleetfit.paths import given
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
 
@@ -76,7 +77,7 @@ def text(
 
 def found_path(folder: str) -> Path:
     """Return the path of a file or folder; a relative one that does not exist is sought in FLEETFIT_DATA."""
-    path = Path(folder).expanduser()
+    path = given(folder, "data.folder")
     root = os.environ.get("FLEETFIT_DATA")
     if root and not path.is_absolute() and not path.exists():
         return Path(root).expanduser() / path
@@ -124,7 +125,7 @@ def named(
 
 def _place(name: str, folder: str | None) -> Path | None:
     """Return the set's own folder, given that or the one above."""
-    path = None if folder is None else Path(folder).expanduser()
+    path = None if folder is None else given(folder, "data.folder")
     return path / name if path is not None and (path / name).is_dir() else path
 
 

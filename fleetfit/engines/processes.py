@@ -63,6 +63,7 @@ class _Worker:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
+            process_group=0,  # a terminal's Ctrl-C is for this process alone, also while a worker still imports
         )
         theirs.close()
         self.connection = Connection(ours.detach())

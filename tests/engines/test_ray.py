@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import psutil
 import pytest
 from same_bits import SETTINGS, finished, fleets, same
 from tiny import spec_of
+from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit import names
 from fleetfit.engines.local import local
@@ -139,7 +139,7 @@ def test_an_actor_that_is_killed_between_two_rounds_loses_none(two_actors: Actor
     next(rounds)
     pid = asked(two_actors, 0, lambda actor: os.getpid())
     os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=LIMIT_S)
     *_, last = rounds
     same(expected, last)
 
@@ -218,7 +218,7 @@ PATHS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 def script(text: str) -> str:
     """Run a script; return what it printed."""
     found = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(paths=PATHS) + text], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", SCRIPT.format(paths=PATHS) + text], capture_output=True, text=True, timeout=LIMIT_S
     )
     assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout
@@ -254,7 +254,7 @@ finished(federation, engine)
 folder = engine._folder.name
 print("while:", len(psutil.Process().children(recursive=True)) > 3)
 engine.close()
-gone, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=15)
+gone, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=600)
 import os
 print("after:", len(alive), os.path.exists(folder), library.is_initialized())
 """)
@@ -277,16 +277,12 @@ def test_ctrl_c_ends_a_run_and_its_cluster(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from fleetfit.cli import main; main()", "run", "--set", "rounds=500", "--set",
                "data.partition.clients=8", "--set", "engine.name=ray", "--set", "engine.workers=1", "--set",
                "evaluate.every=0", "--out", str(folder)]  # fmt: skip
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not list((folder / "checkpoints").glob("*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    own = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with running(command, **pipes, preexec_fn=listening_to_ctrl_c) as process:
+        wait_until(lambda: list((folder / "checkpoints").glob("*.safetensors")), process)
+        own = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
     assert err.strip().splitlines()[-1].endswith(f"go on with: fleetfit resume {folder}")
-    assert not psutil.wait_procs(own, timeout=30)[1]
+    assert not psutil.wait_procs(own, timeout=LIMIT_S)[1]

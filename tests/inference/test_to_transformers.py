@@ -394,7 +394,7 @@ def test_another_process_opens_it_without_fleetfit(tmp_path: Path) -> None:
     save_file({"logits": last(shipped.module, x)}, tmp_path / "given")
     (tmp_path / "given.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     command = [sys.executable, "-c", ALONE, str(tmp_path / "out"), str(tmp_path / "given")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1e-5
 

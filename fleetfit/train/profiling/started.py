@@ -1,13 +1,15 @@
 """Start the process that measures a level, take what it finds, and end it when its time is over."""
 
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -61,9 +63,10 @@ def measured(asked: Asked, share_s: float, most_s: float) -> Found:
         What was found, and why it is not all, if it is not.
     """
     began = time.monotonic()
-    with subprocess.Popen(
+    with _later() as now, subprocess.Popen(
         [sys.executable, "-m", "fleetfit.train.profiling.process"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(asked.threads), text=True, encoding="utf-8",
+        process_group=0,  # a terminal's Ctrl-C is for this process alone, also while the other one still imports
     ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -71,12 +74,35 @@ def measured(asked: Asked, share_s: float, most_s: float) -> Found:
         reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
         reader.start()
         try:
+            now()
             _ask(process.stdin, asked, share_s, most_s)
             return _findings(lines, process, began + most_s)
         finally:
             process.kill()
             process.wait()
             reader.join()
+
+
+@contextlib.contextmanager
+def _later() -> Iterator[Callable[[], None]]:
+    """Hold a Ctrl-C back until whoever ends the process that is being started knows it, and calls what is given."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield lambda: None
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+
+    def now() -> None:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            came.clear()
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        yield now
+    finally:
+        now()
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -1,0 +1,447 @@
+"""Data files that are damaged or made to do harm: a sentence that names file and row, and nothing is started."""
+
+import contextlib
+import io
+import json
+import os
+import struct
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fleetfit.data import Data, _decode, _tokens
+from fleetfit.data.arrays import arrays
+from fleetfit.data.cifar10 import cifar10
+from fleetfit.data.femnist import femnist
+from fleetfit.data.images import images
+from fleetfit.data.plain_text import plain_text
+from fleetfit.data.shakespeare import shakespeare
+from fleetfit.data.speech_commands import speech_commands
+from fleetfit.data.text import text
+from fleetfit.errors import DataError
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+image = pytest.importorskip("PIL.Image")
+
+Write = Callable[..., Path]
+Picture = Callable[..., bytes]
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8)
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def table(path: Path, **columns: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.table(columns), path)
+    return path
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that gets a file for each program that is started instead of a real one."""
+    programs, marks = tmp_path / "programs", tmp_path / "marks"
+    programs.mkdir()
+    marks.mkdir()
+    for name in ("gs", "gswin32c", "gswin64c", "djpeg", "cjpeg", "ppmquant", "convert", "xdg-open", "ffmpeg"):
+        (programs / name).write_text(f'#!/bin/sh\ntouch "{marks}/{name}"\nexit 1\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    eps = pytest.importorskip("PIL.EpsImagePlugin")
+    monkeypatch.setattr(eps, "gs_binary", None)  # it looks for Ghostscript once
+    return marks
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("place", ["parquet", "folders"])
+def test_an_image_never_starts_a_program(
+    tmp_path: Path, write: Write, picture: Picture, started: Path, lazy: bool, place: str
+) -> None:
+    with contextlib.suppress(Exception), image.open(io.BytesIO(EPS)) as shown:
+        shown.load()
+    assert [mark.name for mark in started.iterdir()] == ["gs"], "with all of Pillow's formats it does"
+    (started / "gs").unlink()
+    good = picture(GREY)
+    if place == "parquet":
+        write(tmp_path / "set" / "train.parquet", [good, EPS, good, good], [0, 1, 0, 1])
+    else:
+        for number, content in enumerate([good, EPS, good, good]):
+            (tmp_path / "set" / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "set" / f"class{number % 2}" / f"{number}.png").write_bytes(content)
+    with pytest.raises(DataError, match=r"(row 1 of|class1.1\.png).* holds no image that can be decoded"):
+        images(str(tmp_path / "set"), lazy=lazy, validation=0.0).batch(torch.arange(4))
+    assert not any(started.iterdir())
+
+
+def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) -> None:
+    with pytest.raises(DataError, match="PNG"):
+        _decode.opened(b"not an image", "here")
+    modules = {name: image.OPEN[name][0].__module__ for name in _decode.FORMATS}
+    for name, module in modules.items():
+        source = Path(str(__import__(module, fromlist=["x"]).__file__)).read_text()
+        reading = source.partition("def _save")[0]
+        assert "subprocess" not in reading or name in ("JPEG", "GIF"), name
+    for name in ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP"):
+        content = io.BytesIO()
+        image.fromarray(GREY).convert("RGB").save(content, name)
+        target = np.empty((3, 8, 8), dtype=np.uint8)
+        with _decode.opened(content.getvalue(), "here") as found:
+            _decode.fill(target, found, "here", None)
+    assert not any(started.iterdir())
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG that claims a size, and has hardly any pixels."""
+    import zlib
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("size", [(9000, 9000), (2**31 - 1, 2**31 - 1), (2**31 - 1, 1)])
+def test_a_picture_that_claims_a_huge_size_is_refused(tmp_path: Path, write: Write, size: tuple[int, int]) -> None:
+    write(tmp_path / "bomb" / "train.parquet", [png_of(*size)] * 4, [0, 1, 0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(DataError, match="row 0 of .*train.parquet (claims|holds no image)"):
+            images(str(tmp_path / "bomb"))
+
+
+def test_pictures_of_a_known_set_are_looked_at_before_room_is_made(tmp_path: Path, write: Write) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / "cifar10" / f"{split}.parquet", [png_of(8000, 8000)] * 100, [0] * 100, image="img")
+    with pytest.raises(DataError, match="cifar10: 200 images, of which the first has 8000x8000 pixels"):
+        cifar10(str(tmp_path))
+
+
+def test_a_cut_picture_names_its_row(tmp_path: Path, write: Write, picture: Picture) -> None:
+    good = picture(np.tile(GREY, (9, 9)))
+    write(tmp_path / "cut" / "train.parquet", [good, good, good[:-40]], [0, 1, 0])
+    with pytest.raises(DataError, match="row 2 of .*train.parquet holds no image that can be decoded"):
+        images(str(tmp_path / "cut"))
+
+
+# ---- Parquet -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (
+            arrow.array([0, 10**12, 1, 0]),
+            "row 1 of .* has label 1000000000000, which would make 1,000,000,000,001 classes",
+        ),
+        (arrow.array([0, 2**64 - 1, 1, 0], arrow.uint64()), 'row 1 of .* has 18446744073709551615 in column "label"'),
+        (arrow.array([0.0, 1.0, 0.5, float("nan")]), 'column "label" of .* holds double'),
+        (arrow.array([0, None, 1, 1]), "row 1 of .* has no value"),
+        (arrow.array([[0], [1], [0], [1]]), 'column "label" of .* holds list'),
+        (arrow.array([True, False, True, False]), 'column "label" of .* holds bool'),
+        (arrow.array(["a", "b" * 2000, "a", "a"]), "row 1 of .* more than 1000 characters"),
+    ],
+)
+def test_labels_that_are_none(tmp_path: Path, picture: Picture, labels: object, said: str) -> None:
+    table(tmp_path / "x" / "train.parquet", image=[picture(GREY)] * 4, label=labels)
+    with pytest.raises(DataError, match=said):
+        images(str(tmp_path / "x"))
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path, picture: Picture) -> None:
+    (tmp_path / "x").mkdir()
+    one, other = arrow.array([picture(GREY)] * 2), arrow.array([0, 1])
+    twice = arrow.Table.from_arrays([one, other, other], names=["image", "label", "label"])
+    parquet.write_table(twice, tmp_path / "x" / "train.parquet")
+    with pytest.raises(DataError, match='has more than one column "label"'):
+        images(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("names", ['"ab"', "[" * 5000 + "]" * 5000, "[1, 2]", '["\\ud800", "b"]', "{}", '[["a"], "b"]'])
+def test_metadata_that_name_no_classes_are_none(tmp_path: Path, picture: Picture, names: str) -> None:
+    content = f'{{"info": {{"features": {{"label": {{"names": {names}}}}}}}}}'
+    found = arrow.table({"image": [picture(GREY)] * 10, "label": [0, 1] * 5}).replace_schema_metadata(
+        {"huggingface": content}
+    )
+    (tmp_path / "x").mkdir()
+    parquet.write_table(found, tmp_path / "x" / "train.parquet")
+    data = images(str(tmp_path / "x"))
+    assert (data.classes, data.class_names) == (2, ())
+
+
+@pytest.mark.parametrize("kind", ["images", "text", "sounds", "roles"])
+def test_no_rows(tmp_path: Path, kind: str) -> None:
+    empty, words = arrow.array([], arrow.binary()), arrow.array([], arrow.string())
+    numbers = arrow.array([], arrow.int64())
+    place = str(tmp_path / "x")
+    columns, read = {
+        "images": ({"image": empty, "label": numbers}, images),
+        "text": ({"text": words, "label": numbers}, text),
+        "sounds": ({"audio": empty, "label": numbers, "speaker_id": words}, speech_commands),
+        "roles": ({"client_id": words, "text": words}, shakespeare),
+    }[kind]
+    table(tmp_path / "x" / "train.parquet", **columns)
+    with pytest.raises(DataError, match="no rows|no sound|no images|no text"):
+        read(place)
+
+
+def test_rows_that_cannot_be_in_so_few_bytes(tmp_path: Path) -> None:
+    rows = 30_000_000
+    column = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(rows, dtype=np.int8)), arrow.array([b"x"]))
+    table(tmp_path / "x" / "train.parquet", image=column, label=arrow.array(np.zeros(rows, dtype=np.int8)))
+    with pytest.raises(DataError, match="claims 30,000,000 rows in .* bytes; it is damaged"):
+        images(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1, -9, -200])
+def test_a_cut_parquet_file(tmp_path: Path, write: Write, picture: Picture, keep: int) -> None:
+    path = write(tmp_path / "x" / "train.parquet", [picture(GREY)] * 8, [0, 1] * 4)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match="train.parquet cannot be read as Parquet"):
+        images(str(tmp_path / "x"))
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"text,text,label\na,b,c\n", 'more than one column "text"'),
+        ("a.csv", b"text,label\n\xff\xfe,1\n", "cannot be read as CSV in UTF-8"),
+        ("a.csv", b"\xff\xfet\x00e\x00", "cannot be read as CSV in UTF-8"),
+        ("a.csv", b"text,label\na,1,2\n", "cannot be read as CSV"),
+        ("a.csv", b"", "has no label column|no column"),
+        ("a.csv", b"text,label\n", "has no rows"),
+        ("a.tsv", b"text\tlabel\n" + b"a" * 10 + b"\t" + b"b" * 2000 + b"\n", "more than 1000 characters"),
+        ("a.jsonl", b'{"text": "a", "text": "b", "label": 1}\n', "line 1 of .* a key is there twice"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 of .* is no JSON"),
+        ("a.jsonl", b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", "line 1 of .* is no JSON"),
+        ("a.jsonl", b'{"text": "\\ud800", "label": 1}\n', 'row 0 of .* has half a character in column "text"'),
+        ("a.jsonl", b'{"text": "\xff"}\n', "cannot be read as UTF-8: byte 10"),
+        ("a.jsonl", b'{"text": {"a": 1}, "label": 1}\n', "must be text"),
+        ("a.json", b"[1, 2]", "row 0 is none"),
+    ],
+)
+def test_tables_of_text_that_are_wrong(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        text(str(tmp_path / name))
+
+
+def test_one_long_label_takes_no_room_in_every_row(tmp_path: Path) -> None:
+    rows = [f"{i},{'x' * 900 if not i else i % 2}" for i in range(3000)]
+    (tmp_path / "a.csv").write_text("text,label\n" + "\n".join(rows))
+    assert text(str(tmp_path / "a.csv"), vocabulary=50, length=4).classes == 3
+
+
+def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\n" * 5)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["code.Own", None]}, "tokenizer_class": "Own"})
+    )
+    (tmp_path / "own" / "code.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
+    (tmp_path / "own" / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="tokeniser in .* cannot be read"):
+        text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "own"))
+    assert not (tmp_path / "mark").exists()
+    huge = _tokens.learned(["a b", "c"], 50)
+    nest = json.loads(huge.to_str())
+    nest["model"]["vocab"]["a"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(nest))
+    with pytest.raises(DataError, match="has a token 2147483648"):
+        text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"a"])
+def test_plain_text_that_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match="a.txt cannot be read as UTF-8: byte 0|there is no text to train on"):
+        plain_text(str(tmp_path / "a.txt"))
+
+
+# ---- arrays --------------------------------------------------------------------------------------------------------
+
+
+def npz(path: Path, **members: bytes | np.ndarray) -> str:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            if isinstance(content, np.ndarray):
+                buffer = io.BytesIO()
+                np.save(buffer, content, allow_pickle=True)
+                content = buffer.getvalue()
+            archive.writestr(f"{name}.npy", content)
+    return str(path)
+
+
+def header(shape: str, kind: str = "<f4", rest: bytes = b"") -> bytes:
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + rest
+
+
+Y = np.arange(12) % 3
+X = np.ones((12, 4), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (np.array([{"a": 1}] * 12, dtype=object), Y, 'array "x" cannot be read: it holds Python objects'),
+        (X, np.array([[1], 2] * 6, dtype=object), 'array "y" cannot be read: it holds Python objects'),
+        (header("(12, 1000000000000)"), Y, 'array "x" cannot be read: it should have 48,000,000,000,000 bytes'),
+        (header("(4611686018427387904, 4)"), Y, 'array "x" cannot be read: it should have'),
+        (header("(-1, 4)"), Y, 'array "x" cannot be read'),
+        (header("(12, 1)", rest=b"\0" * 40), Y, 'array "x" cannot be read: it should have 48 bytes'),
+        (header("12"), Y, 'array "x" cannot be read'),
+        (header("(12, 1)", "|O"), Y, 'array "x" cannot be read: it holds Python objects'),
+        (header("()", rest=b"\0" * 4), Y, 'array "x" is a single value'),
+        (b"", Y, 'array "x" cannot be read'),
+        (b"\x93NUMPY\x09\x00" + b"\0" * 200, Y, 'array "x" cannot be read'),
+        (X.astype("M8[s]"), Y, "samples must be numbers"),
+        (X.astype(complex), Y, "samples must be numbers"),
+        (X, Y.astype(np.int64) * 10**12, "sample 2 has label 2000000000000"),
+        (X, np.array([2**64 - 1] * 12, dtype=np.uint64), "labels must be whole numbers of at most 63 bits"),
+        (X, Y.astype(float), "labels of a classification task cannot be float64"),
+        (X[:0], Y[:0], "has no samples"),
+        (X[:, :0], Y, "has no samples, or empty ones"),
+    ],
+)
+def test_arrays_that_are_wrong(tmp_path: Path, x: object, y: np.ndarray, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        arrays(npz(tmp_path / "a.npz", x=x, y=y))  # type: ignore[arg-type]
+    if isinstance(x, bytes):
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "x.npy").write_bytes(x)
+        np.save(tmp_path / "folder" / "y.npy", y)
+        with pytest.raises(DataError, match='array "x"'):
+            arrays(str(tmp_path / "folder"))
+
+
+def test_numbers_that_are_not_whole_are_not_cut(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="tokens must be whole numbers"):
+        arrays(npz(tmp_path / "a.npz", x=X + 0.5, y=Y), vocabulary=9)
+    with pytest.raises(DataError, match="labels must be whole numbers"):
+        arrays(npz(tmp_path / "b.npz", x=X, y=np.full((12, 2), 0.7)), task="multi_label")
+
+
+def test_a_member_that_unpacks_to_more_than_the_disk_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((10**4, 100)), y=np.arange(10**4) % 2)
+    import collections
+    import shutil
+
+    usage = collections.namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6, 10**5))
+    with pytest.raises(DataError, match='array "x" unpacks to 8,000,128 bytes, and there is no room'):
+        arrays(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "C:\\x"])
+def test_members_with_paths_are_none(tmp_path: Path, name: str) -> None:
+    path = npz(tmp_path / "a.npz", **{name: X, "y": Y, "z": X})
+    with pytest.raises(DataError, match="has no array"):
+        arrays(path, x=name)
+    assert len(arrays(path, x="z").x) == 12
+
+
+def test_one_name_twice_and_no_archive(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        path = npz(tmp_path / "a.npz", x=X, y=Y)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr("x.npy", b"other")
+    with pytest.raises(DataError, match="two arrays of one name"):
+        arrays(path)
+    (tmp_path / "b.npz").write_bytes(b"PK\x05\x06" + b"\xff" * 18)
+    with pytest.raises(DataError, match="cannot be read as an .npz file"):
+        arrays(str(tmp_path / "b.npz"))
+
+
+# ---- LEAF ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"users": ["a", "a"], "user_data": {"a": {"x": [], "y": []}}}',
+        b'{"users": [], "user_data": {"a": {"x": [], "y": []}}}',
+        b'{"users": null, "user_data": {}}',
+        b'{"users": [["a"]], "user_data": {"a": {"x": [], "y": []}}}',
+        b'{"users": ' + b"[" * 100_000,
+        b'{"users": ["a"], "num_samples": ' + b"9" * 5000 + b"}",
+        b'{"users": ["\xff"]}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [[0, [1]]], "y": [0]}}}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [[1e999]], "y": [0]}}}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [[0.5]], "y": [[0]]}}}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [' + str([0.5] * 784).encode() + b'], "y": [[0]]}}}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [' + str([0.5] * 784).encode() + b'], "y": [1e3]}}}',
+        b'{"users": ["a"], "user_data": {"a": {"x": [], "y": []}}}',
+    ],
+)
+def test_leaf_files_that_are_wrong(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "femnist" / "data" / "train").mkdir(parents=True)
+    (tmp_path / "femnist" / "data" / "train" / "all.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"all\.json"):
+        femnist(str(tmp_path))
+
+
+# ---- what is no file -----------------------------------------------------------------------------------------------
+
+
+def reading(place: str, tmp_path: Path) -> Callable[[], Data]:
+    """Return what reads a set in which a pipe stands where a file should."""
+    root = tmp_path / "set"
+    spots = {
+        "parquet": (root / "train.parquet", lambda: images(str(root))),
+        "parquet part": (root / "train-00000-of-00001.parquet", lambda: images(str(root))),
+        "npz": (tmp_path / "set.npz", lambda: arrays(str(tmp_path / "set.npz"))),
+        "npy": (root / "x.npy", lambda: arrays(str(root))),
+        "csv": (root / "train.csv", lambda: text(str(root))),
+        "csv itself": (root / "train.csv", lambda: text(str(root / "train.csv"))),
+        "txt": (root / "a.txt", lambda: plain_text(str(root))),
+        "txt in a class": (root / "good" / "a.txt", lambda: text(str(root))),
+        "leaf": (root / "data" / "train" / "a.json", lambda: shakespeare(str(root))),
+        "leaf whole": (root / "data" / "all_data" / "a.json", lambda: shakespeare(str(root))),
+        "wav": (root / "yes" / "a_nohash_0.wav", lambda: speech_commands(str(root))),
+        "tokenizer": (tmp_path / "tokenizer.json", lambda: text(str(root), tokenizer=str(tmp_path / "tokenizer.json"))),
+        "picture": (root / "class" / "a.png", lambda: images(str(root))),
+    }  # fmt: skip
+    path, read = spots[place]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if place == "tokenizer":
+        root.mkdir()
+        (root / "train.csv").write_text("text,label\na,0\nb,1\n")
+    os.mkfifo(path)
+    return read
+
+
+PLACES = ["parquet", "parquet part", "npz", "npy", "csv", "csv itself", "txt", "txt in a class", "leaf", "leaf whole",
+          "wav", "tokenizer", "picture"]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, place: str) -> None:
+    read, raised = reading(place, tmp_path), []
+
+    def work() -> None:
+        try:
+            read()
+        except DataError as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=work, daemon=True)
+    waiting.start()
+    waiting.join(300)
+    assert not waiting.is_alive(), "it waits for somebody to write into the pipe"
+    assert len(raised) == 1
