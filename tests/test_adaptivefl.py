@@ -362,6 +362,19 @@ def test_a_piece_that_is_no_model_of_the_pool_moves_only_what_was_sent() -> None
     assert kept["curiosity"][:, 2].tolist() == [1, 1, 2] and bool((kept["resources"] == 1).all())
 
 
+@pytest.mark.parametrize("flags", [{}, {"late": True}, {"absent": True}])
+def test_a_job_that_failed_says_nothing_of_what_the_device_affords(flags: dict[str, bool]) -> None:
+    """A crash, a deadline that passed, a device that went away: T_c counts the sending; only a refusal moves T_r."""
+    federation, _ = fleet()
+    piece = federation.levels[M3].submodel
+    for declined, expected in ((False, np.ones(7)), (True, after_refusal(np.ones(7), M3))):
+        report = Failure(0, 0, 2, M3, piece, "gone", declined=declined, **flags)
+        server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [report])
+        kept = server.memory["adaptivefl"]
+        assert kept["curiosity"][:, 2].tolist() == [1, 2, 1]
+        assert kept["resources"][:, 2].tolist() == expected.tolist()
+
+
 def test_greedy_with_the_whole_fleet_is_all_large() -> None:
     """Everybody affords the full model and everybody takes part: FedAvg on the full model, bit for bit."""
     federation, simulation = fleet(budgets=(1.0,) * 5, cohort=5, choose="greedy")

@@ -60,6 +60,30 @@ def adapting_b() -> Method:
     return Method(adapt=shifted(2))
 
 
+def noting_a() -> Method:
+    return Method(note=lambda federation, server, update: {"a": update.client, "both": "a"})
+
+
+def noting_b() -> Method:
+    return Method(note=lambda federation, server, update: {"b": update.level, "both": "b"})
+
+
+def remembering(key: str) -> Method:
+    def remember(job: Job, device: Device, state: Any, loss: Any) -> Any:
+        memory = dict(device.memory or {})
+        return {**memory, key: memory.get(key, 0) + 1}
+
+    return Method(remember=remember)
+
+
+def remembering_a() -> Method:
+    return remembering("a")
+
+
+def remembering_b() -> Method:
+    return remembering("b")
+
+
 def adapting_c() -> Method:
     return Method(adapt=shifted(3))
 
@@ -251,6 +275,24 @@ def costing_20() -> Method:
 
 def costing_300() -> Method:
     return costing(300.0)
+
+
+def test_notes_of_two_parts_are_both_in_the_report() -> None:
+    """The later part has the last word on a key that both have."""
+    method = build({"name": "test_method_spec:noting_a", "plus": {"test_method_spec:noting_b": {}}})
+    piece = submodel.Submodel({}, (1,))
+    update = Update(0, 0, 7, 2, piece, piece, {}, 5, {})
+    federation, _ = tiny_federation({"name": "fedavg"})
+    assert method.note(federation, start(federation), update) == {"a": 7, "b": 2, "both": "b"}
+
+
+def test_both_parts_remember_and_find_their_own_again() -> None:
+    spec = {"name": "test_method_spec:remembering_a", "plus": {"test_method_spec:remembering_b": {}}}
+    federation, simulation = tiny_federation(spec, clients=3, cohort=3)
+    engine = local_engine(simulation)
+    *_, _ = run(federation, engine, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
+    kept = [kept["memory"] for kept in engine.save().values()]
+    assert len(kept) == 3 and all(memory == {"a": 3, "b": 3} for memory in kept)
 
 
 def test_penalties_add_up() -> None:

@@ -28,6 +28,7 @@ from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.rounds.reported import counted
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import classification
+from fleetfit.train import run_job
 from fleetfit.values import Local, Update
 
 SHAPE = (1, 8, 8)
@@ -498,6 +499,28 @@ def test_an_exit_that_a_client_trains_for_the_first_time_begins_with_its_first_l
     assert loss.estimate.tolist() == pytest.approx([1.0, 2.0, 3.0], abs=1e-5)
     assert loss.metrics()["teachers"] == {"1": 1, "2": 0, "3": 0}
     assert method.remember(job, replace(device, memory=known), {}, loss)["exit_losses"]["exits"] == [1, 2, 3]
+
+
+def test_a_kept_estimate_and_feddyn_s_gradient_are_both_remembered() -> None:
+    """Each as it is alone: what one part of a method remembers is none of the other's business."""
+    kept = {}
+    for name, spec in {
+        "reefl": {"name": "reefl", "share": 0.0, "estimate": "kept"},
+        "both": {"name": "reefl", "share": 0.0, "estimate": "kept", "plus": {"feddyn": {}}},
+        "feddyn": {"name": "reefl", "share": 0.0, "plus": {"feddyn": {}}},
+    }.items():
+        job, device, _ = job_and_device(spec)
+        for round in (0, 1):
+            reply, memory = run_job(replace(job, round=round), device)
+            assert isinstance(reply, Update)
+            device = replace(device, memory=memory)
+        kept[name] = memory
+    assert set(kept["reefl"]) == {"exit_losses"} and set(kept["feddyn"]) == {"gradient"}
+    assert set(kept["both"]) == {"exit_losses", "gradient"}
+    assert kept["both"]["exit_losses"]["exits"] == [1, 2, 3]
+    both, alone = (kept[name]["gradient"]["state"] for name in ("both", "feddyn"))
+    assert both.keys() == alone.keys() and all(torch.equal(both[name], tensor) for name, tensor in alone.items())
+    assert bool(both["ree.query.weight"].any())
 
 
 def test_the_distillation_grows_over_rounds() -> None:
