@@ -54,14 +54,14 @@ def fused(heads: Callable[[int], int] = lambda inner: inner // 8, granule: int =
     return Made(axes, make, {"*.qkv.*": declared or blocked(3)}, (5, 5))
 
 
-def fused_by_head(declared: object) -> Made:
+def fused_by_head(declared: object, after: object = interleaved(8, dim=1)) -> Made:
     """The same with the number of heads as the axis: rows are (3, heads, 8)."""
     axes = {"heads": Axis(4), "classes": CLASSES}
 
     def make(s: Sizes) -> nn.Module:
         return Tokens(12, FusedAttention(12, 8 * s["heads"], s["heads"]), s["classes"])
 
-    return Made(axes, make, {"*.qkv.*": declared, "*.proj.weight": interleaved(8, dim=1)}, (5, 5))
+    return Made(axes, make, {"*.qkv.*": declared, "*.proj.weight": after}, (5, 5))
 
 
 class Multihead(nn.Module):

@@ -34,6 +34,10 @@ class Full:
         everything: dict[str, Tensor] = {}
         for name, tensor, is_parameter in named_tensors(self.module):
             everything[name] = _redrawn(tensor, rng) if is_parameter else tensor.detach().clone().float()
+        for name, shape in layout.shapes({}, layout.exits).items():
+            built = tuple(everything[name].shape) if name in everything else "nothing"
+            if built != shape:
+                raise ModelError(f'the layout says {shape} for "{name}" in the full model, the builder makes {built}.')
         self.state: State = {name: everything[name] for name in layout.tensors}
         self.base = {n: t for n, t in everything.items() if n not in layout.tensors and n not in layout.aliases}
         self.module.double()

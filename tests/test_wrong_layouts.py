@@ -1,0 +1,193 @@
+"""No wrong layout that changes an output of a sub-model passes the proof, and no right one is refused."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+
+import foreign_models
+import pytest
+import torch
+from foreign import FOREIGN, fused, fused_by_head, grouped_resnet, multihead
+from small_models import SMALL, architecture_of
+from torch import Tensor
+from wrong_layouts import Wrong, relabelled, some_wrong
+from zoo import RIGHT, Made
+
+from fleetfit.check import check_layout, some_exits
+from fleetfit.check.full import difference, load
+from fleetfit.errors import ModelError
+from fleetfit.layout import Architecture, Layout, State, blocked, build_module, infer_layout, outputs, some_input
+from fleetfit.submodel import Channels, Submodel, extract
+
+Family = tuple[Architecture, tuple[int, ...]]
+
+
+def of_zoo(make: Callable[[], Made]) -> Family:
+    made = make()
+    return made, made.input_shape
+
+
+def of_package(name: str, **keys: object) -> Family:
+    return architecture_of(name, **keys), SMALL[name].shape
+
+
+def of_people(name: str) -> Family:
+    return foreign_models.FOREIGN[name].made(), foreign_models.FOREIGN[name].input_shape
+
+
+def families() -> Mapping[str, Callable[[], Family]]:
+    """Every architecture by name: the package's at sizes for tests, purpose-made ones, and other people's."""
+    return {
+        **{name: partial(of_package, name) for name, small in SMALL.items() if not small.family},
+        **{f"{name}, fixed heads": partial(of_package, name, heads="fixed") for name in ("bert", "vit")},
+        **{name: partial(of_zoo, make) for name, make in {**RIGHT, **FOREIGN}.items()},
+        **{name: partial(of_people, name) for name in foreign_models.FOREIGN},
+    }
+
+
+FAMILIES = families()
+MANY_AXES = ("mobilenetv2", "efficientnet_b0", "msdnet", "vgg16", "resnet18", "resnet20", "vim")
+QUICK = [name for name in FAMILIES if name not in MANY_AXES]
+
+
+@cache
+def family(name: str) -> tuple[Architecture, Layout, tuple[int, ...]]:
+    architecture, shape = FAMILIES[name]()
+    return architecture, infer_layout(architecture, some_exits(architecture)), shape
+
+
+# ---- harm ----------------------------------------------------------------------------------------------------------
+
+
+def draws(layout: Layout, seed: int) -> Iterator[Mapping[str, Channels]]:
+    """Yield kept channels of all axes: prefixes and random granules of several sizes."""
+    rng = random.Random(seed)
+    for how in ("prefix", "random", "random", "random"):
+        channels: dict[str, Channels] = {}
+        for name, axis in layout.axes.items():
+            granules = axis.size // axis.granule
+            n = rng.randint(1, granules) if axis.scaled else granules
+            kept = range(n) if how == "prefix" or axis.ordered else sorted(rng.sample(range(granules), n))
+            channels[name] = tuple(g * axis.granule + i for g in kept for i in range(axis.granule))
+        yield channels
+
+
+def computed(
+    architecture: Architecture, layout: Layout, sizes: Mapping[str, int], state: State, x: Tensor
+) -> list[Tensor]:
+    module = build_module(architecture, {**layout.full_sizes, **sizes}, layout.exits).double().eval()
+    load(module, state)
+    with torch.no_grad():
+        return outputs(module, x)
+
+
+def harm(wrong: Wrong, right: tuple[Architecture, Layout, tuple[int, ...]], seed: int) -> float:
+    """Return how far a sub-model that is cut by the wrong layout is from the one that is cut by the right one.
+
+    Zero where the wrong layout only names units that are alike in another order.
+    """
+    architecture, layout, shape = right
+    rng = torch.Generator().manual_seed(seed)
+    state: State = {
+        name: torch.rand(s, generator=rng) + 0.5 if len(s) < 2 else torch.randn(s, generator=rng) / s[-1] ** 0.5
+        for name, s in layout.shapes({}, layout.exits).items()
+    }
+    x = some_input(architecture, shape, 4, rng)
+    x = x.double() if x.is_floating_point() else x
+    same = relabelled(state, layout, wrong.layout)
+    if same is not None and difference(computed(architecture, layout, {}, same, x),
+                                       computed(architecture, layout, {}, state, x)) < 1e-9:  # fmt: skip
+        return 0.0
+    most = 0.0
+    for channels in draws(wrong.layout, seed):
+        ours = {axis: kept for axis, kept in channels.items() if axis in layout.axes}
+        piece = Submodel(ours, layout.exits)
+        try:
+            found = [
+                computed(architecture, layout, piece.sizes, extract(each, {n: state[n] for n in each.tensors}, cut), x)
+                for each, cut in ((layout, piece), (wrong.layout, Submodel(channels, layout.exits)))
+            ]
+        except (ModelError, RuntimeError):  # such a model cannot be cut or built, so it does no harm
+            continue
+        most = max(most, difference(found[1], found[0]))
+    return most
+
+
+def swept(name: str, count: int, seed: int) -> Counter[str]:
+    """Try wrong layouts of a family; count what was made of them, and list the harmful ones that passed."""
+    right = family(name)
+    found: Counter[str] = Counter()
+    for wrong in some_wrong(right[0], right[1], count, seed):
+        found["tried"] += 1
+        found[wrong.kind] += 1
+        try:
+            check_layout(wrong.architecture, wrong.layout, input_shape=right[2], seed=seed)
+        except ModelError as error:
+            said = str(error)
+            part = "small models" if "could not be proved" in said else "permutation" if "permut" in said else "shapes"
+            found[f"refused by {part}"] += 1
+            continue
+        found["passed"] += 1
+        if harm(wrong, right, seed) > 1e-9:
+            found[f"HARMFUL {wrong.kind}: {wrong.what}"] += 1
+    return found
+
+
+def harmful(found: Counter[str]) -> list[str]:
+    return [key for key in found if key.startswith("HARMFUL")]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_harmful_layout_passes(name: str, record_property: Callable[[str, object], None]) -> None:
+    found = swept(name, 8, 0)
+    record_property("wrong layouts", dict(found))
+    print(dict(found))
+    assert found["tried"] >= 5
+    assert not harmful(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_harmful_layout_passes_whichever_is_drawn(name: str) -> None:
+    found: Counter[str] = Counter()
+    for seed in (1, 2):
+        found += swept(name, 10 if name in MANY_AXES else 25, seed)
+    print(dict(found))
+    assert not harmful(found)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_right_layout_is_refused(name: str) -> None:
+    architecture, layout, shape = family(name)
+    for seed in range(2):
+        report = check_layout(architecture, layout, input_shape=shape, seed=seed)
+        assert report.cuts and max(report.cuts.values()) < 1e-9 and not report.not_proved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_right_layout_is_refused_whichever_is_drawn(name: str) -> None:
+    architecture, layout, shape = family(name)
+    for seed in range(2, 4 if name in MANY_AXES else 8):
+        report = check_layout(architecture, layout, input_shape=shape, seed=seed)
+        assert report.cuts and max(report.cuts.values()) < 1e-9 and not report.not_proved
+
+
+# ---- mistakes that are easily made ---------------------------------------------------------------------------------
+
+MISTAKES = {
+    "four heads by hand, granules of a head's size": fused(heads=lambda inner: 4),
+    "four heads of nn.MultiheadAttention": multihead(heads=lambda dim: 4),
+    "rows (3, heads, 8) as 24 copies": fused_by_head(blocked(24), blocked(8, dim=1)),
+    "four groups of a norm whose members change": grouped_resnet(groups=lambda c: 4),
+    "granules of half a head": fused(heads=lambda inner: max(1, inner // 8), granule=4),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("seed", range(3))
+def test_mistakes_that_permutations_let_pass_are_refused(name: str, seed: int) -> None:
+    made = MISTAKES[name]
+    with pytest.raises(ModelError, match=r'the layout could not be proved.*fails? alone.*first at "'):
+        check_layout(made, input_shape=made.input_shape, seed=seed)
