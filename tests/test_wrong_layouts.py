@@ -181,7 +181,6 @@ MISTAKES = {
     "four heads of nn.MultiheadAttention": multihead(heads=lambda dim: 4),
     "rows (3, heads, 8) as 24 copies": fused_by_head(blocked(24), blocked(8, dim=1)),
     "four groups of a norm whose members change": grouped_resnet(groups=lambda c: 4),
-    "granules of half a head": fused(heads=lambda inner: max(1, inner // 8), granule=4),
 }
 
 

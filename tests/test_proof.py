@@ -1,0 +1,206 @@
+"""The proof before anything is trained: what a run does with it, what it says, and what it leaves alone."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from foreign import Multihead, Tokens, fused, multihead
+from torch import nn
+from zoo import CLASSES, Made, normed
+
+import fleetfit as ff
+from fleetfit.check import check_layout
+from fleetfit.cli import main
+from fleetfit.errors import ModelError
+from fleetfit.layout import Axis, blocked, infer_layout
+from fleetfit.models.cnn import cnn
+
+MODEL = """
+from torch import nn
+from fleetfit import Architecture, Axis
+
+class Net(nn.Module):
+    def __init__(self, wide, classes):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, wide, 3, padding=1), nn.GroupNorm(4, wide)
+        self.fc = nn.Linear(wide, classes)
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+class Family(Architecture):
+    blocks = 1
+    def __init__(self, classes):
+        self.axes = {"wide": Axis(16, 4), "classes": Axis(classes, scaled=False)}
+    def build(self, axes, exits):
+        return Net(axes["wide"], axes["classes"])
+
+class Meant(Family):
+    size_dependent = "a narrow model norms other groups, on purpose"
+"""
+RUN = ["data.name=digits", "data.partition.clients=4", "rounds=1", "method.name=heterofl", "cohort.count=2",
+       "fleet.groups=[{budget=0.3},{budget=1.0}]", "fleet.tolerance=0.5"]  # fmt: skip
+
+
+def run(model: str, out: Path, *more: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(out), f"--set=model.name={model}", *(f"--set={value}" for value in (*RUN, *more))])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_a_run_of_a_wrong_layout_is_refused_before_a_file_is_written(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"{file}:Family", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "the layout could not be proved: " in said and 'first at "norm" (equal up to "conv")' in said
+    assert '"norm", a GroupNorm, has 4 groups at every size of axis "wide". If its groups are fixed, make' in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_goes_on_where_the_architecture_says_why_and_says_not_proved(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(f"{file}:Meant", out) == 0
+    printed = capsys.readouterr().out
+    warning = 'The layout is NOT PROVED for "wide" (size_dependent: a narrow model norms other groups, on purpose)'
+    assert warning in " ".join(printed.split())
+    assert printed.index("NOT PROVED") < printed.index("Run folder"), "seen before the first round"
+    assert any(note.startswith(warning) for note in json.loads((out / "summary.json").read_text())["notes"])
+
+
+def test_check_model_says_not_proved(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check-model", f"{file}:Meant", "--input-shape", "1,8,8"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert not ended.value.code
+    assert 'The layout is NOT PROVED for "wide"' in printed and "the layout is right" not in printed
+
+
+def test_a_resumed_run_keeps_the_warning(file: Path, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(f"{file}:Meant", whole, "rounds=2") == 0
+
+    class Stopped(Exception):
+        pass
+
+    def stop(report: object) -> None:
+        raise Stopped
+
+    values = [f"model.name={file}:Meant", *RUN, "rounds=2"]
+    with pytest.raises(Stopped):
+        ff.run(out=cut, overrides=values, on_round=stop)
+    ff.resume(cut)
+    notes = [json.loads((folder / "summary.json").read_text())["notes"] for folder in (whole, cut)]
+    assert notes[0] == notes[1] and "NOT PROVED" in " ".join(notes[0])
+
+
+def test_workers_do_not_repeat_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that proved the layout would draw the same channels again, and say so in a file."""
+    log = tmp_path / "log"
+    path = tmp_path / "own.py"
+    counted = "note(axes['wide'])\n        return Net("
+    source = MODEL.replace("nn.GroupNorm(4, wide)", "nn.GroupNorm(wide // 4, wide)").replace("return Net(", counted)
+    noted = f"def note(n):\n    with open({str(log)!r}, 'a') as file:\n        file.write(f'{{n}}\\n')\n"
+    path.write_text(noted + source)
+    model = f"model.name={path}:Family"
+    counts = {}
+    for engine in ("local", "processes"):
+        log.unlink(missing_ok=True)
+        further = ["engine.workers=1"] if engine == "processes" else []
+        ff.run(out=tmp_path / engine, overrides=[model, *RUN, f"engine.name={engine}", *further])
+        counts[engine] = log.read_text().split().count("12")
+    assert counts["local"] == counts["processes"] > 0, "only the proof builds a model of three granules"
+
+
+def test_tensors_without_effect_cannot_be_proved() -> None:
+    """Biases of keys, and biases before a norm of each channel: said, and not called right."""
+    made = fused()
+    report = check_layout(made, input_shape=made.input_shape)
+    assert report.inert == ("attention.qkv.bias[32:64]",)
+    assert "cannot be proved, since no output depends on it: attention.qkv.bias[32:64]" in str(report)
+    before_norm = check_layout(cnn(), input_shape=(1, 8, 8)).inert
+    assert not before_norm, "its convolutions have no biases"
+
+
+def test_fp32_inside_a_model_has_a_wider_tolerance() -> None:
+    class Rough(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(size, size))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.float() @ self.weight.float()).double()
+
+    made = normed(Rough)
+    report = check_layout(made, input_shape=made.input_shape)
+    assert 1e-12 < max(report.permutation.values()) < 1e-5
+    assert max(report.cuts.values()) < 1e-5
+
+
+def test_the_fast_path_of_attention_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for enabled in (True, False):
+        torch.backends.mha.set_fastpath_enabled(enabled)
+        made = multihead()
+        check_layout(made, input_shape=made.input_shape, seed=int(enabled))
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_the_proof_leaves_the_global_generator_alone() -> None:
+    made = normed()
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    check_layout(made, input_shape=made.input_shape)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@dataclass(frozen=True, eq=False)
+class Stuck(Made):
+    """Granules of a head; builds for multiples of 16 only."""
+
+    def sizes(self, width: float) -> dict[str, int]:
+        return {"dim": max(16, int(32 * width) // 16 * 16), "classes": 3}
+
+
+def test_levels_sizes_with_random_channels_where_others_do_not_run() -> None:
+    def make(heads: int) -> Made:
+        def made(s: dict[str, int]) -> nn.Module:
+            assert s["dim"] % 16 == 0, "even numbers of heads"
+            return Tokens(s["dim"], Multihead(s["dim"], heads or s["dim"] // 8), s["classes"])
+
+        return Stuck({"dim": Axis(32, 8), "classes": CLASSES}, made, {"*.in_proj_*": blocked(3)}, (5, 5))  # type: ignore[arg-type]
+
+    right, wrong = make(0), make(4)
+    report = check_layout(right, layout_of_even(right), input_shape=(5, 5))
+    assert report.cuts and all(
+        how.startswith(("random channels of the level", "some", "the first")) for how in report.cuts
+    )
+    with pytest.raises(ModelError, match="could not be proved"):
+        check_layout(wrong, layout_of_even(wrong), input_shape=(5, 5))
+
+
+def layout_of_even(made: Made) -> ff.Architecture:
+    """The layout as found with granules of 16, said to have granules of 8."""
+    coarse = Made({**made.axes, "dim": Axis(32, 16)}, made.make, made.declares, made.input_shape)
+    layout = infer_layout(coarse)
+    return type(layout)(made.axes, layout.exits, layout.tensors, layout.aliases, layout.base)
+
+
+def test_what_a_long_proof_does_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetfit.check._PATIENCE_S", -1.0)
+    said: list[str] = []
+    made = normed()
+    check_layout(made, input_shape=made.input_shape, say=said.append, seed=9)
+    assert said[0] == "Proving the layout of Made: permutation 1 of 1"
+    assert any("a small model beside the full one, with one granule of each axis" in line for line in said)
