@@ -1,0 +1,236 @@
+"""Precedence in a comparison, and that none of its keys is ignored: rows, settings, lists of values, and `--set`."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+from fleetfit.cli import main
+from fleetfit.errors import FleetFitError
+from fleetfit.report import drawing
+
+HEAD = """
+rounds = 2
+data = { name = "tiny:tiny_data", partition = { kind = "iid", clients = 6 } }
+model.name = "tiny:tiny"
+fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
+local.epochs = 1
+cohort.count = 2
+evaluate.every = 0
+"""
+ROWS = """
+[[compare.row]]
+label = "Scale"
+method.name = "scalefl"
+method.beta = 0.2
+rounds = 3
+[[compare.row]]
+method.name = "fedavg"
+"""
+SETTINGS = """
+[[compare.setting]]
+label = "many"
+cohort.count = 4
+[[compare.setting]]
+label = "few"
+cohort.count = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    return
+
+
+def compared(tmp_path: Path, text: str, *overrides: str) -> ff.Comparison:
+    (tmp_path / "two.toml").write_text(HEAD + text)
+    return ff.compare(tmp_path / "two.toml", out=tmp_path / "out", overrides=overrides)
+
+
+def refused(tmp_path: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(FleetFitError) as caught:
+        compared(tmp_path, text, *overrides)
+    assert not (tmp_path / "out").exists(), "nothing runs before everything is checked"
+    return str(caught.value)
+
+
+def configs(found: ff.Comparison) -> dict[tuple[str, str], dict[str, Any]]:
+    return {key: tomllib.loads((group[0].folder / "config.toml").read_text()) for key, group in found.runs.items()}
+
+
+# ---- who wins ----------------------------------------------------------------------------------------------------
+
+
+def test_an_override_wins_over_rows_and_settings_and_the_table_says_so(tmp_path: Path) -> None:
+    found = compared(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
+    assert {table["rounds"] for table in configs(found).values()} == {1}
+    assert {table["local"]["lr"] for table in configs(found).values()} == {0.05}
+    assert {len(group[0].metrics) for group in found.runs.values()} == {1}
+    assert [note for note in found.table.notes if note.startswith("Changed")] == [
+        "Changed for this table, in every row and setting: rounds = 1, local.lr = 0.05."
+    ]
+
+
+def test_a_setting_wins_over_a_row_and_a_row_over_the_file(tmp_path: Path) -> None:
+    few = SETTINGS.partition('[[compare.setting]]\nlabel = "few"')[0]
+    text = (
+        ROWS.replace("rounds = 3", "rounds = 1\ncohort.count = 5") + few + '[[compare.setting]]\nlabel = "as it is"\n'
+    )
+    found = configs(compared(tmp_path, text))
+    assert {key: (table["rounds"], table["cohort"]["count"]) for key, table in found.items()} == {
+        ("Scale", "many"): (1, 4),
+        ("Scale", "as it is"): (1, 5),
+        ("fedavg", "many"): (2, 4),
+        ("fedavg", "as it is"): (2, 2),
+    }
+    assert not any("Changed" in note for note in compared(tmp_path, text).table.notes)
+
+
+def test_an_override_of_the_comparison_itself(tmp_path: Path) -> None:
+    found = compared(tmp_path, ROWS, "compare.columns=['full']", "seed=3", "rounds=1")
+    assert found.table.columns == ("method", "full")
+    assert {group[0].experiment.seed for group in found.runs.values()} == {3}
+
+
+def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -> None:
+    """A row that names its method keeps the file's `plus` and `hooks`; they used to go with the file's method."""
+    found = configs(compared(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.channels = 'rolling'\n" + ROWS))
+    for table in found.values():
+        assert table["method"]["plus"] == {"fedprox": {"mu": 0.3}}
+        assert table["method"]["hooks"] == {"channels": "rolling"}
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("[compare.grid]\nlocal.lr = [0.1, 0.2]\n", ["local.lr=0.3"], "--set local.lr: [compare.grid] has a list of"),
+        ("[compare.grid]\nseed = [0, 1]\n", ["seed=3"], "--set 'compare.grid.seed=[...]'"),
+        ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n", ["local.lr=0.3"], "--set local.lr: [compare.tune] has a list of"),
+        (ROWS, ["method.name=heterofl"], "which then goes"),
+        (ROWS.replace("method.beta = 0.2\nrounds = 3\n", ""), ["method.name=heterofl"], "differ in nothing else"),
+        (ROWS.replace("method.beta = 0.2\n", ""), ["method.name=heterofl"], "the rows or settings differ in it"),
+        (ROWS, ["method.beta=0.3"], 'row "fedavg": [method] fedavg has no "beta"'),
+        ("[[compare.row]]\nlabel='a'\nrounds = 1\n[[compare.row]]\nlabel='b'\nrounds = 2\n", ["rounds=3"],
+         'the rows "a" and "b" differ in nothing else'),
+        (SETTINGS, ["cohort.count=3"], 'the settings "many" and "few" differ in nothing else'),
+        (ROWS, ["cohort.late=drop"], "--set cohort.late: [cohort] late is not used here: there is no deadline_s."),
+        (ROWS.replace("rounds = 3", "seed = 3"), [], "[compare] row #1 seed: all rows and settings have"),
+        (ROWS.replace("rounds = 3", 'name = "x"'), [], "[compare] row #1 name: it is the name of the whole comparison"),
+        (ROWS.replace("rounds = 3", "compare.target = 0.5"), [], "[compare] row #1 compare:"),
+        (SETTINGS.replace("cohort.count = 4", "seed = 4"), [], "[compare] setting #1 seed:"),
+        ("[compare.grid]\nname = ['a', 'b']\n", [], "[compare.grid] name:"),
+        ("[compare.tune]\nseed = [0, 1]\n", [], "[compare.tune] seed:"),
+        ("[compare.grid]\nlabel = ['a']\n", [], "[compare.grid] label: belongs to a row"),
+        ("[compare.grid]\nlocal.lr = [0.1]\n[compare.tune]\nlocal.lr = [0.2]\n", [], "either given or tuned"),
+        (ROWS + "[compare.grid]\nrounds = [1, 2]\n", [], "[compare] row #1 rounds: [compare.grid] has a list"),
+        (SETTINGS + "[compare.tune]\ncohort.count = [1, 2]\n", [], "[compare] setting #1 cohort.count: [compare.tune]"),
+        (ROWS.replace("rounds = 3", "cohort.count = 3") + SETTINGS, [], "#1 cohort.count: every setting replaces it"),
+        (ROWS.replace("rounds = 3", 'cohort.late = "drop"'), [], "[compare] row #1 cohort.late: [cohort] late is"),
+        (ROWS.replace("method.beta = 0.2", "method.beta = 0\nmethod.temperature = 5"), [],
+         "[compare] row #1 method.temperature: [method] temperature is not used here: beta = 0"),
+        (ROWS + SETTINGS.replace("cohort.count = 4", 'cohort.late = "drop"'), [], "[compare] setting #1 cohort.late:"),
+        (ROWS + '[compare.grid]\ncohort.late = ["drop", "stop"]\n', [], "[compare.grid] cohort.late: [cohort] late"),
+        (ROWS + '[compare.tune]\ncohort.late = ["drop", "stop"]\n', [], "[compare.tune] cohort.late: [cohort] late"),
+        ('[[compare.row]]\nmethod = { name = "adaptivefl", hooks = { choose = "uniform" } }\n', [],
+         "[compare] row #1 method.hooks.choose: [method] hooks.choose is not used here: adaptivefl never calls it"),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused_before_anything_runs(
+    tmp_path: Path, text: str, overrides: list[str], message: str
+) -> None:
+    assert message in refused(tmp_path, text, *overrides)
+
+
+def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
+    """`temperature` beside `beta = 0` in one row; the other has the distillation. What none uses is a note."""
+    rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
+    found = compared(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
+    assert [note for note in found.table.notes if "not used" in note] == [
+        "[cohort] late is not used here: there is no deadline_s."
+    ]
+
+
+def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
+    rows = "[[compare.row]]\nmethod.name = 'fedavg'\n[[compare.row]]\nmethod.name = 'heterofl'\n"
+    found = compared(tmp_path, "method.beta = 0.3\n" + rows)
+    assert "method.beta of the file is in no run: every row names something else in its place." in found.table.notes
+
+
+def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_path: Path) -> None:
+    compared(tmp_path, ROWS, "rounds=1")
+    with pytest.raises(FleetFitError, match=r"rounds is 1 there and 3 here, local\.lr is 0\.1 there and 0\.05 here|"
+                       r"local\.lr is 0\.1 there and 0\.05 here, rounds is 1 there and 3 here"):  # fmt: skip
+        compared(tmp_path, ROWS, "local.lr=0.05")
+
+
+# ---- other verbs -------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main([str(a) for a in arguments])
+    return caught.value.code if isinstance(caught.value.code, int) else 1
+
+
+@pytest.mark.parametrize("part", [ROWS, SETTINGS, "[compare.grid]\nseed = [0, 1]\n", "[compare.tune]\nlocal.lr = [1]\n",
+                                  "[compare]\ndiffers = 'x'\n"])  # fmt: skip
+@pytest.mark.parametrize("verb", ["run", "profile"])
+def test_verbs_for_one_run_refuse_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str, verb: str
+) -> None:
+    (tmp_path / "two.toml").write_text(HEAD + part)
+    assert command(verb, tmp_path / "two.toml", "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    third = '[[compare.row]]\nlabel = "Adaptive"\nmethod = { name = "adaptivefl", p = 1 }\n'
+    third += 'model.name = "cnn"\ndata.name = "digits"\n'
+    (tmp_path / "two.toml").write_text(HEAD + ROWS + '[[compare.row]]\nlabel = "Scale too"\nlocal.lr = 0.2\n' + third)
+    assert command("plan", tmp_path / "two.toml") == 0
+    said = capsys.readouterr().out
+    assert "Scale, Scale too: scalefl on tiny, 6 clients" in said
+    assert "fedavg: fedavg on tiny" in said and "Adaptive: adaptivefl on digits" in said
+    assert command("plan", tmp_path / "two.toml", "--save", tmp_path / "plan.toml") == 2
+    assert "--save writes one plan" in capsys.readouterr().err
+    assert not (tmp_path / "plan.toml").exists()
+    (tmp_path / "one.toml").write_text(
+        HEAD + '[[compare.row]]\nlabel = "a"\n[[compare.row]]\nlabel = "b"\nlocal.lr = 1.0\n'
+    )
+    assert command("plan", tmp_path / "one.toml", "--save", tmp_path / "plan.toml") == 0
+    assert (tmp_path / "plan.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    "further", [["--also", "memory_bytes"], ["--save", "x.toml"], ["--set", "model.a=1"], ["f.toml"]]
+)
+def test_the_table_of_a_paper_takes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], further: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.toml").write_text("")
+    assert command("plan", "--paper", "table-1", *further) == 2
+    assert "not with --paper" in capsys.readouterr().err
+
+
+def test_a_run_says_what_it_does_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In front of the rounds and in the summary; and what went with the file's method."""
+    (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
+    file, out = tmp_path / "run.toml", tmp_path / "out"
+    assert command("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q") == 0
+    said = capsys.readouterr().out
+    assert "Note: [cohort] late is not used here: there is no deadline_s." in said
+    assert "Note: [method] beta, as the run file has it, went with the name to which it belonged." in said
+    assert (
+        "[cohort] late is not used here: there is no deadline_s."
+        in json.loads((out / "summary.json").read_text())["notes"]
+    )
