@@ -118,6 +118,8 @@ def compare(
 
     with display.interruptible(f"fleetfit compare {file}{f' --out {out}' if out else ''}"):
         on_run = display.quietly if quiet else display.compared_run
+        if not quiet:
+            display.say("Every row and setting is checked before the first run.")
         found = api.compare(file, out=out, overrides=overrides or (), on_run=on_run)
     display.compared(found)
 

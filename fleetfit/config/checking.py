@@ -88,6 +88,9 @@ def validated(schema: type[S], table: Mapping[str, Any]) -> S:
         return schema.model_validate(dict(table))
     except pydantic.ValidationError as error:
         found = error.errors()
+        strange = [e for e in found if e["type"] == "extra_forbidden" and len(e["loc"]) == len(found[0]["loc"])]
+        if strange and found[0]["type"] == "missing":  # a misspelled key says more than that the right one is missing
+            found = strange
         first = [e for e in found if e["loc"][:2] == found[0]["loc"][:2]]
         deepest = max(first, key=lambda e: len(e["loc"]))  # of a table that may also be a number, its wrong key
         raise ConfigError(_sentence(deepest, schema)) from None
@@ -105,6 +108,9 @@ def _sentence(error: Any, schema: type[Section]) -> str:
         kinds = ("constant", "step", "cosine", "exponential")
         kind = error["ctx"]["tag"]
         return f'{place}: there is no kind "{shown(kind)}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
+    if path == ["fleet", "levels", "str"]:
+        message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
+        return f"{place}: {message}, got {shown(repr(error['input']))}."
     if error["type"] == "missing":
         return f"{place}: this key is needed."
     message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")

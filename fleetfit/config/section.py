@@ -25,7 +25,7 @@ class Section(pydantic.BaseModel):
 
         def __getattribute__(self, name: str) -> Any:
             """Return an attribute, and note that it is read."""
-            if name[0] != "_" and not name.startswith("model_"):
+            if not name.startswith(("_", "model_")):
                 used.noted(self, name)
             return super().__getattribute__(name)
 

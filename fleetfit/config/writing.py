@@ -61,8 +61,11 @@ def to_table(experiment: Experiment) -> Table:
 
 
 def _without_empty(table: Table) -> Table:
-    inner = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
-    return {key: value for key, value in inner.items() if value not in ({}, "")}
+    """Return the tables without what is empty by default; what somebody has set empty stays, and is refused as such."""
+    for section, key in (("fleet", "measured"), ("method", "hooks")):
+        if table[section].get(key) == {}:
+            del table[section][key]
+    return {key: value for key, value in table.items() if not (key in ("name", "start") and value == "")}
 
 
 def dumped(value: Any, only_set: bool = False) -> Any:

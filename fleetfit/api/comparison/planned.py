@@ -18,7 +18,7 @@ from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.checking import checked
 from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import leaves, merged, names_among, sections_of, value_at
-from fleetfit.errors import ConfigError, FleetFitError, did_you_mean
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 from fleetfit.method import build, hyperparameters
 from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
@@ -351,7 +351,9 @@ def _leaves(table: Mapping[str, Any], where: str, path: tuple[str, ...] = ()) ->
         elif isinstance(value, list) and value:
             found[".".join(inner)] = value
         else:
-            raise ConfigError(f"[{where}] {'.'.join(inner)}: must be a list of values to try, got {value!r}.")
+            raise ConfigError(
+                f"[{where}] {shown('.'.join(inner))}: must be a list of values to try, got {shown(repr(value))}."
+            )
     return found
 
 
