@@ -22,7 +22,7 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from local_fleet import CLIENTS, Lab, described
+from local_fleet import ALLOW, CLIENTS, Lab, described
 from local_grid import LocalGrid
 
 from fleetfit.api.fleet import Wanted, serve
@@ -152,6 +152,21 @@ def test_a_run_whose_server_was_killed_goes_on_with_the_same_bits(name: str, whe
     assert same_state(base, lab.serve(resume=True))
     lab.said.clear()
     assert lab.serve(resume=True).finished and "finished already" in lab.heard
+
+
+def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
+    """After it nodes begin with what they remembered before it, and the bits are those of local."""
+    step = "test_standing:in_the_second"
+    method = {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": step}}
+    lab, base = lab_of(tmp_path, described(method, rounds=4, cohort={"fraction": 1.0}), allow=[*ALLOW, step])
+    run = lab.serve()
+    for metrics in (run.metrics, base.metrics):
+        assert ["undone" in report for report in metrics] == [False, True, False, False]
+        assert len(metrics[1]["undone"]["reported"]) == 2 and metrics[1]["train"]["clients"] == 0  # two are able
+    assert same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
+    jobs = [unpack(messages.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
+    assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
+    assert 'Round 2 was undone: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
 
 
 def test_what_goes_on_must_be_a_run_of_a_fleet(tmp_path: Path) -> None:
