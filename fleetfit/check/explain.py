@@ -11,6 +11,7 @@ from fleetfit.layout import Architecture, Axis, Declaration, Layout, Segment, ex
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
 _MOST_LISTED = 8
+_MOST_PLACED = 3  # tensors of one block that are named
 _SEGMENTS = ("start", "segment", "head")
 
 
@@ -42,6 +43,27 @@ def what_was_inferred(layout: Layout) -> Iterator[str]:
     fixed = {name: dims for name in layout.tensors if (dims := _dimensions(layout, name, None))}
     if fixed:
         yield f"fixed size: {_count(sum(map(len, fixed.values())), 'dimension')}: {_listed(fixed, layout)}"
+    found = list(_found_by_building(layout))
+    if found:
+        yield f"with fewer exits, by building it so: {'; '.join(found)}"
+
+
+def _found_by_building(layout: Layout) -> Iterator[str]:
+    """Yield what comes with each block and each exit, where names do not say it."""
+    places: dict[str, list[str]] = {}
+    for name, tensor in layout.tensors.items():
+        said = {match[0].strip(".") for match in _NUMBER.finditer(name)}
+        if tensor.exit is not None and f"heads.{tensor.exit}" not in said:
+            places.setdefault(f"the exit after block {tensor.exit} has", []).append(name)
+        elif tensor.exit is None and tensor.block is not None and f"blocks.{tensor.block}" not in said:
+            places.setdefault(f"block {tensor.block} has", []).append(name)
+    for place, names in list(places.items())[:_MOST_LISTED]:
+        more = f" and {len(names) - _MOST_PLACED} more" if len(names) > _MOST_PLACED else ""
+        yield f"{place} {', '.join(names[:_MOST_PLACED])}{more}"
+    if len(places) > _MOST_LISTED:
+        yield f"and {len(places) - _MOST_LISTED} more likewise"
+    if layout.by_order:
+        yield "classifiers are numbered in their order, so that a level has the first ones"
 
 
 def what_is_declared(architecture: Architecture, layout: Layout) -> Iterator[str]:
@@ -64,8 +86,8 @@ def what_exits(architecture: Architecture, module: nn.Module) -> Iterator[str]:
         )
         if missing:
             yield (
-                "forward alone is enough for that; for more exits name parts of the module blocks.{i} and heads.{block "
-                "count}, and inherit from fleetfit.ExitModel"
+                "forward alone is enough for that; for more exits, set blocks and positions, build what the last exit "
+                "needs, and return the logits of each exit"
             )
         return
     yield f"{len(architecture.positions)} places; a level ends with one of them and has those before it"
