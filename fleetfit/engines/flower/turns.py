@@ -31,7 +31,7 @@ from fleetfit.engines.flower.inside import CONNECTION
 from fleetfit.engines.flower.trace import told
 
 _MISSING_S = 30.0  # that the content of a message may keep the node waiting, since the last piece of it came
-_ASK_S = 5.0  # between two questions whether the run of the message that is worked on still goes on
+_ASK_S = 15.0  # between two questions whether the run of the message still goes on, of many nodes perhaps
 
 
 class Turns:
