@@ -143,7 +143,7 @@ def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_dead
     (evil / "sitecustomize.py").write_text(STALLS)
     lab.add_node("node-u", settings_of(2))
     lab.register("node-u")
-    lab.start_node("node-u", plain=True, environment={"PYTHONPATH": str(evil), "STALL": str(tmp_path / "stall")})
+    lab.start_node("node-u", environment={"PYTHONPATH": str(evil), "STALL": str(tmp_path / "stall")})
     going = Going(lab, "upload", run_file(200, nodes=4, deadline_s=15.0), tmp_path / "run")
     going.has(1)
     (tmp_path / "stall").touch()
@@ -160,7 +160,7 @@ def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_dead
 
 STALLS = """
 import os, sys, time
-if any("flower-supernode" in part for part in sys.orig_argv):
+if "fleetfit.engines.flower.supernode" in sys.orig_argv:
     import flwr.supernode.start_client_internal as inside
     push = inside.push_object_contents_from_iterable
     def stalling(contents, *given, **named):
@@ -175,7 +175,7 @@ if any("flower-supernode" in part for part in sys.orig_argv):
 
 LIES = """
 import itertools, os, sys
-if any("flwr-clientapp" in part for part in sys.orig_argv):
+if "fleetfit.engines.flower.zygote" in sys.orig_argv:
     import fleetfit.engines.flower.messages as messages
     told, count = messages.reply, os.environ["COUNT"]
     def lying(message, parts):
@@ -205,7 +205,7 @@ def test_a_lying_node_is_named_and_its_updates_change_nothing(lab: Deployment, t
     (evil / "sitecustomize.py").write_text(LIES)
     lab.add_node("node-x", settings_of(2))
     lab.register("node-x")
-    lab.start_node("node-x", plain=True, environment={"PYTHONPATH": str(evil), "COUNT": str(tmp_path / "count")})
+    lab.start_node("node-x", environment={"PYTHONPATH": str(evil), "COUNT": str(tmp_path / "count")})
     run = finished(lab, "lies", run_file(7, nodes=4), tmp_path / "run")
     lab.stop("node-x")
     assert [[failure["client"] for failure in report["failures"]] for report in run.metrics] == [[3]] * 7

@@ -79,7 +79,7 @@ def test_the_smallest_device_trains_its_level_where_the_whole_model_does_not_fit
 ) -> None:
     """The point of it all: within the same real memory, level 1 is trained and the full model fails."""
     table = run_file("scalefl", rounds=1, model={"name": "resnet18"}, fleet={"tolerance": 0.2},
-                     local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 4})  # fmt: skip
+                     local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 2})  # fmt: skip
     engine = {"name": "flower", "nodes": 4}
     small = finished(lab, "small", {**table, "engine": engine}, tmp_path / "small")
     assert small.metrics[0]["train"]["by_level"] == {"1": 1, "2": 1, "3": 1, "4": 1}
