@@ -424,6 +424,12 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
             assert named or name == "in_time", (method, name)  # which acts in rounds with a deadline
 
 
+def test_a_default_that_is_written_as_a_list_is_no_unused_key() -> None:
+    """As every other default that a file, or the record of a run, spells out: TOML has no tuples."""
+    method = {"name": "adaptivefl", "p": 1, "widths": [0.4, 0.66]}
+    assert not assemble(experiment_of(laid(TINY, {"method": method}))).unused
+
+
 @pytest.mark.parametrize("engine", names.available("engines"))
 @pytest.mark.parametrize("key", ENGINE_KEYS)
 def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:

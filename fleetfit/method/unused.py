@@ -51,7 +51,8 @@ def _is_default(spec: Mapping[str, Any], place: tuple[str, ...]) -> bool:
         return False
     factory = name if callable(name) else names.resolve("methods", name)
     parameter = inspect.signature(factory).parameters.get(place[0])
-    return parameter is not None and bool(spec[place[0]] == parameter.default)
+    value = tuple(spec[place[0]]) if isinstance(spec[place[0]], list) else spec[place[0]]  # a run file has no tuples
+    return parameter is not None and bool(value == parameter.default)
 
 
 def called_hooks(method: Method) -> frozenset[str]:
