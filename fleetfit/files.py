@@ -144,7 +144,7 @@ def inside(folder: Path, name: str) -> Path:
         kind = stat.S_IFMT(place.lstat().st_mode)
         if kind != stat.S_IFDIR:
             what = _KINDS.get(kind, "a file")
-            raise OSError(errno.ENOTDIR, f"{place} is {what}, and only folders are written into", str(place))
+            raise OSError(errno.ENOTDIR, f"it lies behind {place}, which is {what}, not a folder", str(place))
     return place / last
 
 

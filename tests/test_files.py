@@ -74,10 +74,10 @@ def test_folders_in_between_are_no_links(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / "plots").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="plots is a symbolic link"):
+    with pytest.raises(OSError, match="plots, which is a symbolic link"):
         files.inside(tmp_path / "run", "plots/a.png")
     (tmp_path / "run" / "notes").write_text("")
-    with pytest.raises(OSError, match="notes is a file"):
+    with pytest.raises(OSError, match="notes, which is a file"):
         files.inside(tmp_path / "run", "notes/a")
     assert files.inside(tmp_path / "run", "new/below/a").parent.is_dir()
 
