@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from waiting import LIMIT_S, listening_to_ctrl_c, running
+from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.cli import main
 
@@ -286,6 +286,33 @@ def test_ctrl_c_while_importing_is_one_line(marker: str, tmp_path: Path) -> None
     assert code in (130, -signal.SIGINT), "a shell shows 130 for both"
     assert said == ["fleetfit: stopped."]
     assert not any(tmp_path.iterdir())
+
+
+def importing(process: str) -> bool:
+    """Tell whether a worker has come as far as the libraries of PyTorch."""
+    try:
+        begun = (
+            b"fleetfit.engines.processes" in Path(f"/proc/{process}/cmdline").read_bytes()
+        )  # else it is a copy of ours
+        return begun and "libtorch" in Path(f"/proc/{process}/maps").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process imports is read from /proc")
+def test_ctrl_c_in_a_terminal_while_workers_start_is_one_line(tmp_path: Path) -> None:
+    """There the signal goes to the whole group; a worker that still imports must not answer with a traceback."""
+    workers = ["--set", "engine.name=processes", "--set", "engine.workers=2", "--set", "rounds=500"]
+    command = [sys.executable, "-m", "fleetfit", "run", *SMALL, *workers, "--out", tmp_path / "run"]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with running(command, **pipes, preexec_fn=listening_to_ctrl_c) as started:
+        children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+        wait_until(lambda: any(map(importing, children.read_text().split())), started)
+        os.killpg(started.pid, signal.SIGINT)
+        _, err = started.communicate(timeout=LIMIT_S)  # until the workers, which hold the same pipe, are gone too
+    assert started.returncode in (130, -signal.SIGINT)
+    assert sentence(err).startswith("stopped.")
 
 
 def test_ctrl_c_in_a_plug_in_is_one_line(plug_in: Path) -> None:
