@@ -9,6 +9,7 @@ from foreign_models import FOREIGN, Foreign
 
 from fleetfit.cli import main
 from fleetfit.layout import build_module, infer_layout, named_tensors
+from fleetfit.methods._own_blocks import own_blocks
 from fleetfit.submodel import Submodel
 
 HERE = Path(__file__).parent
@@ -67,6 +68,28 @@ def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     printed = capsys.readouterr()
     assert not end.value.code, printed.err
     return printed.out
+
+
+def test_blocks_that_levels_keep_for_themselves_are_known_by_what_is_in_them() -> None:
+    """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
+    layout = infer_layout(FOREIGN["Wave"].made())
+    found = own_blocks(layout, (1, 2, 3))
+    assert set(found.top[2]) == set(found.top[3]) and "skip.weight" in found.top[3]
+    assert found.top[3]["skip.weight"] == "dilated.2.skip.weight"
+    assert len(found.further[3]) == 1
+
+
+def test_classifiers_by_their_order_need_levels_with_the_first_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = ["data.name=digits", "data.partition.clients=2", "rounds=1", "method.name=inclusivefl",
+              "fleet.groups=[{budget=0.5}, {budget=1.0}]", "fleet.tolerance=0.5"]  # fmt: skip
+    model = f"model.name={HERE / 'foreign_models.py'}:Mixer"
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--out", str(tmp_path / "run"), *(f"--set={value}" for value in [model, *values])])
+    assert end.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "classifiers are numbered by their order" in said and "or take a method whose levels keep" in said
 
 
 @pytest.mark.slow

@@ -65,7 +65,15 @@ def own_blocks(layout: Layout, depths: tuple[int, ...]) -> OwnBlocks:
 def _block(layout: Layout, number: int, prefix: str) -> dict[str, str]:
     """Return the trained tensors of a block: by name within it, the name behind a prefix."""
     names = [name for name, tensor in layout.tensors.items() if tensor.block == number and tensor.trainable]
-    return {name.rpartition(f"blocks.{number}.")[2]: prefix + name for name in names}
+    marker = f"blocks.{number}."
+    if all(marker in name for name in names):
+        return {name.rpartition(marker)[2]: prefix + name for name in names}
+    paths, shared = [name.split(".") for name in names], 0  # whatever the block is called, what its names share is it
+    for step in zip(*(path[:-1] for path in paths), strict=False):
+        if len(set(step)) > 1:
+            break
+        shared += 1
+    return {".".join(path[shared:]): prefix + name for path, name in zip(paths, names, strict=True)}
 
 
 def _shapes(layout: Layout, source: Mapping[str, str], block: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
