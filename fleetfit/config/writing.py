@@ -85,7 +85,7 @@ def _defaults(function: Any, skip: Sequence[str]) -> Table:
     """Return the defaults that a function's signature states, without those that TOML cannot hold."""
     parameters = inspect.signature(function).parameters.values()
     stated = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty and p.name not in skip}
-    return {key: value for key, value in _plain(stated).items() if value is not None}
+    return {key: value for key, value in _plain(stated).items() if value not in (None, "", {})}
 
 
 def _plain(value: Any) -> Any:
