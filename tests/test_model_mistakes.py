@@ -182,4 +182,9 @@ def test_heads_in_a_list_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         main(["check-model", f"{path}:Stack", "--input-shape", "5"])
     printed = capsys.readouterr()
     assert not end.value.code, printed.err
+    for cost in ("memory_bytes", "size_bytes"):
+        with pytest.raises(SystemExit) as end:
+            main(["plan", "--model", f"{path}:Stack", "--input-shape", "5", "--cost", cost, "--tolerance", "0.6"])
+        assert "Traceback" not in capsys.readouterr().err
+        assert end.value.code in (0, None, 2)
     assert "a deployed model can stop at any exit" in printed.out

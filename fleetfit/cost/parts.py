@@ -193,9 +193,9 @@ def profile_of(architecture: Architecture, parts: Iterable[tuple[Place, float]])
     rest, blocks = 0.0, [0.0] * architecture.blocks
     heads = dict.fromkeys(architecture.positions, 0.0)
     for (block, head), n in parts:
-        if head is not None:
+        if head in heads:
             heads[head] += n
-        elif block is not None:
+        elif block is not None and block < len(blocks):  # numbers of somebody else's may mean something else
             blocks[block] += n
         else:
             rest += n
