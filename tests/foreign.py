@@ -332,5 +332,5 @@ FOREIGN: Mapping[str, Callable[[], Made]] = {
     "norm written out": convnext,
     "weight norm": temporal,
     "GRU": recurrent,
-    "concatenation": experts,
+    "concatenation with a norm": experts,
 }
