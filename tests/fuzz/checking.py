@@ -118,7 +118,7 @@ def harmless_round(kind: str, place: int, reply: Reply, found: Reply) -> None:
     for at, (_, honest) in enumerate(real().round):
         update = found if at == place else honest
         assert isinstance(update, Update)
-        mean.add(update.submodel, update.state, real().federation.method.weight(update))
+        mean.add(update.submodel, update.state, real().federation.method.weight(update), update.untrained)
     assert same(after.state, applied(real().server.state, mean.result()))
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
 
