@@ -1,12 +1,14 @@
 """Fine-tuning modes: what is trained and travels, what is put in, that it begins as nothing, and cuts like the rest."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from foreign_models import FOREIGN
 from tiny import spec_of
 from torch import Tensor, nn
 
@@ -370,3 +372,37 @@ def test_lora_without_a_target_names_what_there_is() -> None:
 
 def test_recurrent_exits_and_tuning_go_together() -> None:
     proven(recurrent(mode("lora", small("fixed")), (1, 8, 8)), (1, 8, 8), (1, 3))
+
+
+# ---- models of other people --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ViT", "Text", "Mixer"])
+def test_classifiers_of_other_names_are_trained_and_nothing_else_of_the_backbone(name: str) -> None:
+    plain = FOREIGN[name].made()
+    found = built(mode("frozen", plain))
+    by_exit = infer_layout(plain, tuple(plain.positions)).tensors
+    classifiers = {tensor for tensor, layout in by_exit.items() if layout.exit is not None and layout.trainable}
+    assert {tensor for tensor, p in found.named_parameters() if p.requires_grad} == classifiers
+    assert 2 * len(plain.positions) <= len(classifiers) < len(list(found.parameters())) // 2
+
+
+class Plain(Architecture):
+    """One block, and a classifier whose name says nothing."""
+
+    blocks = 1
+
+    def __init__(self, **declared: Any) -> None:
+        self.axes = {"hidden": ff.Axis(6), "classes": ff.Axis(3, scaled=False)}
+        self.declared = declared
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        parts = [("body", nn.Linear(5, axes["hidden"])), ("act", nn.ReLU()), ("fc", nn.Linear(axes["hidden"], 3))]
+        return nn.Sequential(OrderedDict(parts))
+
+
+def test_a_classifier_that_cannot_be_told_is_not_frozen_in_silence() -> None:
+    with pytest.raises(ModelError, match=r'"fc\.\*": exit_after\(1\)'):
+        built(mode("frozen", Plain()))
+    found = built(mode("frozen", Plain(**{"fc.*": ff.exit_after(1)})))
+    assert {name for name, p in found.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Declaration, State, Wrapped, build_module
+from fleetfit.layout import Declaration, State, Wrapped, build_module, infer_layout
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -66,8 +66,29 @@ class Tuned(Wrapped):
         """The names of the modules that something is put into."""
         return tuple(name for name, _ in self._plain.named_modules() if self._takes(name) and self._wanted(name))
 
+    @cached_property
+    def _classifiers(self) -> frozenset[str]:
+        """The tensors of classifiers that are not called heads.{n}, as models of other people have them.
+
+        Raises:
+            ModelError: None can be found, so that the classifier would stay as it was drawn.
+        """
+        if any(_HEAD.match(name) for name, _ in self._plain.named_parameters()):
+            return frozenset()
+        known = infer_layout(self.inner, tuple(self.positions)).complete.tensors
+        found = frozenset(name for name, tensor in known.items() if tensor.exit is not None)
+        if not found:
+            raise ModelError(
+                "[tuning] freezes everything but the classifiers and what it puts in, and this model has no classifier "
+                'that can be told by its name (heads.{n}) or by building with fewer exits. Declare it, such as "fc.*": '
+                f"exit_after({self.blocks})."
+            )
+        return found
+
     def _takes(self, name: str) -> bool:
-        return bool(name) and not _HEAD.match(f"{name}.") and self.takes(self._plain.get_submodule(name))
+        if not name or _HEAD.match(f"{name}.") or any(t.rpartition(".")[0] == name for t in self._classifiers):
+            return False
+        return self.takes(self._plain.get_submodule(name))
 
     def _wanted(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.targets)
@@ -85,7 +106,7 @@ class Tuned(Wrapped):
 
     def trains(self, name: str) -> bool:
         """Tell whether a tensor is trained: of a classifier, or put in."""
-        return bool(_HEAD.match(name)) or self.added(name)
+        return bool(_HEAD.match(name)) or name in self._classifiers or self.added(name)
 
     def added(self, name: str) -> bool:
         """Tell whether a tensor is put in."""
