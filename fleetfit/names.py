@@ -218,7 +218,7 @@ def call(
         if key not in known and not open_ended:
             options = ", ".join((*own, *known)) or "nothing"
             raise ConfigError(
-                f'{where} {shown(name)} has no "{shown(key)}"; it takes {options}.{did_you_mean(key, (*own, *known))}'
+                f'{where} {name} has no "{shown(key)}"; it takes {options}.{did_you_mean(key, (*own, *known))}'
             )
         arguments[key] = (
             _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
@@ -236,7 +236,7 @@ def call(
         with used.calling(where, said):
             return function(**arguments)
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
-        raise ConfigError(f"{where} {name} {what_it_raised(error)}.") from error
+        raise ConfigError(f"{blamed(error) or f'{where} {name}'} {what_it_raised(error)}.") from error
 
 
 def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:

@@ -119,7 +119,8 @@ def test_a_plug_in_that_fails_to_import_is_a_sentence(fleetfit: Command, tmp_pat
 
 
 def test_a_missing_extra_is_a_sentence(fleetfit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for module in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train.parquet").write_bytes(b"PAR1")
     found = fleetfit("run", "--set", "data.name=mnist", "--set", f"data.folder={tmp_path}")

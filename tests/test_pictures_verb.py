@@ -122,7 +122,7 @@ def test_a_calibration_of_another_state_is_refused(fleetfit: Command, own: Path)
         (["--share", "0"], "share must be above 0 and at most 1, got 0."),
         (["--level", "9"], "there is no level 9"),
         (["--format", "pmg"], '--format must be png, pdf, svg, got pmg. Did you mean "png"?'),
-        (["--out", "/dev/null/x"], "the pictures cannot be written to /dev/null/x: Not a directory."),
+        (["--out", "/dev/null/x"], "the picture cannot be written to /dev/null/x/stopping.png: Not a directory."),
     ],
 )
 def test_a_mistake_is_a_sentence(fleetfit: Command, done: Path, arguments: list[str], message: str) -> None:
