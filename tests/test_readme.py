@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_folders import settings
 from test_methods import Recorded
 from tiny import tiny_federation, tiny_problem
 
@@ -437,8 +438,11 @@ def test_the_guide_names_every_column(shown):
     assert {name for row in tables_of_markdown(GUIDE, "column") for name in code(row[0])} == set(columns)
 
 
-def test_the_guide_names_every_file_of_a_run_folder(shown):
-    there = {path.name + ("/" if path.is_dir() else "") for path in (shown / "runs" / "first").iterdir()}
+def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
+    """Of a run that trains the whole model, and of one that trains a part."""
+    tuned = ff.run(settings("lora"), out=tmp_path / "tuned").folder
+    found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
+    there = {path.name + ("/" if path.is_dir() else "") for path in found}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
     assert {name for name in there if not name.startswith(".")} | {"plots/"} == listed
 

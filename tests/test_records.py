@@ -253,7 +253,9 @@ def test_a_full_disk_is_a_sentence(folder: RunFolder, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=r"metrics.jsonl cannot be written: No space left"):
+    with pytest.raises(
+        RunError, match=r"metrics\.jsonl cannot be written: the disk is full\. The last checkpoint is intact\."
+    ):
         folder.append({"round": 1})
     with pytest.raises(RunError, match=r"the checkpoint .* cannot be written"):
         folder.save_checkpoint(1, {"round": 1})

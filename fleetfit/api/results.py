@@ -298,7 +298,7 @@ class Run:
         Raises:
             RunError: There is none: nothing has been trained yet, or all are damaged or of another model.
         """
-        found = usable_checkpoint(self)
+        found = usable_checkpoint(self, due=_due(self))
         if found is None:
             raise RunError(
                 f'{self.folder} has no checkpoint, so there is no trained model. Go on with it first: "fleetfit resume '
@@ -333,12 +333,22 @@ def load(folder: str | Path, **sections: Any) -> Run:
     return Run(files, experiment_of(table, **sections))
 
 
-def usable_checkpoint(run: Run, most: int | None = None) -> dict[str, Any] | None:
+def _due(run: Run) -> int:
+    """Return the round of which the newest checkpoint must be, by the reports; 0 where they do not tell."""
+    try:
+        reported = run.files.reported(recorded.check_report)
+    except RunError:  # a trained model can be asked without them
+        return 0
+    return reported if reported == run.experiment.rounds else reported - reported % run.experiment.checkpoint.every
+
+
+def usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:
     """Return the newest checkpoint that can be used, or None if there is none at all.
 
     Args:
         run: Whose.
         most: Of at most this round, after which reports of the rounds are lost.
+        due: The round of which the newest must be; where it is of an earlier one, a line says so.
 
     Raises:
         RunError: There are some, and all are damaged or of another model.
@@ -349,7 +359,7 @@ def usable_checkpoint(run: Run, most: int | None = None) -> dict[str, Any] | Non
         if most is not None and round > most:
             raise Damaged(f"metrics.jsonl has whole reports of {most} rounds only; put the whole file back")
 
-    found = run.files.load_checkpoint(fits)
+    found = run.files.load_checkpoint(fits, due)
     if found is None:
         return None
     server = found["server"]

@@ -287,7 +287,7 @@ class RunFolder:
         Raises:
             RunError: It cannot be written, or lies behind a link.
         """
-        name = f"checkpoints/round-{round:06d}.safetensors"
+        name = _checkpoint_of(round)
         try:
             path = files.inside(self.path, name)
         except OSError as error:
@@ -296,17 +296,21 @@ class RunFolder:
         for old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
-    def load_checkpoint(self, fits: Fits = lambda nest, round: None) -> dict[str, Any] | None:
+    def load_checkpoint(self, fits: Fits = lambda nest, round: None, due: int = 0) -> dict[str, Any] | None:
         """Return the newest checkpoint that can be used, or None when there is none; those passed over are named.
 
         Args:
             fits: What else a checkpoint must be.
+            due: The round that the newest is of, or a later one; where it is of an earlier one, that is said too.
 
         Raises:
             RunError: It has a format that this version does not know, or none can be used.
         """
-        passed = []
-        for path in reversed(self.checkpoints()):
+        there = self.checkpoints()
+        passed: list[tuple[Path, Exception | str]] = []
+        if there and _round_of(there[-1]) < due:
+            passed.append((self.path / _checkpoint_of(due), "it is not there"))
+        for path in reversed(there):
             try:
                 found: dict[str, Any] = read_checkpoint(path)
                 fits(found, _round_of(path))
@@ -323,6 +327,10 @@ class RunFolder:
             said = "; ".join(f"{path.name}: {reason}" for path, reason in passed)
             raise RunError(f"every checkpoint in {self.path} is damaged, or does not fit its config.toml: {said}.")
         return None
+
+
+def _checkpoint_of(round: int) -> str:
+    return f"checkpoints/round-{round:06d}.safetensors"
 
 
 def _round_of(path: Path) -> int:

@@ -209,12 +209,21 @@ def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
     settings_changed = touched & {"config.toml", "nodes.json"} or "is not used" in found.said
     if found.code == 0 and not settings_changed:
         expected = folders.answer(kind, verb)
-        if verb == "eval":
+        if verb == "eval" and not _of_an_earlier_round(steps):
             assert found.out == expected.out, "another answer, and no word of it"
         if verb == "resume" and kind == "stopped":
             (last,) = [name for name in expected.files if name.startswith("checkpoints/") and "000004" in name]
             assert found.files[last] == expected.files[last]
     return found
+
+
+def _of_an_earlier_round(steps: list[Step]) -> bool:
+    """Tell whether the newest checkpoint is gone, and so is what tells that it was there: the reports of the rounds.
+
+    What is left may then be the folder of a run that came no further, so nothing has to be said.
+    """
+    reports = any(what != "link" and "metrics.jsonl" in (name, *rest[:1]) for what, name, *rest in steps)
+    return reports and ["remove", CHECKPOINTS[-1]] in steps
 
 
 # ---- damage --------------------------------------------------------------------------------------------------------
