@@ -196,3 +196,4 @@ def test_a_comparison_that_goes_on_knows_its_runs(tmp_path: Path, times: list[in
     again = ff.compare(tmp_path / "both.toml", out=tmp_path / "out")
     assert again.table == first.table
     assert len(times) == often
+    assert not [note for note in again.table.notes if "not used" in note]

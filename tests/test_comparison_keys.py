@@ -155,6 +155,9 @@ def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     assert [note for note in found.table.notes if "not used" in note] == [
         "[cohort] late is not used here: there is no deadline_s."
     ]
+    for (row, _), (run,) in found.runs.items():
+        noted = [note for note in run.summary["notes"] if "not used" in note]
+        assert noted == ["[cohort] late is not used here: there is no deadline_s."], row
 
 
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:

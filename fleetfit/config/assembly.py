@@ -130,8 +130,9 @@ def _assembled(experiment: Experiment, base: State | None) -> Assembly:
         notes.append("The deadline is one of real time, since no group has a profile: results differ from run to run.")
     notes += [*absences_of(known, simulation.resources), *notes_on_start(problem)]
     plan = plan_of(known, fleet, found.targets)
+    settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     experiment = with_measured(experiment, fleet.conditions.measured)
-    return Assembly(experiment, data, fleet, federation, simulation, settings_of(experiment), plan, tuple(notes))
+    return Assembly(experiment, data, fleet, federation, simulation, settings, plan, tuple(notes))
 
 
 @dataclass(frozen=True, eq=False)

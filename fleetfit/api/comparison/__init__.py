@@ -7,6 +7,7 @@ again, one that was cut off goes on.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,16 @@ def compare(
         FleetFitError: Something does not fit, or a folder holds a run of something else.
     """
     plan = planned(file, overrides)
-    notes = Rehearsal(plan).check()
     folder = Path(out).expanduser() if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
-    tuned = dict(_tune(plan, folder, on_run))
+    rehearsal = Rehearsal(plan, folder)
+    notes = rehearsal.check()
+    tuned = dict(_tune(plan, rehearsal, folder, on_run))
     runs: Runs = {}
     for number, entry in enumerate(plan.entries(), 1):
         table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
         title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
-        found = _one(table, _place(folder, entry.place), title, number, plan.count, on_run)
+        asked = _Asked(entry, table, _place(folder, entry.place), title, number, plan.count)
+        found = _one(asked, rehearsal, on_run)
         runs.setdefault((entry.row, entry.setting), []).append(found)
     return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
 
@@ -92,11 +95,23 @@ def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: int, on_run: OnRun | None) -> Run:
+@dataclass(frozen=True)
+class _Asked:
+    """A run of a comparison, perhaps one that tunes: its tables and folder, its title, its number of how many."""
+
+    entry: Entry
+    table: Mapping[str, Any]
+    place: Path
+    title: str
+    number: int
+    count: int
+
+
+def _one(asked: _Asked, rehearsal: Rehearsal, on_run: OnRun | None) -> Run:
     """Run one, go on with it, or open it if it is finished."""
-    experiment = settled(checked(table))
+    experiment, place = settled(checked(asked.table)), asked.place
     if not (place / "config.toml").is_file():
-        found = prepare(experiment, place)
+        found = prepare(rehearsal.with_known(asked.entry, experiment), place)
     else:
         found = load(place)
         same = with_measured(experiment, found.experiment.fleet.measured)
@@ -105,7 +120,9 @@ def _one(table: Mapping[str, Any], place: Path, title: str, number: int, count: 
                 f"{place} holds a run of something else: {_difference(place, same)}. Choose another folder with --out, "
                 "or delete it."
             )
-    on_round = None if on_run is None else on_run(title, number, count, found)
+    if not found.finished:
+        found.__dict__["assembly"] = rehearsal.without_shared(asked.entry, found.assembly)
+    on_round = None if on_run is None else on_run(asked.title, asked.number, asked.count, found)
     if not found.finished:
         proceed(found, on_round)
     found.let_go()  # a comparison may have many runs, each with its own data in memory
@@ -140,7 +157,9 @@ def _said(value: tuple[Any, ...]) -> str:
     return shown(json.dumps(value[0], default=str)) if value else "not set"
 
 
-def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[tuple[str, str], Choice]]:
+def _tune(
+    plan: Planned, rehearsal: Rehearsal, folder: Path, on_run: OnRun | None
+) -> Iterator[tuple[tuple[str, str], Choice]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
         return
@@ -153,7 +172,8 @@ def _tune(plan: Planned, folder: Path, on_run: OnRun | None) -> Iterator[tuple[t
             change = {**nested(choice), "evaluate": {**nested(choice).get("evaluate", {}), "split": "validation"}}
             place = _place(folder, Path("tune") / entry.place.parent / slug(label(choice)))
             title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice)]))
-            found = _one(merged(entry.table, change), place, title, number, count, on_run)
+            asked = _Asked(entry, merged(entry.table, change), place, title, number, count)
+            found = _one(asked, rehearsal, on_run)
             scores.append(_score(plan, found))
         best = max(range(len(scores)), key=lambda i: scores[i])  # the first of equal ones
         yield (entry.row, entry.setting), plan.tuning[best]

@@ -1,17 +1,23 @@
 """Whether every key of a comparison is used by a run of it: rows and settings are assembled before any runs.
 
 A key of a row, a setting, a list of values or an override that no run with it uses is refused; one that all rows share
-is a note. Runs are assembled only as far as that takes: a key that its first run uses needs no other one.
+is a note, and where one run uses it, the others say nothing of it. Runs are assembled only as far as that takes: a key
+that its first run uses needs no other one. What is measured meanwhile is handed on to the runs.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fleetfit.api.asking import covers
 from fleetfit.api.comparison.planned import Entry, Planned, nested
 from fleetfit.api.described import settled
-from fleetfit.config import Assembly, assemble
+from fleetfit.api.results import load
+from fleetfit.config import Assembly, Experiment, assemble
+from fleetfit.config.assembly import with_measured
 from fleetfit.config.checking import checked
 from fleetfit.config.reading import leaves, merged, value_at
 from fleetfit.config.unused import Unused
@@ -19,11 +25,18 @@ from fleetfit.errors import ConfigError, FleetFitError
 
 
 class Rehearsal:
-    """The runs of a comparison with its first seed, assembled when they are asked for."""
+    """The runs of a comparison with its first seed, assembled when they are asked for.
 
-    def __init__(self, plan: Planned) -> None:
-        """Begin with none assembled."""
-        self._plan = plan
+    Args:
+        plan: What is compared.
+        folder: The comparison's folder, perhaps with runs whose measurements hold; None: there is none.
+    """
+
+    def __init__(self, plan: Planned, folder: Path | None = None) -> None:
+        self._plan, self._folder = plan, folder
+        self._shared = merged(plan.base, plan.change)
+        self._used: set[str] = set()
+        self._measured: dict[tuple[str, str], dict[str, list[float]]] = {}
         self._entries = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
         self._unused: dict[tuple[str, str], tuple[Unused, ...]] = {}
 
@@ -41,13 +54,49 @@ class Rehearsal:
         self._refuse([key for key in plan.grid if key != "seed"], self._entries, "[compare.grid]")
         self._refuse([key for key, _ in plan.tuning[0]], self._entries, "[compare.tune]")
         self._refuse(leaves(plan.change), self._entries, "--set")
-        shared = [self._idle(key, self._entries) for key in leaves(plan.base)]
-        return [*self._gone(), *dict.fromkeys(str(one) for one in shared if one is not None)]
+        shared = {key: self._idle(key, self._with_shared(key)) for key in leaves(plan.base)}
+        self._used = {*leaves(plan.change), *(key for key, idle in shared.items() if idle is None)}
+        return [*self._gone(), *dict.fromkeys(str(one) for one in shared.values() if one is not None)]
 
     def assemblies(self) -> Iterator[tuple[Entry, Assembly]]:
         """Yield every run, assembled."""
         for entry in self._entries:
-            yield entry, self._assembled(entry, self._plan.tuning[0])
+            yield entry, self.without_shared(entry, self._assembled(entry, self._plan.tuning[0]))
+
+    def without_shared(self, entry: Entry, assembly: Assembly) -> Assembly:
+        """Return a run's assembly without the notes on keys that all rows share and another run uses."""
+        spared = {str(one) for one in assembly.unused if self._is_for_others(entry, one.key)}
+        return replace(
+            assembly,
+            unused=tuple(one for one in assembly.unused if str(one) not in spared),
+            notes=tuple(note for note in assembly.notes if note not in spared),
+        )
+
+    def with_known(self, entry: Entry, experiment: Experiment) -> Experiment:
+        """Return the experiment of a run with what was measured for its row and setting, here or in the folder."""
+        place = (entry.row, entry.setting)
+        if place not in self._measured:
+            self._measured[place] = self._recorded(entry)
+        return with_measured(experiment, self._measured[place] | experiment.fleet.measured)
+
+    def _is_for_others(self, entry: Entry, unused: str) -> bool:
+        """Tell whether a run has a key, which it does not use, from what all rows share, and another run uses it."""
+        keys = [key for key in leaves(self._shared) if covers(unused, key)]
+        same = all(value_at(entry.table, key) == value_at(self._shared, key) for key in keys)
+        return bool(keys) and same and self._used.issuperset(keys)
+
+    def _recorded(self, entry: Entry) -> dict[str, list[float]]:
+        """Return what the folders of a row in a setting say was measured; a damaged one says so when it is run."""
+        found: dict[str, list[float]] = {}
+        if self._folder is None:
+            return found
+        near = entry.place.parent
+        for config in sorted(
+            [*self._folder.glob(f"{near}/*/config.toml"), *self._folder.glob(f"tune/{near}/*/config.toml")]
+        ):
+            with contextlib.suppress(FleetFitError):
+                found |= load(config.parent).experiment.fleet.measured
+        return found
 
     def _gone(self) -> Iterator[str]:
         """Yield a note for each key that all rows share and that no run has, since all name something else."""
@@ -69,6 +118,11 @@ class Rehearsal:
         """Tell whether a run has a setting of the file, which may be combined with the grid's."""
         each = len(self._plan.settings) // len(self._plan.section.setting)
         return list(self._plan.settings).index(entry.setting) // each == number - 1
+
+    def _with_shared(self, key: str) -> list[Entry]:
+        """Return the runs that have a key as the shared part of the file has it."""
+        given = value_at(self._plan.base, key)
+        return [entry for entry in self._entries if value_at(entry.table, key) == given]
 
     def _refuse(self, keys: Iterable[str], entries: list[Entry], where: str) -> None:
         for key in keys:
@@ -100,7 +154,9 @@ class Rehearsal:
     def _assembled(self, entry: Entry, choice: Any) -> Assembly:
         table: Mapping[str, Any] = merged(entry.table, nested(choice))
         try:
-            return assemble(settled(checked(table)))
+            found = assemble(self.with_known(entry, settled(checked(table))))
         except FleetFitError as error:
             error.args = (f"{entry.title}: {error}",)
             raise
+        self._measured[entry.row, entry.setting] |= found.experiment.fleet.measured
+        return found
