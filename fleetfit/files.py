@@ -24,8 +24,8 @@ except ImportError:  # no such locks on this system
     fcntl = None  # type: ignore[assignment]
 
 _KINDS = {
-    stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _AT_ONCE
@@ -115,12 +115,17 @@ def json_of(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def kind_of(found: os.stat_result) -> str:
+    """Return what lies at a place, such as "a file" or "a named pipe"."""
+    return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+
+
 def _check_regular(found: os.stat_result, path: str | Path) -> None:
-    kind = stat.S_IFMT(found.st_mode)
-    if kind == stat.S_IFDIR:
+    kind = kind_of(found)
+    if kind == "a folder":
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    if kind != stat.S_IFREG:
-        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", str(path))
+    if kind != "a file":
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
@@ -141,10 +146,9 @@ def inside(folder: Path, name: str) -> Path:
         place = place / part
         with contextlib.suppress(FileExistsError):
             place.mkdir()
-        kind = stat.S_IFMT(place.lstat().st_mode)
-        if kind != stat.S_IFDIR:
-            what = _KINDS.get(kind, "a file")
-            raise OSError(errno.ENOTDIR, f"it lies behind {place}, which is {what}, not a folder", str(place))
+        kind = kind_of(place.lstat())
+        if kind != "a folder":
+            raise OSError(errno.ENOTDIR, f"it lies behind {place}, which is {kind}, not a folder", str(place))
     return place / last
 
 

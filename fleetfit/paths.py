@@ -5,20 +5,12 @@
 
 import errno
 import os
-import stat
 from pathlib import Path
 from typing import BinaryIO
 
 from fleetfit import files
 from fleetfit.errors import ConfigError, FleetFitError
 
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 _WORDS = {
     errno.ENOENT: "it is not there",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
@@ -149,10 +141,7 @@ def file_to_read(text: str | Path) -> Path:
     Raises:
         ConfigError: It cannot be a path, or leads to something else than a file.
     """
-    path, kind = _looked_at(text, "a file's path")
-    if kind not in ("", "a file"):
-        raise ConfigError(f"{path} is {kind}, not a file.")
-    return path
+    return _only("a file", *_looked_at(text, "a file's path"))
 
 
 def file_to_write(text: str | Path) -> Path:
@@ -162,9 +151,9 @@ def file_to_write(text: str | Path) -> Path:
         ConfigError: It cannot be a path, or is a folder, or what would be waited for.
     """
     path, kind = _looked_at(text, "the path of a file to write")
-    if kind not in ("", "a file", "a device") and not (kind == "a named pipe" and str(path).startswith(_OPEN_ALREADY)):
-        raise ConfigError(f"{path} is {kind}, not a file.")
-    return path
+    if kind == "a device" or (kind == "a named pipe" and str(path).startswith(_OPEN_ALREADY)):
+        return path
+    return _only("a file", path, kind)
 
 
 def folder(text: str | Path) -> Path:
@@ -173,9 +162,12 @@ def folder(text: str | Path) -> Path:
     Raises:
         ConfigError: It cannot be a path, or leads to something else than a folder.
     """
-    path, kind = _looked_at(text, "a folder's path")
-    if kind not in ("", "a folder"):
-        raise ConfigError(f"{path} is {kind}, not a folder.")
+    return _only("a folder", *_looked_at(text, "a folder's path"))
+
+
+def _only(wanted: str, path: Path, kind: str) -> Path:
+    if kind not in ("", wanted):
+        raise ConfigError(f"{path} is {kind}, not {wanted}.")
     return path
 
 
@@ -183,9 +175,8 @@ def _looked_at(text: str | Path, what: str) -> tuple[Path, str]:
     """Return a path and what it leads to: "a file", "a folder", "a named pipe" and so on, or "" for nothing."""
     path = given(text, what)
     try:
-        mode = path.stat().st_mode
+        return path, files.kind_of(path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return path, ""
     except OSError as error:
         raise ConfigError(f"{shown(path)} cannot be used: {why(error)}.") from None
-    return path, next((name for test, name in _KINDS if test(mode)), "a file")

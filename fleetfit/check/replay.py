@@ -360,16 +360,20 @@ class _Softmax(_Reduction):
         return (x - total).exp() if self.gives == "share" else x - total
 
 
-class _LayerNorm(_Reduction):
-    def reduced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduced | None:
-        x, shape = args[0], args[1]
-        dims = list(range(x.dim() - len(shape), x.dim()))
-        return x, dims, _count(x, dims)
+class _Normalising(_Reduction):
+    """Layer and group norm, which give their means and scales beside what they normalise."""
 
     def found(
         self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     ) -> tuple[Tensor, ...]:
         return out[1], out[2]
+
+
+class _LayerNorm(_Normalising):
+    def reduced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduced | None:
+        x, shape = args[0], args[1]
+        dims = list(range(x.dim() - len(shape), x.dim()))
+        return x, dims, _count(x, dims)
 
     def with_zeros(
         self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int
@@ -391,17 +395,12 @@ class _LayerNorm(_Reduction):
         return out if args[3] is None else out + args[3], mean, scale
 
 
-class _GroupNorm(_Reduction):
+class _GroupNorm(_Normalising):
     """Its arguments: input, weight, bias, samples, channels, places, groups, epsilon."""
 
     def reduced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reduced | None:
         x = args[0].reshape(args[3], args[6], -1)
         return x, [2], x.shape[2]
-
-    def found(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> tuple[Tensor, ...]:
-        return out[1], out[2]
 
     def with_zeros(
         self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], missing: int

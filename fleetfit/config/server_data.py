@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fleetfit import names
+from fleetfit import names, paths
 from fleetfit.config.schema import Experiment, ServerDataSection
 from fleetfit.data import Data, unlabelled
 from fleetfit.errors import ConfigError
@@ -69,7 +69,7 @@ def _check_alike(data: Data | Facts, server: Data) -> None:
 
 
 def _text(file: str) -> str:
-    return Path(file).read_text(encoding="utf-8")
+    return paths.text_of(Path(file), ConfigError)
 
 
 def server_accelerator(experiment: Experiment) -> torch.device:

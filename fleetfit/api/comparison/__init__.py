@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetfit import files
 from fleetfit.api.comparison.planned import Choice, Entry, Planned, label, nested, slug
 from fleetfit.api.comparison.rehearsed import Rehearsal
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
@@ -51,7 +52,7 @@ def compare(
         FleetFitError: Something does not fit, or a folder holds a run of something else.
     """
     plan = planned(file, overrides)
-    folder = Path(out).expanduser() if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
+    folder = files.expanded(out) if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
     rehearsal = Rehearsal(plan, folder)
     notes = rehearsal.check()
     tuned = dict(_tune(plan, rehearsal, folder, on_run))

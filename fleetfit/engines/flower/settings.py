@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fleetfit import names
+from fleetfit import files, names
 from fleetfit.config.budget_file import is_budget_file, read_budget
 from fleetfit.config.checking import validated
 from fleetfit.config.reading import anchored
@@ -90,7 +90,7 @@ def read_settings(path: str | Path) -> NodeSettings:
     Raises:
         ConfigError: Something in it is wrong.
     """
-    path = Path(path).expanduser().resolve()
+    path = files.expanded(path).resolve()
     folder = path.parent
     table = anchored(read_table(path), folder)
     try:
@@ -103,7 +103,7 @@ def read_settings(path: str | Path) -> NodeSettings:
         default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
         found = found.model_copy(update=default)
         allow = [names.anchored(name, folder) for name in found.allow]
-        place = str((folder / Path(found.folder).expanduser()).resolve())
+        place = str((folder / files.expanded(found.folder)).resolve())
         found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
         _check_budget(found.budget)
         return found
@@ -130,7 +130,7 @@ def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
     named = found.budget
     if not isinstance(named, str) or not is_budget_file(named):
         return {}
-    return read_budget(folder / Path(named).expanduser())
+    return read_budget(folder / files.expanded(named))
 
 
 def own_data(settings: NodeSettings) -> Data:

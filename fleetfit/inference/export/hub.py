@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from fleetfit import files
 from fleetfit.errors import FleetFitError, MissingExtra, RunError
 
 
@@ -26,7 +27,7 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
         RunError: There is nothing to upload, no network, no token, or the hub refuses.
         MissingExtra: `huggingface_hub` is not installed.
     """
-    path = Path(folder).expanduser()
+    path = files.expanded(folder)
     if not path.is_dir() or not any(path.iterdir()):
         raise RunError(f"{path} is no folder with files in it, so there is nothing to upload. Export a level first.")
     try:
