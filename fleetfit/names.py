@@ -3,46 +3,90 @@
 Built in: `resolve("methods", "fedrolex")` is function `fedrolex` in `fleetfit/methods/fedrolex.py`. Anybody else's:
 `package.module:function` or `file.py:function`. Nothing else is ever imported; a run file that names such a function
 runs its code (see SECURITY.md).
+
+A module is an entry if it has a function or class of its own name. What differs in numbers only is not a module each,
+but rows of a table in one of them, a literal that is called as `_TABLES` says, so that its names are read without
+running the module (and torch). Every row is a function in the module, too; `entries` makes them of one function:
+
+    SIZES = {
+        "resnet20": Row("ResNet-20: 9 blocks.", {"depth": 20}),
+        "resnet32": Row("ResNet-32: 15 blocks.", {"depth": 32}),
+    }
+    resnet20, resnet32 = entries(resnet, SIZES)
 """
 
+import ast
 import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
-import pkgutil
 import re
 import sys
 import sysconfig
 import traceback
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
 
 from fleetfit import paths, used
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
-_PRIVATE = {
-    "engines": {"memories", "pool", "work"},
-    "models": {"blocks", "ree"},
-    "data": {"dataset", "parquet", "augment", "partition", "stored", "dealing"},
-}  # modules that are no entry
+_TABLES = {"models": "SIZES", "data": "SETS"}
+"""What the table of a kind's module is called, if it has one."""
+_NO_ENTRY = {"data": {"partition"}}
+"""Modules that have a function of their own name and are no entry all the same."""
+_T = TypeVar("_T")
 
 
 def available(kind: str) -> list[str]:
     """Return the built-in names of a kind, sorted: "methods", "models" or another one of `resolve`."""
+    return sorted(_homes(kind))
+
+
+@functools.cache
+def _homes(kind: str) -> Mapping[str, str]:
+    """Return the module of each built-in name of a kind, found in their source: none of them is imported."""
     package = importlib.import_module(f"fleetfit.{kind}")
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if not name.startswith("_") and name not in _PRIVATE.get(kind, set()))
+    found: dict[str, str] = {}
+    for file in (*Path(package.__path__[0]).glob("*.py"), *Path(package.__path__[0]).glob("*/__init__.py")):
+        module = file.parent.name if file.name == "__init__.py" else file.stem
+        if module.startswith("_"):
+            continue
+        source = file.read_text(encoding="utf-8")
+        own = re.search(rf"^(?:def|class) {module}\b", source, re.MULTILINE)
+        entry = own and module not in _NO_ENTRY.get(kind, set())
+        for name in (*([module] if entry else []), *_rows(source, _TABLES.get(kind))):
+            found[name] = f"{package.__name__}.{module}"
+    return MappingProxyType(found)
+
+
+def _rows(source: str, table: str | None) -> Iterator[str]:
+    """Yield the keys of a module's literal table."""
+    if table is None or not re.search(rf"^{table}\b", source, re.MULTILINE):
+        return
+    for statement in ast.parse(source).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        value = getattr(statement, "value", None)
+        if isinstance(value, ast.Dict) and any(isinstance(t, ast.Name) and t.id == table for t in targets):
+            yield from (str(ast.literal_eval(key)) for key in value.keys if key is not None)
+
+
+def home(kind: str, name: str) -> ModuleType:
+    """Return the module that a built-in name stands in."""
+    return importlib.import_module(_homes(kind)[name])
 
 
 def summary(kind: str, name: str) -> str:
-    """Return the first line of a built-in's module docstring."""
-    doc = importlib.import_module(f"fleetfit.{kind}.{name}").__doc__ or ""
+    """Return what a built-in is, in one line: the first of its module's docstring, or what the table's row says."""
+    module = home(kind, name)
+    own = module.__name__.rpartition(".")[2] == name
+    doc = (module if own else getattr(module, name)).__doc__ or ""
     return doc.strip().splitlines()[0] if doc.strip() else ""
 
 
@@ -60,6 +104,9 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a name in {kind} must be text, got {shown(repr(name))}.")
     if ":" in name:
+        place, _, attribute = name.rpartition(":")
+        if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in available(kind):
+            return resolve(kind, attribute)  # by the path of a module of its own, which a row may have had once
         return _outside(kind, name)
     if not _IDENTIFIER.fullmatch(name):
         raise ConfigError(
@@ -69,7 +116,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     known = available(kind)
     if name not in known:
         raise ConfigError(f'"{shown(name)}" is not among the {kind}: {", ".join(known)}.{did_you_mean(name, known)}')
-    return typing.cast(Callable[..., Any], getattr(importlib.import_module(f"fleetfit.{kind}.{name}"), name))
+    return typing.cast(Callable[..., Any], getattr(home(kind, name), name))
 
 
 def _outside(kind: str, name: str) -> Callable[..., Any]:
@@ -124,6 +171,54 @@ def _module_of_file(place: str, name: str) -> ModuleType:
         raise ConfigError(f'"{name}": importing {path} failed: {first_line(error, typed=True)}') from error
     _note(module, name)
     return module
+
+
+# ---- the rows of a table -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """An entry that is one of several sizes of the same thing.
+
+    Attributes:
+        what: What it is, in one line.
+        fixed: The arguments that make it so; they are no keys of it.
+        usual: Its keys' defaults, where they are not those of the function that makes all of them.
+    """
+
+    what: str
+    fixed: Mapping[str, Any]
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+
+def entries(make: Callable[..., _T], table: Mapping[str, Row]) -> list[Callable[..., _T]]:
+    """Return the function of each row, with the keys, defaults and explanations that are left for it.
+
+    Args:
+        make: What they all are made by. Its module gives each of them its row's name.
+        table: The rows by their names.
+    """
+    return [_entry(make, name, row) for name, row in table.items()]
+
+
+def _entry(make: Callable[..., _T], name: str, row: Row) -> Callable[..., _T]:
+    signature, hints = inspect.signature(make), typing.get_type_hints(make)
+    keys = [
+        p.replace(default=row.usual.get(k, p.default)) for k, p in signature.parameters.items() if k not in row.fixed
+    ]
+    kept = signature.replace(parameters=keys)
+
+    def made(*values: Any, **keys: Any) -> _T:
+        return make(**{**row.fixed, **row.usual, **kept.bind(*values, **keys).arguments})
+
+    doc = inspect.cleandoc(make.__doc__ or "").partition("\n")[2]
+    for key in row.fixed:
+        doc = re.sub(rf"\n +{key}: .*(?:\n {{8}}.*)*", "", doc)
+    made.__name__ = made.__qualname__ = name
+    made.__module__, made.__doc__ = make.__module__, f"{row.what}\n{doc}"
+    made.__annotations__ = {key: hint for key, hint in hints.items() if key not in row.fixed}
+    made.__signature__ = kept  # type: ignore[attr-defined]
+    return made
 
 
 # ---- whose code it was ---------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What a name stands for, what is refused, and how a configuration's values meet a function's signature."""
 
+import inspect
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +12,7 @@ from fleetfit import names
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.method import Method, build
 from fleetfit.methods.fedrolex import fedrolex
+from fleetfit.models.resnet import resnet20
 
 KINDS = ["methods", "options", "choices", "models", "data", "engines"]
 
@@ -95,7 +98,61 @@ def test_every_available_name_resolves(kind: str) -> None:
     """So a helper module in one of these packages must not look like a name."""
     assert names.available(kind) == sorted(set(names.available(kind)))
     for name in names.available(kind):
-        assert callable(names.resolve(kind, name)), name
+        found = names.resolve(kind, name)
+        assert callable(found) and found.__name__ == name, name
+
+
+# ---- rows of a table -------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_a_function_of_its_module() -> None:
+    assert names.resolve("models", "resnet20") is resnet20
+    assert names.resolve("models", "fleetfit.models.resnet:resnet20") is resnet20
+    assert resnet20(norm="group").blocks == 9
+
+
+def test_a_path_to_a_module_of_its_own_still_resolves() -> None:
+    """An older run folder may have it, since a function that is given becomes its path."""
+    assert names.resolve("models", "fleetfit.models.resnet20:resnet20") is resnet20
+    with pytest.raises(ConfigError, match="importing fleetfit.models.resnet21 failed"):
+        names.resolve("models", "fleetfit.models.resnet21:resnet21")
+
+
+def test_the_names_of_models_are_known_without_torch() -> None:
+    code = "import sys; from fleetfit import names; print(names.available('models'), 'torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'resnet20'" in found.stdout and found.stdout.strip().endswith("False")
+
+
+def made(size: int, shape: tuple[int, ...] = (3,), depth: int | None = None, rate: float = 0.1) -> dict[str, Any]:
+    """Return its arguments.
+
+    Args:
+        size: How large,
+            in both directions.
+        shape: Of a sample.
+        depth: How deep; 3 by default.
+        rate: How fast.
+    """
+    return dict(locals())
+
+
+def test_a_row_has_the_keys_that_it_leaves_open() -> None:
+    row = names.Row("The small one.", {"size": 4, "rate": 0.5}, {"depth": 7})
+    other = names.Row("The large one.", {"size": 9})
+    small, large = names.entries(made, {"small": row, "large": other})
+    assert list(inspect.signature(small).parameters) == ["shape", "depth"]
+    assert small() == {"size": 4, "shape": (3,), "depth": 7, "rate": 0.5}
+    assert small((5,), depth=1) == {"size": 4, "shape": (5,), "depth": 1, "rate": 0.5}
+    assert large(rate=2.0) == {"size": 9, "shape": (3,), "depth": None, "rate": 2.0}
+    assert names.call(small, "small", "[model]", {"depth": 2}, shape=(1, 2))["shape"] == (1, 2)
+    with pytest.raises(ConfigError, match=r'small has no "size"; it takes shape, depth'):
+        names.call(small, "small", "[model]", {"size": 2})
+    with pytest.raises(ConfigError, match=r"\[model\] small: depth: "):
+        names.call(small, "small", "[model]", {"depth": "deep"})
+    doc = inspect.getdoc(small) or ""
+    assert doc.startswith("The small one.\n") and "depth: How deep" in doc and "shape: Of a sample." in doc
+    assert not any(word in doc for word in ("How large", "directions", "How fast", "Return its"))
 
 
 # ---- from outside the package -------------------------------------------------

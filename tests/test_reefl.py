@@ -21,7 +21,7 @@ from fleetfit.methods.depthfl import ramped
 from fleetfit.models.bert import bert
 from fleetfit.models.deit_s import deit_s
 from fleetfit.models.ree import PLACES, Ree, recurrent
-from fleetfit.models.resnet20 import resnet20
+from fleetfit.models.resnet import resnet20
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import vit
 from fleetfit.rounds import Settings, one_round, run, start

@@ -1,6 +1,5 @@
 """What `plan` and `list` show: from the options of the command line to plans and tables."""
 
-import importlib
 import inspect
 import json
 import re
@@ -192,7 +191,7 @@ def listed(kind: str) -> Table:
         return profile_table(PROFILES)
     known = names.available(kind)
     if kind == "data":
-        modules = {name: importlib.import_module(f"fleetfit.data.{name}") for name in known}
+        modules = {name: names.home(kind, name) for name in known}
         return data_table({name: getattr(module, "FACTS", None) for name, module in modules.items()})
     rows = []
     for name in known:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.names import Row, entries
 
 _STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
 
@@ -139,3 +140,14 @@ def resnet(
         ModelError: The depth is not 6n+2, or the group does not divide the stages.
     """
     return ResNet(classes, channels, depth, norm, group, dropout, head_layers)
+
+
+SIZES = {
+    "resnet20": Row("ResNet-20 for small images: 9 blocks in three stages of 16, 32 and 64 channels.", {"depth": 20}),
+    "resnet32": Row("ResNet-32 for small images: 15 blocks in three stages of 16, 32 and 64 channels.", {"depth": 32}),
+    "resnet56": Row("ResNet-56 for small images: 27 blocks in three stages of 16, 32 and 64 channels.", {"depth": 56}),
+    "resnet110": Row(
+        "ResNet-110 for small images: 54 blocks in three stages of 16, 32 and 64 channels.", {"depth": 110}
+    ),
+}
+resnet20, resnet32, resnet56, resnet110 = entries(resnet, SIZES)

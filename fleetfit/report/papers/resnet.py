@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fleetfit.cost import cost_grid, full_cost, submodel_cost
-from fleetfit.models.resnet110 import resnet110
+from fleetfit.models.resnet import resnet110
 from fleetfit.planner import Split, Targets, one_level, search
 from fleetfit.report.papers.table import COLUMNS, PaperTable, Printed, Value, rows_of
 
