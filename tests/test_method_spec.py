@@ -196,18 +196,19 @@ def test_the_list_of_hooks_is_the_design_s() -> None:
     assert HOOKS == (
         "model",
         "levels",
-        "channels",
-        "choose",
         "assign",
+        "choose",
+        "channels",
         "dispatch",
         "adapt",
         "loss",
         "penalty",
         "remember",
         "reply",
+        "receive",
+        "note",
         "weight",
         "merge",
-        "note",
         "step",
         "observe",
     )
@@ -293,6 +294,23 @@ def test_both_parts_remember_and_find_their_own_again() -> None:
     *_, _ = run(federation, engine, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
     kept = [kept["memory"] for kept in engine.save().values()]
     assert len(kept) == 3 and all(memory == {"a": 3, "b": 3} for memory in kept)
+
+
+def test_feddyn_and_reefl_remember_side_by_side() -> None:
+    """Two built-in parts keep something at the client, each under its own name, and none loses the other's."""
+    spec = {"name": "reefl", "estimate": "kept", "plus": {"feddyn": {}}}
+    federation, simulation = tiny_federation(spec, clients=3, cohort=3)
+    engine, settings = local_engine(simulation), Settings(2, Local(lr=0.1, batch_size=8))
+    kept = []
+    for done in run(federation, engine, settings, start(federation)):
+        assert not done.report["failures"]
+        kept.append({client: one["memory"] for client, one in engine.save().items()})
+    for client in ("0", "1", "2"):
+        first, second = (memories[client] for memories in kept)
+        assert first.keys() == second.keys() == {"exit_losses", "gradient"}
+        assert not torch.equal(first["exit_losses"]["losses"], second["exit_losses"]["losses"])
+        before, after = (next(iter(memory["gradient"]["state"].values())) for memory in (first, second))
+        assert not torch.equal(before, after) and not torch.equal(before, torch.zeros_like(before))
 
 
 def test_penalties_add_up() -> None:

@@ -26,7 +26,7 @@ from fleetfit.config.schema import LevelSection, ProfileSection
 from fleetfit.config.writing import dumped
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.method.inside import alike
+from fleetfit.method.functions import alike
 from fleetfit.method.unused import called_hooks
 from fleetfit.planner import Plan
 

@@ -1,14 +1,17 @@
 """The method: a record of functions, one per hook, whose defaults are FedAvg's; and how a spec becomes one.
 
-FedAvg (McMahan et al., AISTATS 2017). A method is its difference from FedAvg: a factory returns
-`Method(loss=..., weight=...)`, and is rebuilt from its spec wherever a job runs, never pickled.
+A method is its difference from FedAvg: a factory returns `Method(loss=..., weight=...)`, and is rebuilt from its spec
+wherever a job runs, never pickled. `hooks` has what each hook gets and gives, `building` the record and what makes one
+of a spec, `unused` finds parts of a spec that no round would call, by looking at what `functions` are made of.
 """
 
-from fleetfit.method.building import build, hyperparameters, is_portable, modelled, rebuilt
-from fleetfit.method.defaults import (
+from fleetfit.method.building import FEDAVG, HOOKS, Method, build, hyperparameters, is_portable, modelled, rebuilt
+from fleetfit.method.hooks import (
     Loss,
+    Penalty,
     Weight,
     all_of_it,
+    all_received,
     by_count,
     by_samples,
     coverage_mean,
@@ -20,15 +23,16 @@ from fleetfit.method.defaults import (
     take_mean,
     uniform,
 )
-from fleetfit.method.record import FEDAVG, HOOKS, Method
 
 __all__ = [
     "FEDAVG",
     "HOOKS",
     "Loss",
     "Method",
+    "Penalty",
     "Weight",
     "all_of_it",
+    "all_received",
     "build",
     "by_count",
     "by_samples",

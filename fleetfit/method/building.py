@@ -1,25 +1,61 @@
-"""How a spec becomes a method: by name, with its options and single hooks."""
+"""The record of a method's hooks, and how a spec becomes one: by name, with its options and single hooks."""
 
+import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetfit import names, submodel
 from fleetfit.errors import ConfigError, did_you_mean, shown
-from fleetfit.method.defaults import by_count, by_samples, uniform
-from fleetfit.method.inside import mentions
-from fleetfit.method.record import FEDAVG, HOOKS, Method
-from fleetfit.values import Device, Federation, Job, Problem, Server
+from fleetfit.method import hooks
+from fleetfit.method.functions import mentions
+from fleetfit.values import Device, Federation, Job, Problem, Server, Update
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: one function per hook, FedAvg's where it does not differ. docs/hooks.md says what each is for.
+
+    Attributes:
+        told: Whether its levels need the budgets that clients tell; without, the server never gets them.
+        own_data: Whether the server trains, and so needs data of its own, `[data] server`.
+        settles: The keys of `[local]` that its `adapt` sets whatever the run file says.
+    """
+
+    model: hooks.ModelHook = hooks.as_it_is
+    levels: hooks.LevelsHook = hooks.full_level
+    assign: hooks.AssignHook = hooks.own_level
+    choose: hooks.ChooseHook = hooks.uniform
+    channels: hooks.ChannelsHook = submodel.prefix
+    dispatch: hooks.DispatchHook = hooks.cut_out
+    adapt: hooks.AdaptHook = hooks.as_sent
+    loss: hooks.LossHook = hooks.last_exit_loss
+    penalty: hooks.PenaltyHook = hooks.no_penalty
+    remember: hooks.RememberHook = hooks.nothing_new
+    reply: hooks.ReplyHook = hooks.all_of_it
+    receive: hooks.ReceiveHook = hooks.all_received
+    note: hooks.NoteHook = hooks.nothing_noted
+    weight: hooks.WeightHook = hooks.by_samples
+    merge: hooks.MergeHook = hooks.coverage_mean
+    step: hooks.StepHook = hooks.take_mean
+    observe: hooks.ObserveHook = hooks.nothing_observed
+    told: bool = True
+    own_data: bool = False
+    settles: tuple[str, ...] = ()
+
+
+HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("told", "own_data", "settles"))
+FEDAVG = Method()
 
 # built-in functions by hook, for `method.hooks.channels = "rolling"`
 _CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "channels": {"prefix": submodel.prefix, "window": submodel.window, "rolling": submodel.rolling,
                  "random": submodel.random},
-    "choose": {"uniform": uniform},
-    "weight": {"by_samples": by_samples, "by_count": by_count},
+    "choose": {"uniform": hooks.uniform},
+    "weight": {"by_samples": hooks.by_samples, "by_count": hooks.by_count},
 }  # fmt: skip
 
 
@@ -76,14 +112,14 @@ def build_anew(spec: Mapping[str, Any]) -> Method:
     """Build the method that a spec describes, though one like it may have been built before."""
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
     method = _made("methods", spec.get("name", "fedavg"), "[method]", values)
-    hooks, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
+    single, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
     if choice:
         name = choice.pop("name")
-        method = _with_option(method, _made("choices", name, "[cohort] choose", choice), str(name), set(hooks))
+        method = _with_option(method, _made("choices", name, "[cohort] choose", choice), str(name), set(single))
     for name, settings in plus.items():
         option = _made("options", name, f"[method.plus.{name}]", settings)
-        method = _with_option(method, option, name, set(hooks))
-    named = {hook: _single_hook(hook, value) for hook, value in hooks.items()}
+        method = _with_option(method, option, name, set(single))
+    named = {hook: _single_hook(hook, value) for hook, value in single.items()}
     return replace(method, **named)  # type: ignore[arg-type]  # hooks only, all of them functions
 
 
@@ -147,12 +183,20 @@ def _observed(
     return second(federation, first(federation, server, *given), *given)
 
 
+def _received(
+    first: Callable[..., Iterable[Update]], second: Callable[..., Iterable[Update]], federation: Federation,
+    server: Server, updates: Iterable[Update],
+) -> Iterable[Update]:  # fmt: skip
+    return second(federation, server, iter(first(federation, server, updates)))
+
+
 def _remembered(first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *given: Any) -> Any:
     return second(job, replace(device, memory=first(job, device, *given)), *given)
 
 
 _JOINED: Mapping[str, Callable[..., Any]] = {
-    "adapt": _chained, "penalty": _added, "remember": _remembered, "note": _noted, "observe": _observed
+    "adapt": _chained, "penalty": _added, "remember": _remembered, "receive": _received, "note": _noted,
+    "observe": _observed,
 }  # fmt: skip
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from fleetfit import names, used
 from fleetfit.errors import FleetFitError
-from fleetfit.method.building import build_anew
-from fleetfit.method.inside import alike, mentions, takes
-from fleetfit.method.record import HOOKS, Method
+from fleetfit.method.building import HOOKS, Method, build_anew
+from fleetfit.method.functions import alike, mentions, takes
 
 _ASKED_BY = {"choose": "assign", "channels": "assign"}
 """Hooks that another hook calls, or does not; all others are called by the core."""

@@ -1,4 +1,4 @@
-"""The only round loop: assign, run the jobs, check, merge, step, evaluate; and the protocol of engines.
+"""The only round loop: assign, run the jobs, check, receive, merge, step, evaluate; and the protocol of engines.
 
 ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost,
 largest first, then client id. A round in which nobody returned a usable update leaves the state as it was, and so does
@@ -206,8 +206,8 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
     except Exception as error:
         if replies.broken or (isinstance(error, FleetFitError) and not isinstance(error, RunError)):
             raise  # the engine's own error, or one that its user made: no reply's
-        for _ in updates:
-            pass
+        doing = "receiving the updates (receive)" if replies.receiving else doing
+        replies.finish()
         return None, f"{doing} raised an error: {what_raised(error)}", {}
     after = replace(after, trained=trained_levels(federation, server, reports))
     why = spoilt(server, after)
@@ -215,45 +215,97 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
 
 
 class _Replies:
-    """The replies to a round's jobs, each looked at; iterating yields the updates that may be used.
+    """The replies to a round's jobs: each is checked, then `receive` says which count, and those are noted and weighed.
+
+    Iterating, which is possible once, yields the updates to merge. As long as `receive` yields one by one, the tensors
+    of one update are held.
 
     Attributes:
-        reports: Updates without their states, and failures, in the jobs' order.
-        norms: Euclidean norm of each update's state, by index.
+        norms: Euclidean norm of each update's state as it came, by index.
+        receiving: Whether `receive` is at work.
         broken: Whether the engine itself raised an error.
     """
 
     def __init__(self, federation: Federation, server: Server, replies: Iterator[tuple[Job, Update | Failure]]) -> None:
         """Take the jobs with their replies, as they come."""
-        self.reports: list[Update | Failure] = []
         self.norms: dict[int, float] = {}
-        self.broken = False
-        self._federation, self._server, self._replies = federation, server, replies
+        self.receiving = self.broken = False
+        self._federation, self._server = federation, server
+        self._reports: dict[int, Update | Failure] = {}
+        self._waiting: dict[int, Job] = {}  # of checked updates that `receive` has not given on
         self._weights: dict[int, float] = {}
+        self._checked = self._check(replies)
+
+    @property
+    def reports(self) -> list[Update | Failure]:
+        """Updates without their states, and failures, in the jobs' order."""
+        return [self._reports[index] for index in sorted(self._reports)]
 
     def __iter__(self) -> Iterator[Update]:
+        self.receiving = True
+        received = iter(self._federation.method.receive(self._federation, self._server, self._checked))
         while True:
+            self.receiving = True
             try:
-                job, reply = next(self._replies)
+                job = self._given_on(update := next(received))
             except StopIteration:
-                return
-            except Exception:
-                self.broken = True
-                raise
-            reply = checked(reply, job, self._federation)
-            reply = self._noted(reply, job) if isinstance(reply, Update) else reply
-            if isinstance(reply, Update):
-                yield reply
-            else:
-                self.reports.append(reply)
+                break
+            self.receiving = False
+            found = self._noted(update, job)
+            self._reports[job.index] = found if isinstance(found, Failure) else replace(found, state={})
+            if isinstance(found, Update):
+                yield update
+        self.receiving = False
+        self.finish()
+        for index in self._waiting:
+            self._reports[index] = _left_out(self._reports[index])
+        self._waiting.clear()
+
+    def finish(self) -> None:
+        """Look at the replies that are left: each job's has its report, whoever stopped early."""
+        for _ in self._checked:
+            pass
 
     def weight(self, update: Update) -> float:
         """Return the aggregation weight of an update that was yielded, and what a method makes of any other."""
         known = self._weights.get(update.index)
         return self._federation.method.weight(update) if known is None else known
 
+    def _check(self, replies: Iterator[tuple[Job, Update | Failure]]) -> Iterator[Update]:
+        while True:
+            try:
+                job, reply = next(replies)
+            except StopIteration:
+                return
+            except Exception:
+                self.broken = True
+                raise
+            reply = checked(reply, job, self._federation)
+            if isinstance(reply, Failure):
+                self._reports[job.index] = reply
+                continue
+            self._reports[job.index], self.norms[job.index] = replace(reply, state={}), norm(reply.state)
+            self._waiting[job.index] = replace(job, state={})
+            yield reply
+
+    def _given_on(self, update: Any) -> Job:
+        """Return the job of an update that `receive` gave on.
+
+        Raises:
+            ConfigError: It is none of this round's, or was given on before.
+        """
+        if not isinstance(update, Update):
+            raise ConfigError(f"receive must give on updates, got {type(update).__name__}.")
+        job = self._waiting.pop(update.index, None)
+        if job is None or (update.round, update.client) != (job.round, job.client):
+            raise ConfigError(
+                f"receive gave on an update of client {update.client} (index {update.index}) that it did not get, or "
+                "twice. It may leave updates out and change what they say, not whose they are."
+            )
+        return job
+
     def _noted(self, update: Update, job: Job) -> Update | Failure:
-        """Note what is asked of each update; what that raises is this update's failure."""
+        """Return an update with what is noted of it; what that raises is this update's failure."""
         method, doing = self._federation.method, "note"
         try:
             metrics = {**update.metrics, **method.note(self._federation, self._server, update)}
@@ -265,9 +317,17 @@ class _Replies:
             more = {"bytes_down": update.bytes_down, "bytes_up": update.bytes_up, "simulated_s": update.simulated_s}
             why = f"the method's {doing} raised an error: {what_raised(error)}"
             return refused(job, why, multiply_adds=update.multiply_adds, **more)
-        self._weights[update.index], self.norms[update.index] = weight, norm(update.state)
-        self.reports.append(replace(update, state={}, metrics=metrics))
-        return update
+        self._weights[update.index] = weight
+        return replace(update, metrics=metrics)
+
+
+def _left_out(report: Update | Failure) -> Failure:
+    """Return the failure that stands for an update which `receive` did not give on."""
+    return Failure(
+        report.round, report.index, report.client, report.level, report.dispatched,
+        "its update was left out by the method (receive)", bytes_down=report.bytes_down, bytes_up=report.bytes_up,
+        multiply_adds=report.multiply_adds, simulated_s=report.simulated_s,
+    )  # fmt: skip
 
 
 def _accepted(engine: Engine, reports: list[Update | Failure]) -> list[dict[str, Any]]:

@@ -1,25 +1,25 @@
 """Who takes part: what the server knows of its clients, and the devices, which exist only where jobs run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fleetfit.aggregate import Aggregate
 from fleetfit.cost import Conditions, cost_of
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
+from fleetfit.layout import Axis, State
 from fleetfit.planner import affords, assign
-from fleetfit.submodel import Submodel
+from fleetfit.submodel import Channels, Submodel
 from fleetfit.values.clock import Clock
 from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Resources
-
-if TYPE_CHECKING:
-    from fleetfit.method import Method
+from fleetfit.values.work import Failure, Server, Update
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,83 @@ class Simulation:
         )  # fmt: skip
 
 
+class ServerHooks(Protocol):
+    """The server's half of a method: what may be asked of `Federation.method`. `fleetfit.method.Method` has it.
+
+    A hook gets the federation, and the federation has the hooks: so their types are said here in short, and
+    `fleetfit.method.hooks` says what each is for.
+    """
+
+    @property
+    def told(self) -> bool:
+        """Whether the levels need the budgets that clients tell."""
+
+    @property
+    def assign(
+        self,
+    ) -> Callable[["Federation", Server, np.random.Generator], list[tuple[int, int, Submodel]]]:
+        """Who trains what."""
+
+    @property
+    def choose(self) -> Callable[["Federation", Server, np.random.Generator], list[int]]:
+        """Who takes part."""
+
+    @property
+    def channels(self) -> Callable[[Axis, int, int, int | None, np.random.Generator], Channels]:
+        """Which channels of an axis a client keeps."""
+
+    @property
+    def dispatch(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
+        """Which tensors go out."""
+
+    @property
+    def receive(self) -> Callable[["Federation", Server, Iterator[Update]], Iterable[Update]]:
+        """Which updates count."""
+
+    @property
+    def note(self) -> Callable[["Federation", Server, Update], Mapping[str, Any]]:
+        """What of an update outlasts its tensors."""
+
+    @property
+    def weight(self) -> Callable[[Update], float]:
+        """The aggregation weight of an update."""
+
+    @property
+    def merge(
+        self,
+    ) -> Callable[["Federation", Server, Iterator[Update], Callable[[Update], float]], Aggregate]:
+        """What the updates add up to."""
+
+    @property
+    def step(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:
+        """The server after the round."""
+
+    @property
+    def observe(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:
+        """The server with what it learned of the round."""
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The server's view: problem, clients, levels, and how many clients take part in a round.
+    """The server's view: what is trained, who is there, and how.
 
-    `connected` tells which clients are connected in a round, bool [K]; None: all of them, always.
+    Attributes:
+        problem: What is trained.
+        clients: All registered clients, as far as the server knows them.
+        levels: Smallest first.
+        cohort: How many clients take part in a round.
+        method: The hooks of the method that the server calls.
+        method_spec: How a worker builds the method.
+        seed: The run's.
+        device: The server's own: its test set, and its data without labels (FedDF); None where it has none.
+        connected: Round -> which clients are connected, bool [K]; None: all of them, always.
     """
 
     problem: Problem
     clients: Clients
     levels: tuple[Level, ...]
     cohort: int
-    method: "Method"
+    method: ServerHooks
     method_spec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     seed: int = 0
     device: Device | None = None

@@ -1,0 +1,293 @@
+"""The hook `receive`: who counts in a round is judged on all its updates, before anybody is told to remember it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_rounds import LOCAL, fleet, same
+from tiny import tiny_federation
+
+from fleetfit.engines.local import Local as LocalEngine
+from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.processes import processes
+from fleetfit.errors import ConfigError
+from fleetfit.method import FEDAVG, Method, build
+from fleetfit.rounds import Settings, one_round, run, start
+from fleetfit.submodel import flat_of
+from fleetfit.values import Federation, Local, Server, Update
+
+Updates = Iterator[Update]
+Receive = Callable[[Federation, Server, Updates], Iterable[Update]]
+HERE = "test_receive"
+
+
+def without(*clients: int) -> Receive:
+    def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        return [update for update in list(updates) if update.client not in clients]
+
+    return receive
+
+
+def without_four(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+    return without(4)(federation, server, updates)
+
+
+def one_by_one(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+    yield from updates
+
+
+def halved(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+    """Move half of what each client moved."""
+    for update in updates:
+        sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
+        yield replace(update, state={name: (t + sent[name]) / 2 for name, t in update.state.items()})
+
+
+def leaving_four_out() -> Method:
+    return Method(receive=without_four)
+
+
+def halving() -> Method:
+    return Method(receive=halved)
+
+
+def receiving(federation: Federation, receive: Receive) -> Federation:
+    """Set the hook alone; the jobs, and so their bytes, stay the same."""
+    return replace(federation, method=replace(federation.method, receive=receive))  # type: ignore[type-var]
+
+
+def chosen(*clients: int) -> Callable[..., list[int]]:
+    return lambda federation, server, rng: list(clients)
+
+
+@pytest.mark.parametrize("receive", [one_by_one, without(), lambda f, s, updates: iter(list(updates))])
+def test_all_received_are_the_same_bits_as_without_the_hook(receive: Receive) -> None:
+    plain, simulation = fleet("scalefl", dropout=0.2)
+    *_, expected = run(plain, local_engine(simulation), Settings(2, LOCAL), start(plain))
+    federation = receiving(plain, receive)
+    *_, found = run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation))
+    assert same(expected.server.state, found.server.state)
+    keys = expected.report.keys() - {"seconds"}
+    assert {k: expected.report[k] for k in keys} == {k: found.report[k] for k in keys}
+
+
+def test_who_is_left_out_is_reported_counts_nowhere_and_does_not_remember() -> None:
+    """Clients 2 and 4, of levels 3 and 2; what was sent to them and what they computed is counted all the same."""
+    everybody, simulation = fleet("plugin_method:counting")
+    federation, engine = receiving(everybody, without(2, 4)), local_engine(simulation)
+    server, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    assert [(f["client"], f["level"]) for f in report["failures"]] == [(2, 3), (4, 2)]
+    assert {f["reason"] for f in report["failures"]} == {"its update was left out by the method (receive)"}
+    assert report["train"]["clients"] == 4 and not any(f["absent"] for f in report["failures"])
+    assert set(engine.save()) == {"0", "1", "3", "5"}
+    assert server.memory["updates"] == 4
+    _, full = one_round(everybody, local_engine(simulation), Settings(1, LOCAL), start(everybody))
+    for key in ("bytes_down", "bytes_up", "multiply_adds"):
+        assert report[key] == full[key]
+
+
+def test_the_mean_is_that_of_the_others() -> None:
+    """Weights by count of one level: the mean of clients 2 and 5 without 5 is what 2 sent."""
+    sent: dict[int | None, Update] = {}
+
+    def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        for update in updates:
+            sent[update.client] = update
+            if update.client != 5:
+                yield update
+
+    federation, simulation = fleet("scalefl", choose=chosen(2, 5), hooks={"receive": receive})
+    server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert torch.equal(flat_of(server.state), flat_of(sent[2].state))
+    assert not torch.equal(flat_of(sent[5].state), flat_of(sent[2].state))
+
+
+def test_changed_updates_are_merged_as_they_are_now() -> None:
+    """Halving every movement halves that of the mean, up to rounding."""
+    moved = []
+    for hooks in ({}, {"receive": halved}):
+        federation, simulation = fleet("scalefl", hooks=hooks)
+        before = start(federation)
+        after, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
+        moved.append(flat_of(after.state) - flat_of(before.state))
+    assert float(moved[0].abs().max()) > 1e-3
+    torch.testing.assert_close(moved[1], moved[0] / 2, atol=1e-6, rtol=1e-4)
+
+
+def test_notes_and_weights_are_of_what_was_received() -> None:
+    """Whoever is left out is neither noted nor weighed, and a changed update is noted as it is now."""
+    noted, weighed = [], []
+
+    def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        return (replace(u, num_examples=1) for u in updates if u.client in (0, 1, 2))
+
+    def note(federation: Federation, server: Server, update: Update) -> dict[str, Any]:
+        noted.append((update.client, update.num_examples))
+        return {}
+
+    def weight(update: Update) -> float:
+        weighed.append((update.client, update.num_examples))
+        return 1.0
+
+    federation, simulation = fleet("fedavg", hooks={"receive": receive, "note": note, "weight": weight})
+    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert sorted(noted) == sorted(weighed) == [(0, 1), (1, 1), (2, 1)]
+    assert report["train"]["samples"] == 3
+
+
+def test_another_order_is_merged_in_that_order_and_reported_in_the_jobs_order() -> None:
+    merged = []
+
+    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
+        kept = list(updates)
+        merged.extend(update.client for update in kept)
+        return FEDAVG.merge(federation, server, iter(kept), weight)
+
+    def observe(federation: Federation, server: Server, aggregate: Any, reports: Any) -> Server:
+        return replace(server, memory=[report.index for report in reports])
+
+    hooks = {"receive": lambda f, s, updates: reversed(list(updates)), "merge": merge, "observe": observe}
+    federation, simulation = fleet("fedavg", hooks=hooks)
+    server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert merged == [3, 0, 4, 1, 5, 2] and server.memory == list(range(6))
+
+
+@pytest.mark.parametrize("stops", ["receive", "merge"])
+def test_who_stops_early_still_owes_every_report(stops: str) -> None:
+    """What `receive` did not draw is left out; what `merge` did not draw was received."""
+
+    def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        yield next(updates)
+        yield next(updates)
+
+    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
+        return FEDAVG.merge(federation, server, iter([next(updates), next(updates)]), weight)
+
+    federation, simulation = fleet("fedavg", hooks={stops: {"receive": receive, "merge": merge}[stops]})
+    engine = local_engine(simulation)
+    _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
+    assert report["train"]["clients"] == {"receive": 2, "merge": 6}[stops]
+    assert [f["client"] for f in report["failures"]] == {"receive": [1, 4, 0, 3], "merge": []}[stops]
+
+
+def test_nobody_left_is_a_round_without_updates() -> None:
+    federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: []})
+    before = start(federation)
+    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
+    assert same(before.state, after.state) and after.round == 1
+    assert report["train"]["clients"] == 0 and len(report["failures"]) == 6
+
+
+def test_what_receive_raises_undoes_the_round() -> None:
+    """At once, or in the middle: nothing moves, nobody remembers, and the report says who took part."""
+
+    def at_once(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        raise ZeroDivisionError("no median")
+
+    def midway(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        yield next(updates)
+        raise ZeroDivisionError("no median")
+
+    for receive in (at_once, midway):
+        federation, simulation = fleet("plugin_method:counting", hooks={"receive": receive})
+        engine, before = local_engine(simulation), start(federation)
+        after, report = one_round(federation, engine, Settings(1, LOCAL), before)
+        assert (
+            "receiving the updates (receive) raised an error: ZeroDivisionError: no median"
+            in (report["undone"]["reason"])
+        )
+        assert len(report["undone"]["reported"]) == 6 and all(one["norm"] > 0 for one in report["undone"]["reported"])
+        assert same(before.state, after.state) and not engine.save() and not report["failures"]
+
+
+def test_an_error_of_the_merge_is_not_laid_to_receive() -> None:
+    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
+        next(updates)
+        raise ZeroDivisionError("no mean")
+
+    federation, simulation = fleet("fedavg", hooks={"merge": merge})
+    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["undone"]["reason"].startswith("averaging the updates (merge) raised")
+    assert len(report["undone"]["reported"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        (lambda updates: [3], "receive must give on updates, got int"),
+        (lambda updates: [None, *updates], "receive must give on updates, got NoneType"),
+        (lambda updates: [u for u in list(updates) for _ in range(2)], "of client 2 .* did not get, or twice"),
+        (lambda updates: [replace(u, index=9) for u in updates], "did not get, or twice"),
+        (lambda updates: [replace(u, client=0) for u in updates], "not whose they are"),
+    ],
+    ids=["no update", "None", "twice", "unknown", "another client's"],
+)
+def test_what_is_no_update_of_this_round_is_named(give: Callable[[Any], Any], message: str) -> None:
+    federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
+    with pytest.raises(ConfigError, match=message):
+        one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+
+
+def test_two_parts_receive_one_after_the_other() -> None:
+    """The method leaves client 4 out; the option halves what the others moved."""
+    spec = {"name": f"{HERE}:leaving_four_out", "plus": {f"{HERE}:halving": {}}}
+    method = build(spec)
+    seen = []
+    federation, simulation = fleet("fedavg")
+    federation = replace(federation, method=replace(method, choose=federation.method.choose, note=noting(seen)))
+    _, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert [f["client"] for f in report["failures"]] == [4]
+    once, simulation = fleet("fedavg", hooks={"receive": without_four, "note": (first := noting([]))})
+    one_round(once, local_engine(simulation), Settings(1, LOCAL), start(once))
+    assert [c for c, _ in seen] == [c for c, _ in first.seen]
+    assert all(half < whole for (_, half), (_, whole) in zip(seen, first.seen, strict=True))
+
+
+class noting:  # a hook that keeps what it was given
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def __call__(self, federation: Federation, server: Server, update: Update) -> dict[str, Any]:
+        sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
+        self.seen.append((update.client, float((flat_of(update.state) - flat_of(sent)).norm())))
+        return {}
+
+
+def test_it_streams_where_it_yields_one_by_one() -> None:
+    """The second update is computed when the first has been merged."""
+    order: list[str] = []
+
+    class Slow(LocalEngine):
+        def run(self, jobs: Any) -> Any:
+            for reply in super().run(jobs):
+                order.append("computed")
+                yield reply
+
+    def merge(federation: Federation, server: Server, updates: Updates, weight: Any) -> Any:
+        def noted() -> Updates:
+            for update in updates:
+                order.append("merged")
+                yield update
+
+        return FEDAVG.merge(federation, server, noted(), weight)
+
+    for hooks in ({"merge": merge}, {"merge": merge, "receive": one_by_one}):
+        order.clear()
+        federation, simulation = fleet("fedavg", hooks=hooks)
+        one_round(federation, Slow(simulation, torch.device("cpu"), 1), Settings(1, LOCAL), start(federation))
+        assert order == ["computed", "merged"] * 6
+
+
+def test_workers_leave_out_with_the_same_bits() -> None:
+    spec = {"name": "plugin_method:counting", "hooks": {"receive": f"{HERE}:without_four"}}
+    federation, simulation = tiny_federation(spec, dropout=0.2, cohort=6)
+    ours, theirs = local_engine(simulation), processes(simulation, workers=2)
+    try:
+        *_, expected = run(federation, ours, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
+        *_, found = run(federation, theirs, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
+        assert same(expected.server.state, found.server.state)
+        assert set(ours.save()) == set(theirs.save()) == {"0", "1", "2", "3", "5"}
+    finally:
+        theirs.close()
