@@ -5,9 +5,11 @@ what to do; the command line prints the message without a traceback and exits wi
 """
 
 import difflib
+import importlib
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 class FleetFitError(Exception):
@@ -60,6 +62,23 @@ class MissingExtra(FleetFitError):
             what: The feature that needs it, as the start of a sentence ("Reading Parquet files").
         """
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
+
+
+def need(module: str, extra: str, what: str) -> Any:
+    """Return a module that only comes with an extra.
+
+    Args:
+        module: Its name.
+        extra: The extra of FleetFit that has it.
+        what: The feature that needs it, as the start of a sentence.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtra(extra, what) from error
 
 
 def one_line(text: object, most: int = 200) -> str:

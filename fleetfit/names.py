@@ -39,8 +39,8 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _TABLES = {"models": "SIZES", "data": "SETS"}
 """What the table of a kind's module is called, if it has one."""
-_NO_ENTRY = {"data": {"partition"}}
-"""Modules that have a function of their own name and are no entry all the same."""
+_ROOMS = {"data": ("sets", "files")}
+"""The folders of a kind in which its entries are, where they are not in its own."""
 _T = TypeVar("_T")
 
 
@@ -54,15 +54,16 @@ def _homes(kind: str) -> Mapping[str, str]:
     """Return the module of each built-in name of a kind, found in their source: none of them is imported."""
     package = importlib.import_module(f"fleetfit.{kind}")
     found: dict[str, str] = {}
-    for file in (*Path(package.__path__[0]).glob("*.py"), *Path(package.__path__[0]).glob("*/__init__.py")):
-        module = file.parent.name if file.name == "__init__.py" else file.stem
-        if module.startswith("_"):
-            continue
-        source = file.read_text(encoding="utf-8")
-        own = re.search(rf"^(?:def|class) {module}\b", source, re.MULTILINE)
-        entry = own and module not in _NO_ENTRY.get(kind, set())
-        for name in (*([module] if entry else []), *_rows(source, _TABLES.get(kind))):
-            found[name] = f"{package.__name__}.{module}"
+    for room in _ROOMS.get(kind, ("",)):
+        place, path = Path(package.__path__[0], room), ".".join(filter(None, (package.__name__, room)))
+        for file in (*place.glob("*.py"), *place.glob("*/__init__.py")):
+            module = file.parent.name if file.name == "__init__.py" else file.stem
+            if module.startswith("_"):
+                continue
+            source = file.read_text(encoding="utf-8")
+            own = re.search(rf"^(?:def|class) {module}\b", source, re.MULTILINE)
+            for name in (*([module] if own else []), *_rows(source, _TABLES.get(kind))):
+                found[name] = f"{path}.{module}"
     return MappingProxyType(found)
 
 
@@ -85,8 +86,8 @@ def home(kind: str, name: str) -> ModuleType:
 def summary(kind: str, name: str) -> str:
     """Return what a built-in is, in one line: the first of its module's docstring, or what the table's row says."""
     module = home(kind, name)
-    own = module.__name__.rpartition(".")[2] == name
-    doc = (module if own else getattr(module, name)).__doc__ or ""
+    row = name in getattr(module, _TABLES.get(kind, ""), {})
+    doc = (getattr(module, name) if row else module).__doc__ or ""
     return doc.strip().splitlines()[0] if doc.strip() else ""
 
 

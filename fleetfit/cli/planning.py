@@ -191,13 +191,18 @@ def listed(kind: str) -> Table:
         return profile_table(PROFILES)
     known = names.available(kind)
     if kind == "data":
-        modules = {name: names.home(kind, name) for name in known}
-        return data_table({name: getattr(module, "FACTS", None) for name, module in modules.items()})
+        return data_table({name: _facts(name) for name in known})
     rows = []
     for name in known:
         keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in _GIVEN]
         rows.append((name, names.summary(kind, name), ", ".join(keys)))
     return Table(("name", "what it is", "keys"), tuple(rows))
+
+
+def _facts(name: str) -> Any:
+    """Return what the module of a built-in data set says about it, or None; a family has facts by name."""
+    found = getattr(names.home("data", name), "FACTS", None)
+    return found.get(name) if isinstance(found, Mapping) else found
 
 
 def keys_of(kind: str, name: str) -> Table:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fleetfit import paths
-from fleetfit.data.stored import restored, store
+from fleetfit.data.dataset import restored, store
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, RunError

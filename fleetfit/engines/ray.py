@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.data.stored import put_together, taken_apart
+from fleetfit.data.dataset import put_together, taken_apart
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError

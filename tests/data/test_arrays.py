@@ -11,8 +11,10 @@ import torch
 
 import fleetfit as ff
 from fleetfit.config.reading import read_experiment
-from fleetfit.data import _npz, partition, widar
-from fleetfit.data.arrays import arrays
+from fleetfit.data import partition
+from fleetfit.data.files import arrays as arrays_module
+from fleetfit.data.files.arrays import arrays
+from fleetfit.data.sets import widar
 from fleetfit.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(0)
@@ -50,10 +52,10 @@ def test_samples_are_mapped(
     before = Path(file).read_bytes()
     data = arrays(file)
     assert np.array_equal(data.x.numpy(), x) and str(data.x.dtype) == f"torch.{dtype}"
-    assert isinstance(_npz.Arrays(Path(file)).one("x"), np.memmap)
+    assert isinstance(arrays_module.Arrays(Path(file)).one("x"), np.memmap)
     data.x.fill_(1)
     assert Path(file).read_bytes() == before and np.array_equal(arrays(file).x.numpy(), x)
-    monkeypatch.setattr(_npz.zipfile.ZipFile, "extract", None)  # unpacked once only
+    monkeypatch.setattr(arrays_module.zipfile.ZipFile, "extract", None)  # unpacked once only
     assert np.array_equal(arrays(file).x.numpy(), x)
 
 
@@ -124,7 +126,7 @@ def test_channels_last_and_other_numbers(save: Callable[..., str]) -> None:
 def test_standardised_by_the_training_samples(
     save: Callable[..., str], monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
-    monkeypatch.setattr("fleetfit.data.arrays._ROWS", 7)
+    monkeypatch.setattr("fleetfit.data.files.arrays._ROWS", 7)
     x = (RNG.random((50, 3, 4, 4)) * [[[[200]], [[50]], [[0]]]] + 20).astype(dtype)
     data = arrays(save(x=x, y=np.arange(50) % 2), standardise=True)
     train = data.batch(data.split("train"))[0]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import _cache, _pictures
+from fleetfit.data import cache
 from fleetfit.data.dataset import Data
-from fleetfit.data.images import images
+from fleetfit.data.files import images as images_module
+from fleetfit.data.files.images import images
 
 
 @pytest.fixture
@@ -25,13 +26,13 @@ def folder(tmp_path: Path, write: Callable[..., Path], picture: Callable[..., by
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever images are decoded."""
     calls: list[int] = []
-    original = _pictures.decode
+    original = images_module.decode
 
     def counted(*arguments: object) -> np.ndarray:
         calls.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_pictures, "decode", counted)
+    monkeypatch.setattr(images_module, "decode", counted)
     return calls
 
 
@@ -71,7 +72,7 @@ def test_parameters_and_changed_files_decode_again(folder: Path, decoded: list[i
 
 def test_a_new_format_decodes_again(folder: Path, decoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     load(folder)
-    monkeypatch.setattr(_cache, "FORMAT", _cache.FORMAT + 1)
+    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
     load(folder)
     assert len(decoded) == 2
 
@@ -123,7 +124,7 @@ def test_a_failed_build_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyP
         allocate((6, 1, 4, 4))
         raise ValueError("in the middle")
 
-    monkeypatch.setattr(_pictures, "decode", failing)
+    monkeypatch.setattr(images_module, "decode", failing)
     with pytest.raises(ValueError, match="in the middle"):
         load(folder)
     assert files() == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetfit.data import Data
-from fleetfit.data._hold_out import hold_out
+from fleetfit.data.splits import hold_out
 from fleetfit.errors import DataError
 
 

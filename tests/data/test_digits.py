@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fleetfit.data.digits import FACTS, digits
+from fleetfit.data.sets.digits import FACTS, digits
 from fleetfit.errors import DataError
 
 

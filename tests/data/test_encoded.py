@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fleetfit as ff
-from fleetfit.data import Data, Encoded, _class_folders, _decode, _pictures, _resized_crop, _unpack
-from fleetfit.data._encoded import Files
-from fleetfit.data.augment import augmented
-from fleetfit.data.imagenet import imagenet
-from fleetfit.data.images import images
-from fleetfit.data.stored import restored, store
+from fleetfit.data import Data, Encoded
+from fleetfit.data import encoded as encoded_module
+from fleetfit.data.augment import augmented, draws, patch
+from fleetfit.data.dataset import restored, store
+from fleetfit.data.encoded import Files
+from fleetfit.data.files import images as images_module
+from fleetfit.data.files.images import images
+from fleetfit.data.sets.imagenet import imagenet
 from fleetfit.errors import DataError
 
 Picture = Callable[..., bytes]
@@ -75,13 +77,13 @@ def folders(tmp_path: Path, picture: Picture) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by the place of each image that is decoded."""
     places: list[str] = []
-    original = _decode.fill
+    original = encoded_module.fill
 
     def counted(target: np.ndarray, opened: Any, place: str, *more: Any) -> None:
         places.append(place)
         original(target, opened, place, *more)
 
-    monkeypatch.setattr(_decode, "fill", counted)
+    monkeypatch.setattr(encoded_module, "fill", counted)
     return places
 
 
@@ -136,7 +138,7 @@ def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:
 def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = images(str(folders), size=8, lazy=True)
     with monkeypatch.context() as patch:
-        patch.setattr(_class_folders, "_write_index", None)
+        patch.setattr(images_module, "_write_index", None)
         assert torch.equal(all_of(images(str(folders), size=8, lazy=True)), all_of(first))
     shutil.copy(folders / "train" / "n01" / "n01_0.JPEG", folders / "train" / "n01" / "n01_9.JPEG")
     assert len(images(str(folders), size=8, lazy=True).x) == len(first.x) + 1
@@ -144,7 +146,7 @@ def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypa
 
 def test_rows_are_unpacked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = all_of(images(str(shards), size=8, lazy=True))
-    monkeypatch.setattr(_unpack.np, "save", None)  # what unpacking needs and reading does not
+    monkeypatch.setattr(encoded_module.np, "save", None)  # what unpacking needs and reading does not
     assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
 
 
@@ -169,7 +171,7 @@ def test_a_full_disk_is_said(shards: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_unpack.np, "save", full)
+    monkeypatch.setattr(encoded_module.np, "save", full)
     with pytest.raises(DataError, match="No space left on device.*FLEETFIT_CACHE"):
         images(str(shards), size=8, lazy=True)
     assert list(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) == []
@@ -202,9 +204,9 @@ def test_a_set_of_terabytes_takes_no_memory(folders: Path, decoded: list[str]) -
 def test_large_sets_stay_encoded_by_themselves(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (shards, folders):
         assert isinstance(images(str(folder), size=16).x, torch.Tensor)
-        monkeypatch.setattr(_pictures, "LAZY_ABOVE", 18 * 3 * 16 * 16)
+        monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16)
         assert isinstance(images(str(folder), size=16).x, torch.Tensor)
-        monkeypatch.setattr(_pictures, "LAZY_ABOVE", 18 * 3 * 16 * 16 - 1)
+        monkeypatch.setattr(images_module, "LAZY_ABOVE", 18 * 3 * 16 * 16 - 1)
         assert isinstance(images(str(folder), size=16).x, Encoded)
         assert isinstance(images(str(folder), size=16, lazy=False).x, torch.Tensor)
         monkeypatch.undo()
@@ -225,13 +227,13 @@ def test_images_of_one_size_need_none(tmp_path: Path, write: Write, picture: Pic
 def test_threads_decode_the_same(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = images(str(folders), size=16, lazy=True)
     expected = all_of(data)
-    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(encoded_module, "_LARGE_BYTES", 0)
     assert torch.equal(all_of(data), expected)
 
 
 @pytest.mark.parametrize("threads", [True, False])
 def test_what_is_gone_or_broken_is_named(folders: Path, monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
-    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0 if threads else 10**9)
+    monkeypatch.setattr(encoded_module, "_LARGE_BYTES", 0 if threads else 10**9)
     data = images(str(folders), size=8, lazy=True)
     broken = folders / "train" / "n01" / "n01_2.JPEG"
     broken.write_bytes(broken.read_bytes()[:200])
@@ -344,8 +346,8 @@ def test_two_rounds_in_worker_processes(folders: Path, tmp_path: Path) -> None:
 
 @given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 1000))
 def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: int) -> None:
-    numbers = _resized_crop.draws(1, torch.Generator().manual_seed(seed))[0]
-    left, top, wide, tall, _ = _resized_crop.patch(numbers, width, height)
+    numbers = draws(1, torch.Generator().manual_seed(seed))[0]
+    left, top, wide, tall, _ = patch(numbers, width, height)
     assert 0 <= left <= left + wide <= width and 0 <= top <= top + tall <= height and wide > 0 and tall > 0
     if min(width, height) > 100 and max(width, height) < 1.3 * min(width, height):  # rounding to pixels is small
         assert 0.07 < wide * tall / (width * height) <= 1.01
@@ -354,8 +356,8 @@ def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: in
 
 def test_patches_are_spread_as_they_should_be() -> None:
     """On a large square nothing is redrawn for a share below 3/4: then share, log ratio and place are uniform."""
-    numbers = _resized_crop.draws(20_000, torch.Generator().manual_seed(0))
-    found = np.array([_resized_crop.patch(row, 4000, 4000) for row in numbers], dtype=np.float64)
+    numbers = draws(20_000, torch.Generator().manual_seed(0))
+    found = np.array([patch(row, 4000, 4000) for row in numbers], dtype=np.float64)
     left, top, wide, tall, mirrored = found.T
     share, ratio = wide * tall / 4000**2, np.log(wide / tall)
     kept = share < 0.7
@@ -368,20 +370,20 @@ def test_patches_are_spread_as_they_should_be() -> None:
 
 
 def test_an_image_too_narrow_gets_its_middle() -> None:
-    numbers = _resized_crop.draws(1, torch.Generator().manual_seed(0))[0]
-    assert _resized_crop.patch(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
-    assert _resized_crop.patch(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
+    numbers = draws(1, torch.Generator().manual_seed(0))[0]
+    assert patch(numbers, 1000, 10)[:4] == ((1000 - 13) // 2, 0, 13, 10)
+    assert patch(numbers, 10, 1000)[:4] == (0, (1000 - 13) // 2, 10, 13)
 
 
 def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
     data = images(str(folders), size=12, lazy=True, augment="resized-crop", mean=(0.0,), std=(1 / 255,))
     indices = torch.arange(12)
-    numbers = _resized_crop.draws(12, torch.Generator().manual_seed(5))
+    numbers = draws(12, torch.Generator().manual_seed(5))
     got = data.batch(indices, torch.Generator().manual_seed(5))[0]
     names = sorted((folders / "train").glob("*/*.JPEG"))
     for row, name in enumerate(names):
         whole = Image.open(name).convert("RGB")
-        left, top, wide, tall, mirrored = _resized_crop.patch(numbers[row], *whole.size)
+        left, top, wide, tall, mirrored = patch(numbers[row], *whole.size)
         part = whole.resize((12, 12), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part
         assert np.allclose(got[row].numpy(), np.asarray(part).transpose(2, 0, 1), atol=1e-3)
@@ -394,14 +396,14 @@ def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
 def test_images_in_memory_are_interpolated(height: int, width: int, seed: int) -> None:
     """Against torch's own interpolation of each patch: half a step of 1/256 pixel and rounding apart."""
     x = torch.randint(0, 256, (4, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    numbers = _resized_crop.draws(4, torch.Generator().manual_seed(seed))
+    numbers = draws(4, torch.Generator().manual_seed(seed))
     got = augmented(x, "resized-crop", torch.Generator().manual_seed(seed))
     assert got.dtype == torch.uint8 and got.shape == x.shape
     floats = augmented(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
     assert floats.dtype == torch.float64
     assert (got.double() - floats).abs().max() <= 0.5 + 1e-3  # rounded, not cut off
     for row in range(4):
-        left, top, wide, tall, mirrored = _resized_crop.patch(numbers[row], width, height)
+        left, top, wide, tall, mirrored = patch(numbers[row], width, height)
         part = x[row : row + 1, :, top : top + tall, left : left + wide].double()
         whole = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", align_corners=False)[0]
         expected = whole.flip(2) if mirrored else whole

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import Data, _hub, femnist, partition
+from fleetfit.data import Data, partition
+from fleetfit.data.files import places
+from fleetfit.data.sets import femnist
 from fleetfit.errors import DataError
 
 pytest.importorskip("PIL")
@@ -159,7 +161,7 @@ def test_from_the_hub_where_it_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, 
         asked.append((name, *more))
         return whole[0]
 
-    monkeypatch.setattr(_hub, "from_hub", downloaded)
+    monkeypatch.setattr(places, "from_hub", downloaded)
     with pytest.raises(DataError, match="hub = true"):
         femnist.femnist()
     assert len(femnist.femnist(hub=True).x) == 40

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import Data, _decode, _tokens
-from fleetfit.data.arrays import arrays
-from fleetfit.data.cifar10 import cifar10
-from fleetfit.data.femnist import femnist
-from fleetfit.data.images import images
-from fleetfit.data.plain_text import plain_text
-from fleetfit.data.shakespeare import shakespeare
-from fleetfit.data.speech_commands import speech_commands
-from fleetfit.data.text import text
+from fleetfit.data import Data, encoded
+from fleetfit.data.files import tokens
+from fleetfit.data.files.arrays import arrays
+from fleetfit.data.files.images import images
+from fleetfit.data.files.plain_text import plain_text
+from fleetfit.data.files.text import text
+from fleetfit.data.sets.cifar import cifar10
+from fleetfit.data.sets.femnist import femnist
+from fleetfit.data.sets.shakespeare import shakespeare
+from fleetfit.data.sets.speech_commands import speech_commands
 from fleetfit.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")
@@ -83,8 +84,8 @@ def test_an_image_never_starts_a_program(
 
 def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) -> None:
     with pytest.raises(DataError, match="PNG"):
-        _decode.opened(b"not an image", "here")
-    modules = {name: image.OPEN[name][0].__module__ for name in _decode.FORMATS}
+        encoded.opened(b"not an image", "here")
+    modules = {name: image.OPEN[name][0].__module__ for name in encoded.FORMATS}
     for name, module in modules.items():
         source = Path(str(__import__(module, fromlist=["x"]).__file__)).read_text()
         reading = source.partition("def _save")[0]
@@ -93,8 +94,8 @@ def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) ->
         content = io.BytesIO()
         image.fromarray(GREY).convert("RGB").save(content, name)
         target = np.empty((3, 8, 8), dtype=np.uint8)
-        with _decode.opened(content.getvalue(), "here") as found:
-            _decode.fill(target, found, "here", None)
+        with encoded.opened(content.getvalue(), "here") as found:
+            encoded.fill(target, found, "here", None)
     assert not any(started.iterdir())
 
 
@@ -257,7 +258,7 @@ def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="tokeniser in .* cannot be read"):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "own"))
     assert not (tmp_path / "mark").exists()
-    huge = _tokens.learned(["a b", "c"], 50)
+    huge = tokens.learned(["a b", "c"], 50)
     nest = json.loads(huge.to_str())
     nest["model"]["vocab"]["a"] = 2**31
     (tmp_path / "tokenizer.json").write_text(json.dumps(nest))

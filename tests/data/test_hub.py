@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import _cache, _hub
-from fleetfit.data.images import images
+from fleetfit.data.files import places
+from fleetfit.data.files.images import images
 from fleetfit.errors import DataError, MissingExtra
 
 datasets = pytest.importorskip("datasets")
@@ -55,7 +55,7 @@ def test_files_of_images_are_written_with_their_bytes(
     whole = datasets.Dataset.from_dict(content, features=features)
     asked = served(datasets.DatasetDict({"train": whole, "test": whole.select([3, 0])}))
 
-    folder = _hub.from_hub("pets", "somebody/pets", "small", "refs/convert/parquet")
+    folder = places.from_hub("pets", "somebody/pets", "small", "refs/convert/parquet")
     for i in range(4):
         (tmp_path / f"{i}.png").unlink()
 
@@ -71,9 +71,13 @@ def test_files_of_images_are_written_with_their_bytes(
 
 def test_downloaded_once_and_apart_by_configuration(served: Callable[[Any], list[Any]]) -> None:
     asked = served({"train": rows(text=["a"], label=[0])})
-    first = _hub.from_hub("t", "o/t")
-    assert _hub.from_hub("t", "o/t") == first and len(asked) == 1
-    others = {_hub.from_hub("t", "o/t", "en"), _hub.from_hub("t", "o/t", revision="v2"), _hub.from_hub("t", "p/t")}
+    first = places.from_hub("t", "o/t")
+    assert places.from_hub("t", "o/t") == first and len(asked) == 1
+    others = {
+        places.from_hub("t", "o/t", "en"),
+        places.from_hub("t", "o/t", revision="v2"),
+        places.from_hub("t", "p/t"),
+    }
     assert len({first, *others}) == 4 and len(asked) == 4
     assert [p.name for p in sorted(first.parent.iterdir()) if "." in p.name.removesuffix(".parquet")] == []
 
@@ -82,7 +86,7 @@ def test_downloaded_once_and_apart_by_configuration(served: Callable[[Any], list
 def test_splits_get_our_names(split: str, served: Callable[[Any], list[Any]]) -> None:
     one = rows(text=["a"], label=[0])
     served({"train": one, split: one, "test": one, "unsupervised": one})
-    folder = _hub.from_hub("t", "o/t")
+    folder = places.from_hub("t", "o/t")
     assert sorted(p.name for p in folder.glob("*.parquet")) == ["test.parquet", "train.parquet", "validation.parquet"]
 
 
@@ -96,30 +100,30 @@ def test_local_files_come_first(
             raise DataError("nothing there.")
 
     (tmp_path / "here").touch()
-    assert _hub.folder_of("t", str(tmp_path), True, "o/t", found=there) == str(tmp_path)
+    assert places.folder_of("t", str(tmp_path), True, "o/t", found=there) == str(tmp_path)
     with pytest.raises(DataError, match=r"^nothing there\.$"):  # a folder that is given must be right
-        _hub.folder_of("t", str(tmp_path / "other"), True, "o/t", found=there)
+        places.folder_of("t", str(tmp_path / "other"), True, "o/t", found=there)
     with pytest.raises(DataError, match=r"nothing there\. Or have it downloaded from the hub \(o/t\): hub = true"):
-        _hub.folder_of("t", None, False, "o/t", found=there)
+        places.folder_of("t", None, False, "o/t", found=there)
     assert asked == []
-    found = _hub.folder_of("t", None, True, "o/t", found=there)
-    assert found == str(_hub.from_hub("t", "o/t")) and len(asked) == 1
+    found = places.folder_of("t", None, True, "o/t", found=there)
+    assert found == str(places.from_hub("t", "o/t")) and len(asked) == 1
     monkeypatch.setenv("FLEETFIT_DATA", str(Path(found).parent))
     (Path(found).parent / "u").mkdir()
     (Path(found) / "train.parquet").rename(Path(found).parent / "u" / "train.parquet")
-    assert _hub.folder_of("u", None, True, "o/t") is None and len(asked) == 1
+    assert places.folder_of("u", None, True, "o/t") is None and len(asked) == 1
 
 
 def test_what_goes_wrong_is_said(monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]) -> None:
     served(ConnectionError("no route"))
     with pytest.raises(DataError, match=r"downloading o/t .* failed: ConnectionError: no route\. .*folder = "):
-        _hub.from_hub("t", "o/t")
+        places.from_hub("t", "o/t")
     served({"everything": rows(text=["a"])})
     with pytest.raises(DataError, match='o/t has no split "train", but everything'):
-        _hub.from_hub("t", "o/t")
-    monkeypatch.setattr(_cache, "cache_folder", lambda: None)
+        places.from_hub("t", "o/t")
+    monkeypatch.setattr(places, "cache_folder", lambda: None)
     with pytest.raises(DataError, match="set FLEETFIT_CACHE to a folder"):
-        _hub.from_hub("t", "o/t")
+        places.from_hub("t", "o/t")
 
 
 def test_a_failed_download_leaves_nothing(
@@ -131,24 +135,24 @@ def test_a_failed_download_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_hub, "_write", full)
+        patch.setattr(places, "_write", full)
         with pytest.raises(DataError, match="cannot be written: .*No space left"):
-            _hub.from_hub("t", "o/t")
+            places.from_hub("t", "o/t")
     assert list((tmp_path / "cache" / "hub").iterdir()) == []
-    assert _hub.from_hub("t", "o/t").is_dir()
+    assert places.from_hub("t", "o/t").is_dir()
 
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtra, match=r'Downloading t from the hub .*pip install "fleetfit\[hub\]"'):
-        _hub.from_hub("t", "o/t")
+        places.from_hub("t", "o/t")
 
 
 @pytest.mark.network
 def test_the_real_hub() -> None:
     """The smallest of the named sets, 600 kB."""
-    folder = _hub.from_hub("sst2", "stanfordnlp/sst2")
-    from fleetfit.data.parquet import File
+    folder = places.from_hub("sst2", "stanfordnlp/sst2")
+    from fleetfit.data.files.parquet import File
 
     assert File(folder / "train.parquet").rows == 67_349
     assert torch.tensor(File(folder / "validation.parquet").rows) == 872

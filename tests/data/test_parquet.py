@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import _decode, _hub, parquet
-from fleetfit.data import images as images_module
-from fleetfit.data.cifar10 import cifar10
-from fleetfit.data.cifar100 import cifar100
-from fleetfit.data.fashion_mnist import FACTS, fashion_mnist
-from fleetfit.data.images import images
-from fleetfit.data.mnist import mnist
+from fleetfit.data import encoded
+from fleetfit.data.files import images as images_module
+from fleetfit.data.files import parquet, places
+from fleetfit.data.files.images import images
+from fleetfit.data.sets.cifar import cifar10, cifar100
+from fleetfit.data.sets.mnist import FACTS, fashion_mnist, mnist
 from fleetfit.errors import DataError, MissingExtra
 
 Picture = Callable[..., bytes]
@@ -137,7 +136,7 @@ def test_size_cuts_the_centre_square(tmp_path: Path, write: Write, picture: Pict
 
 def test_threads_decode_the_same(colour: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, pixels = colour
-    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(encoded, "_LARGE_BYTES", 0)
     monkeypatch.setattr(parquet, "_ROWS", 3)  # several rounds over each file
     assert np.array_equal(images(str(folder)).x.numpy(), pixels.transpose(0, 3, 1, 2))
 
@@ -146,7 +145,7 @@ def test_threads_decode_the_same(colour: tuple[Path, np.ndarray], monkeypatch: p
 def test_undecodable_image_names_its_row(
     tmp_path: Path, write: Write, picture: Picture, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
-    monkeypatch.setattr(_decode, "_LARGE_BYTES", 0 if threads else 10**9)
+    monkeypatch.setattr(encoded, "_LARGE_BYTES", 0 if threads else 10**9)
     monkeypatch.setattr(parquet, "_ROWS", 4)
     good = picture(noise(1, 32, 32, 3)[0])
     for bad in (b"no image", good[: len(good) // 2]):
@@ -255,7 +254,7 @@ def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
         assert [len(data.split(s)) for s in ("train", "validation", "test")] == [10, 10, 20]
     assert cifar100(str(tmp_path)).classes == 100
     assert cifar100(str(tmp_path), coarse=True).y[:40].tolist() == [*range(20), *range(20)]
-    assert FACTS.train == 60_000
+    assert FACTS["fashion_mnist"].train == 60_000
     write(tmp_path / "wrong" / "train.parquet", colour, list(range(100)))
     with pytest.raises(
         DataError, match="mnist has 10 classes of 28x28 images, but the files hold 100 classes of 32x32"
@@ -289,7 +288,7 @@ def test_from_the_hub(tmp_path: Path, write: Write, picture: Picture, monkeypatc
         asked.append(name)
         return tmp_path / "copy"
 
-    monkeypatch.setattr(_hub, "from_hub", downloaded)
+    monkeypatch.setattr(places, "from_hub", downloaded)
     monkeypatch.setattr(images_module, "from_hub", downloaded)
     assert len(cifar10(hub=True).x) == 20
     assert asked.pop() == ("cifar10", "uoft-cs/cifar10", None, None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfit.data import Data, class_counts, partition
-from fleetfit.data.dealing import apportioned, whole
+from fleetfit.data.partition import apportioned, whole
 from fleetfit.errors import DataError
 
 SPLITS = ("train", "validation", "test")

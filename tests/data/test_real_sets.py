@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from fleetfit.data import Data, class_counts, partition
-from fleetfit.data import cifar10 as cifar10_module
-from fleetfit.data import cifar100 as cifar100_module
-from fleetfit.data import mnist as mnist_module
 from fleetfit.data.dataset import Facts
-from fleetfit.data.images import images
+from fleetfit.data.files.images import images
+from fleetfit.data.sets import cifar as cifar_module
+from fleetfit.data.sets import mnist as mnist_module
 
 ROOT = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -42,8 +41,8 @@ def sliced(name: str, target: Path, rows: int = 300) -> Path:
 @pytest.mark.parametrize(
     ("load", "name", "names", "start"),
     [
-        (cifar10_module.cifar10, "cifar10", ("airplane", "automobile"), [6, 9, 9, 4, 1]),
-        (cifar100_module.cifar100, "cifar100", ("apple", "aquarium_fish"), [19, 29, 0, 11, 1]),
+        (cifar_module.cifar10, "cifar10", ("airplane", "automobile"), [6, 9, 9, 4, 1]),
+        (cifar_module.cifar100, "cifar100", ("apple", "aquarium_fish"), [19, 29, 0, 11, 1]),
         (mnist_module.mnist, "mnist", ("0", "1"), [5, 0, 4, 1, 9]),
     ],
 )
@@ -80,9 +79,9 @@ def test_photographs_at_another_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "name", "facts"),
     [
-        (cifar10_module.cifar10, "cifar10", cifar10_module.FACTS),
-        (cifar100_module.cifar100, "cifar100", cifar100_module.FACTS),
-        (mnist_module.mnist, "mnist", mnist_module.FACTS),
+        (cifar_module.cifar10, "cifar10", cifar_module.FACTS["cifar10"]),
+        (cifar_module.cifar100, "cifar100", cifar_module.FACTS["cifar100"]),
+        (mnist_module.mnist, "mnist", mnist_module.FACTS["mnist"]),
     ],
 )
 def test_whole_sets(load: Callable[..., Data], name: str, facts: Facts) -> None:

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from fleetfit.data import partition
-from fleetfit.data.ag_news import FACTS as AG_NEWS
-from fleetfit.data.ag_news import ag_news
-from fleetfit.data.shakespeare import FACTS as SHAKESPEARE
-from fleetfit.data.shakespeare import shakespeare
-from fleetfit.data.sst2 import FACTS as SST2
-from fleetfit.data.sst2 import sst2
+from fleetfit.data.sets.shakespeare import FACTS as SHAKESPEARE
+from fleetfit.data.sets.shakespeare import shakespeare
+from fleetfit.data.sets.short_texts import FACTS, ag_news, sst2
 
 ROOT = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -49,8 +46,8 @@ def test_facts_are_true() -> None:
     rows = {
         split: parquet.ParquetFile(there("sst2") / f"{split}.parquet").metadata.num_rows for split in ("train", "test")
     }
-    assert (rows["train"], rows["test"]) == (SST2.train, SST2.test)
-    assert parquet.ParquetFile(there("ag_news") / "test.parquet").metadata.num_rows == AG_NEWS.test
+    assert (rows["train"], rows["test"]) == (FACTS["sst2"].train, FACTS["sst2"].test)
+    assert parquet.ParquetFile(there("ag_news") / "test.parquet").metadata.num_rows == FACTS["ag_news"].test
 
 
 def test_ag_news_is_partial_where_it_is(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfit.data import Data, _roles, partition
-from fleetfit.data._leaf import leaf_files, leaf_users
-from fleetfit.data._windows import PRINTABLE, Vocabulary, most_frequent, windows, words_of
-from fleetfit.data.plain_text import plain_text
-from fleetfit.data.shakespeare import FACTS, divided, shakespeare
+from fleetfit.data import Data, partition
+from fleetfit.data.files.leaf import leaf_files, leaf_users
+from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, most_frequent, plain_text, windows, words_of
+from fleetfit.data.sets.shakespeare import FACTS, divided, joined, shakespeare
 from fleetfit.errors import DataError, MissingExtra
 
 SPLITS = ("train", "validation", "test")
@@ -208,15 +207,15 @@ def test_leaf_s_undivided_file_and_shuffled_samples(tmp_path: Path) -> None:
     for split, count in (("train", sum(len(t) - -(-len(t) // 5) - 1 for t in texts.values())),
                          ("test", sum(-(-len(t) // 5) - 1 for t in texts.values()))):  # fmt: skip
         assert int((data.y[data.split(split)] != -100).sum()) == count
-    assert _roles.joined(["abc", "xyz", "yzq"], ["d", "q", "r"], Path("f")) == ["abcd", "xyzqr"]
+    assert joined(["abc", "xyz", "yzq"], ["d", "q", "r"], Path("f")) == ["abcd", "xyzqr"]
     with pytest.raises(DataError, match='sample 1 of a role must have text in "x" and "y"'):
-        _roles.joined(["abc", 3], ["d", "e"], Path("f"))
+        joined(["abc", 3], ["d", "e"], Path("f"))
 
 
 def test_leaf_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaf(tmp_path)
     first = shakespeare(str(tmp_path), length=5)
-    monkeypatch.setattr(_roles, "leaf_users", lambda _: pytest.fail("the file is read again"))
+    monkeypatch.setattr("fleetfit.data.sets.shakespeare.leaf_users", lambda _: pytest.fail("the file is read again"))
     assert torch.equal(shakespeare(str(tmp_path), length=5).x, first.x)
 
 

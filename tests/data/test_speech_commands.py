@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fleetfit.data import _audio, partition
-from fleetfit.data._audio import Spectrogram
-from fleetfit.data.speech_commands import speech_commands
+from fleetfit.data import partition
+from fleetfit.data.files import sounds
+from fleetfit.data.files.sounds import Spectrogram
+from fleetfit.data.sets.speech_commands import speech_commands
 from fleetfit.errors import DataError, MissingExtra
 
 soundfile = pytest.importorskip("soundfile")
@@ -38,11 +39,11 @@ def encoded(wave: np.ndarray, form: str = "WAV", rate: int = RATE) -> bytes:
 
 def test_mel_scale_at_known_places() -> None:
     """2595 log10(1 + f / 700): 0 at 0 Hz, 2595 log10(2) = 781.17 at 700 Hz, and 1000 Hz has 999.99 by design."""
-    assert _audio.mel(0) == 0
-    assert _audio.mel(700) == pytest.approx(781.1728, abs=1e-3)
-    assert _audio.mel(1000) == pytest.approx(999.9856, abs=1e-3)
+    assert sounds.mel(0) == 0
+    assert sounds.mel(700) == pytest.approx(781.1728, abs=1e-3)
+    assert sounds.mel(1000) == pytest.approx(999.9856, abs=1e-3)
     for frequency in (3.0, 440.0, 8000.0):
-        assert _audio.hertz(_audio.mel(frequency)) == pytest.approx(frequency)
+        assert sounds.hertz(sounds.mel(frequency)) == pytest.approx(frequency)
 
 
 @pytest.mark.parametrize("mels", [10, 40, 64, 80])
@@ -87,7 +88,7 @@ def test_a_picture_by_sums() -> None:
 
 def test_a_tone_is_where_and_as_loud_as_it_should_be() -> None:
     """A sine of amplitude a at the middle of a band: 20 log10(a) dB there, but for what leaks into its neighbours."""
-    middle = _audio.hertz(_audio.mel(RATE / 2) * 41 / 65)  # band 40
+    middle = sounds.hertz(sounds.mel(RATE / 2) * 41 / 65)  # band 40
     for amplitude in (1.0, 0.1):
         column = FORM.pictures(torch.from_numpy(tone(middle, amplitude))[None])[0, 0, :, 50].float()
         assert int(column.argmax()) == 40

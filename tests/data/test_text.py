@@ -18,11 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfit.data import Data, _corpus, _tokens, partition
-from fleetfit.data._pieces import word_pieces
-from fleetfit.data.ag_news import ag_news
-from fleetfit.data.sst2 import sst2
-from fleetfit.data.text import text
+from fleetfit.data import Data, partition
+from fleetfit.data.files import text as text_module
+from fleetfit.data.files import tokens
+from fleetfit.data.files.text import read_corpus, text
+from fleetfit.data.files.tokens import word_pieces
+from fleetfit.data.sets.short_texts import ag_news, sst2
 from fleetfit.errors import DataError, MissingExtra
 
 arrow = pytest.importorskip("pyarrow")
@@ -121,16 +122,16 @@ def test_tsv_has_no_quotes_and_csv_has(tmp_path: Path) -> None:
     write_csv(tmp_path / "a" / "train.csv", [["text", "label"], ['he said "no",\nthen left', "x"], ["yes", "y"]])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.tsv").write_text('text\tlabel\n"no\tx\nyes\ty\n')
-    quoted = _corpus.read("a", tmp_path / "a")
+    quoted = read_corpus("a", tmp_path / "a")
     assert quoted.texts() == ['he said "no",\nthen left', "yes"]
-    assert _corpus.read("b", tmp_path / "b").texts() == ['"no', "yes"]
+    assert read_corpus("b", tmp_path / "b").texts() == ['"no', "yes"]
 
 
 def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
     """As AG News is published: no header, classes 1 to 4, a title and a description."""
     rows = [["3", "Oil up", "It rose."], ["4", "Mars", "A rover."], ["1", "Vote", "They did."], ["2", "Goal", "One."]]
     write_csv(tmp_path / "train.csv", rows)
-    found = _corpus.read("n", tmp_path, ("2", "3"), "1", None, header=False)
+    found = read_corpus("n", tmp_path, ("2", "3"), "1", None, header=False)
     assert found.texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
     assert found.y.tolist() == [2, 3, 0, 1] and found.class_names == ("1", "2", "3", "4")
     write_csv(tmp_path / "other.csv", [["kind", "says"], ["b", "x"], ["a", "y"]])
@@ -140,7 +141,7 @@ def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
 
 def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [["text", "label"], *([f"t{i}", str(i)] for i in (10, 9, 2))])
-    assert _corpus.read("n", tmp_path).class_names == ("2", "9", "10")
+    assert read_corpus("n", tmp_path).class_names == ("2", "9", "10")
 
 
 def test_what_has_no_file_is_held_out_in_proportion(tmp_path: Path) -> None:
@@ -333,7 +334,7 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
     texts = [" ".join(rng.choice(words, 12)) for _ in range(200)]
     path = write_parquet(tmp_path / "s" / "train.parquet", text=texts, label=[0, 1] * 100).parent
     program = (
-        "import hashlib, sys; from pathlib import Path; from fleetfit.data.text import text\n"
+        "import hashlib, sys; from pathlib import Path; from fleetfit.data.files.text import text\n"
         "data = text(sys.argv[1], vocabulary=150, length=16)\n"
         "file = next(Path(sys.argv[2]).glob('*/tokenizer.json'))\n"
         "print(hashlib.sha256(data.x.numpy().tobytes() + file.read_bytes()).hexdigest())"
@@ -354,19 +355,19 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever texts are encoded."""
     calls: list[int] = []
-    original = _tokens._encode
+    original = tokens._encode
 
     def counted(*arguments: Any) -> Any:
         calls.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(_tokens, "_encode", counted)
+    monkeypatch.setattr(tokens, "_encode", counted)
     return calls
 
 
 def test_second_time_is_mapped(folder: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
-    monkeypatch.setattr(_corpus, "_cells", lambda *_: pytest.fail("the texts are read again"))
+    monkeypatch.setattr(text_module, "_cells", lambda *_: pytest.fail("the texts are read again"))
     second = load(folder)
     assert torch.equal(first.x, second.x) and (first.vocabulary, first.padding) == (second.vocabulary, second.padding)
     assert len(encoded) == 1

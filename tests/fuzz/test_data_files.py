@@ -22,14 +22,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fleetfit.data import Data
-from fleetfit.data.arrays import arrays
-from fleetfit.data.femnist import femnist
-from fleetfit.data.images import images
-from fleetfit.data.mnist import mnist
-from fleetfit.data.plain_text import plain_text
-from fleetfit.data.shakespeare import shakespeare
-from fleetfit.data.speech_commands import speech_commands
-from fleetfit.data.text import text
+from fleetfit.data.files.arrays import arrays
+from fleetfit.data.files.images import images
+from fleetfit.data.files.plain_text import plain_text
+from fleetfit.data.files.text import text
+from fleetfit.data.sets.femnist import femnist
+from fleetfit.data.sets.mnist import mnist
+from fleetfit.data.sets.shakespeare import shakespeare
+from fleetfit.data.sets.speech_commands import speech_commands
 from fleetfit.errors import FleetFitError
 
 arrow = pytest.importorskip("pyarrow")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit.data import Data
-from fleetfit.data.text import text
+from fleetfit.data.files.text import text
 from fleetfit.errors import DataError, ModelError
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data import _cache, parquet
-from fleetfit.data._hub import folder_of
-from fleetfit.data._kept import kept
-from fleetfit.data._leaf import leaf_files, leaf_users
-from fleetfit.data._pictures import Form, Table, found_folder, set_folder
+from fleetfit.data import cache
+from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.images import from_table
+from fleetfit.data.files.images import Form, LabelledImages, from_table, read_parquet
+from fleetfit.data.files.leaf import leaf_files, leaf_users
+from fleetfit.data.files.places import folder_of, found_folder, locate, set_folder
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -71,7 +70,7 @@ def femnist(
     if leaf:
         table = _from_json(leaf)
     else:
-        table = parquet.read(
+        table = read_parquet(
             "femnist", place, groups="writer_id", form=Form(channels=1, lazy=False, most_bytes=4 << 30)
         )
     height, width = table.x.shape[2:]
@@ -81,7 +80,9 @@ def femnist(
             f"{height}x{width}: is this another data set?"
         )
     classes = _DIGITS if table.classes <= _DIGITS else len(_NAMES)
-    bright_ink = Table(_dark_paper(table.x), table.y, table.sizes, classes, tuple(_NAMES[:classes]), table.groups)
+    bright_ink = LabelledImages(
+        _dark_paper(table.x), table.y, table.sizes, classes, tuple(_NAMES[:classes]), table.groups
+    )
     return from_table("femnist", bright_ink, validation, test, seed, augment, (0.04,), (0.17,), resize)
 
 
@@ -93,7 +94,7 @@ def _leaf(folder: str | None) -> dict[str, list[Path]]:
 def _look(name: str, folder: str | None) -> None:
     """Raise where the set is not there."""
     if not _leaf(folder):
-        parquet.locate(name, folder)
+        locate(name, folder)
 
 
 def _dark_paper(x: NDArray[np.uint8] | object) -> NDArray[np.uint8]:
@@ -102,7 +103,7 @@ def _dark_paper(x: NDArray[np.uint8] | object) -> NDArray[np.uint8]:
     return 255 - pixels if len(pixels) and pixels.mean() > 127.5 else pixels
 
 
-def _from_json(splits: dict[str, list[Path]]) -> Table:
+def _from_json(splits: dict[str, list[Path]]) -> LabelledImages:
     """Return LEAF's images, read file by file once and kept in the cache: as text they take twenty times the room."""
     files = [path for paths in splits.values() for path in paths]
 
@@ -123,15 +124,15 @@ def _from_json(splits: dict[str, list[Path]]) -> Table:
         np.save(target / "groups.npy", np.unique(writers, return_inverse=True)[1].astype(np.int64))
         (target / "sizes.json").write_text(json.dumps(sizes))
 
-    def load(target: Path) -> Table:
+    def load(target: Path) -> LabelledImages:
         y, groups = np.load(target / "y.npy"), np.load(target / "groups.npy")
         sizes = json.loads((target / "sizes.json").read_text())
         if not len(y):
             raise DataError(f"{files[0]} and its like hold no samples.")
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
-        return Table(x, y, sizes, len(_NAMES), (), groups)
+        return LabelledImages(x, y, sizes, len(_NAMES), (), groups)
 
-    return kept(_cache.key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
+    return kept(cache.key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
 
 
 def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:

@@ -1,20 +1,26 @@
-"""Decoded images and encoded texts kept on disk: a data set is decoded once and memory-mapped from then on.
+"""What is made once from a data set's files and kept on disk: decoded images, encoded texts, an index.
 
 The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time; one that
-cannot be written to only means that all is decoded again.
+cannot be written to only means that arrays are decoded again. What has to be a folder of files is then made anew for
+each process, in a temporary folder that the process removes at its end.
 """
 
+import atexit
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from fleetfit.errors import DataError
+
+T = TypeVar("T")
 FORMAT = 1  # raise it when the same files and parameters would decode to other bytes
 
 Array = NDArray[Any]
@@ -119,3 +125,57 @@ def _opened(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array | N
         return None
     whole = array.dtype == dtype and array.ndim == ndim and len(array) == rows and array.flags.c_contiguous
     return array if whole else None
+
+
+# ---- a folder of files -----------------------------------------------------------------------------------------------
+
+
+def kept(folder_name: str, build: Callable[[Path], None], load: Callable[[Path], T]) -> T:
+    """Return what is kept in a folder of the cache, made first if it is missing or damaged.
+
+    Args:
+        folder_name: What `key` returned, without a suffix.
+        build: Writes the files into an empty folder.
+        load: Reads them; whatever it raises about a folder that was there already means that it is damaged.
+
+    Raises:
+        DataError: There is no room for it.
+    """
+    cache = cache_folder()
+    if cache is not None:
+        place = cache / folder_name
+        if place.is_dir():
+            try:
+                return load(place)
+            except Exception:  # whatever is wrong with it, it is made again
+                shutil.rmtree(place, ignore_errors=True)
+    temporary = _empty_folder(cache, folder_name)
+    try:
+        build(temporary)
+        if cache is None:
+            return load(temporary)
+        try:
+            temporary.rename(place)
+        except OSError:  # another process was faster, or something cannot be removed
+            if not place.is_dir():
+                raise
+        return load(place)
+    except OSError as error:
+        raise DataError(
+            f"{folder_name} cannot be kept in {temporary.parent}: {error}. Make room there, or set the environment "
+            "variable FLEETFIT_CACHE to a folder that has room."
+        ) from error
+    finally:
+        if cache is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _empty_folder(cache: Path | None, name: str) -> Path:
+    if cache is not None:
+        try:
+            return Path(tempfile.mkdtemp(suffix=".tmp", prefix=name, dir=cache))
+        except OSError as error:
+            raise DataError(f"the cache folder {cache} cannot be written to: {error}. Set FLEETFIT_CACHE.") from error
+    folder = Path(tempfile.mkdtemp(prefix="fleetfit-data-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,4 +1,4 @@
-"""CIFAR-100: 60,000 colour photographs of 100 kinds of things, in 20 superclasses.
+"""CIFAR-10 and CIFAR-100: 60,000 colour photographs of 32x32 pixels each.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held out and normalised as in ScaleFL,
 section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25; or by the mean and standard
@@ -11,23 +11,34 @@ import dataclasses
 from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.images import named
+from fleetfit.data.files.images import named
+from fleetfit.names import Row, entries
 
-FACTS = Facts(
-    train=50_000,
-    test=10_000,
-    classes=100,
-    resolution="32x32",
-    source="Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html",
-)
-NORMALISATION = {
-    "fixed": ((0.5,), (0.25,)),
-    "own": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+_SOURCE = "Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html"
+FACTS = {
+    "cifar10": Facts(train=50_000, test=10_000, classes=10, resolution="32x32", source=_SOURCE),
+    "cifar100": Facts(train=50_000, test=10_000, classes=100, resolution="32x32", source=_SOURCE),
 }
-HUB = "uoft-cs/cifar100"
+_FIXED = ((0.5,), (0.25,))
+_OWN = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+SETS = {
+    "cifar10": Row(
+        "CIFAR-10: 60,000 colour photographs of 10 kinds of things.",
+        {"name": "cifar10", "label": "label", "coarse": False},
+    ),
+    "cifar100": Row(
+        "CIFAR-100: 60,000 colour photographs of 100 kinds of things, in 20 superclasses.",
+        {"name": "cifar100", "label": "fine_label"},
+    ),
+}
 
 
-def cifar100(
+def _photographs(
+    name: str,
+    label: str,
     folder: str | None = None,
     validation: float = 0.1,
     augment: str | None = "crop-flip",
@@ -38,24 +49,29 @@ def cifar100(
     hub: bool = False,
     normalise: Literal["fixed", "own"] = "fixed",
 ) -> Data:
-    """Return CIFAR-100 from Parquet files (see `parquet` for the layouts), images [60000, 3, 32, 32].
+    """Return a set from Parquet files (see `fleetfit.data.files.images` for the layouts), images [60000, 3, 32, 32].
 
     Args:
+        name: The set's.
+        label: Column of the labels.
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
         validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
         augment: What training batches go through; "crop-flip" pads 4 pixels, "none" is nothing.
         seed: Of what is held out.
+        coarse: Whether the labels are the 20 superclasses.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
         samples: So many training images only, drawn class by class, those held out included; None: all.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
         normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
-        coarse: Whether the labels are the 20 superclasses.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
         MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    facts = dataclasses.replace(FACTS, classes=20) if coarse else FACTS
-    label = "coarse_label" if coarse else "fine_label"
-    return named("cifar100", facts, HUB, folder, 3, label, validation, augment, seed,
-                 *NORMALISATION[normalise], resize, samples, hub)  # fmt: skip
+    facts = dataclasses.replace(FACTS[name], classes=20) if coarse else FACTS[name]
+    mean, std = _FIXED if normalise == "fixed" else _OWN[name]
+    return named(name, facts, f"uoft-cs/{name}", folder, 3, "coarse_label" if coarse else label, validation, augment,
+                 seed, mean, std, resize, samples, hub)  # fmt: skip
+
+
+cifar10, cifar100 = entries(_photographs, SETS)

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data._decode import cores, need
-from fleetfit.errors import DataError
+from fleetfit.data.encoded import cores
+from fleetfit.errors import DataError, need
 
 _FLOOR_DB = -120.0
 _AT_ONCE = 64  # sounds in memory at a time

@@ -1,14 +1,7 @@
-"""Labelled images in Parquet files as the Hugging Face `datasets` library lays them out, read without that library.
-
-A set is a folder with `train.parquet` or `train-00000-of-00002.parquet`, and likewise `validation` (or `valid`, `val`)
-and `test`; the files may lie in a subfolder `data`, `plain_text` or one with the set's name. An image is a struct of
-`bytes` and `path`, or bare bytes, in any of the formats that `_decode` names. Nothing is downloaded.
-"""
+"""One Parquet file: its rows and columns, labels and groups, whatever is wrong with it as a sentence."""
 
 import contextlib
 import json
-import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,16 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data._checks import MOST_CLASSES, SPLITS
-from fleetfit.data._decode import need
-from fleetfit.data._pictures import AS_THEY_ARE, Form, Table, pictures
-from fleetfit.data._unpack import unpacked
-from fleetfit.errors import DataError, FleetFitError
-from fleetfit.paths import check_file, given
+from fleetfit.data.dataset import MOST_CLASSES
+from fleetfit.errors import DataError, FleetFitError, need
+from fleetfit.paths import check_file
 
-_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
-_IMAGE = ("img", "image")
-_LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
+_READS = ("images", "Reading images from Parquet files")
 _ROWS = 1024  # images in memory as files at a time
 LONGEST = 1000
 """Characters of a label."""
@@ -35,96 +23,12 @@ _LARGE_BYTES, _RATIO = 1 << 30, 200  # a column that is larger must not be so ma
 _MOST_SAID = 300  # characters of a library's own message
 
 
-def read(
-    name: str,
-    folder: str | None,
-    image: str | None = None,
-    label: str | None = None,
-    groups: str | None = None,
-    form: Form = AS_THEY_ARE,
-    splits: Sequence[str] = SPLITS,
-) -> Table:
-    """Read a set, and decode it unless it stays encoded.
-
-    Args:
-        name: The set's name, for messages and as a folder name.
-        folder: Its folder or the folder above; None: the environment variable FLEETFIT_DATA names the folder above.
-        image: Column of the images; None: `img` or `image`.
-        label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
-            `character`.
-        groups: Column of a natural group (writer, speaker), or None.
-        form: What images are brought to.
-        splits: Which splits are read; others may be there.
-
-    Raises:
-        DataError: A file, a column or an image is missing or wrong.
-        MissingExtra: pyarrow or Pillow is not installed.
-    """
-    form.check(name)
-    there = {split: paths for split, paths in locate(name, folder).items() if split in splits}
-    files = [File(path) for paths in there.values() for path in paths]
-    image = files[0].column(image, _IMAGE, "image")
-    label = files[0].column(label, _LABEL, "label")
-    y, classes, class_names = labels_of(files, label)
-    return Table(
-        x=pictures(
-            name, files, image, form, lambda: [file.path for file in files], lambda: unpacked(name, files, image)
-        ),
-        y=y,
-        sizes={split: sum(file.rows for file in files if file.path in paths) for split, paths in there.items()},
-        classes=classes,
-        class_names=class_names,
-        groups=None if groups is None else numbered(values_of(files, groups))[0],
-    )
-
-
-def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
-    """Return the files of each split that is there, "train" first.
-
-    Raises:
-        DataError: There is no such folder, no train file, or a numbered file is missing.
-    """
-    root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
-    if not root:
-        raise DataError(
-            f'{name}: where are the files? Give folder = "..." (with train.parquet and test.parquet in it), or set the '
-            f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet."
-        )
-    base = given(root, "data.folder")
-    if not base.is_dir():
-        source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
-        raise DataError(f"{name}: {source} names {base}, which is no folder.")
-    tops = [base, base / name] if folder is not None else [base / name]
-    for top in tops:
-        for place in (top, top / "data", top / name, top / "plain_text"):
-            splits = {split: _files_of(place, split) for split in SPLITS}
-            if splits["train"]:
-                return {split: paths for split, paths in splits.items() if paths}
-    places = " or ".join(str(top) for top in tops)
-    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {places}.")
-
-
-def _files_of(place: Path, split: str) -> list[Path]:
-    for alias in _ALIASES[split]:
-        whole = place / f"{alias}.parquet"
-        if whole.is_file():
-            return [whole]
-        parts = sorted(place.glob(f"{alias}-*.parquet"))
-        if not parts:
-            continue
-        counts = {match.group(1) for part in parts if (match := re.search(r"-of-(\d+)", part.name))}
-        if len(counts) == 1 and int(next(iter(counts))) != len(parts):
-            raise DataError(f"{place} has {len(parts)} of the {int(next(iter(counts)))} files of its {alias} split.")
-        return parts
-    return []
-
-
 class File:
     """One Parquet file: its rows and columns, errors as sentences."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        parquet = need("pyarrow.parquet")
+        parquet = need("pyarrow.parquet", *_READS)
         check_file(path, DataError)
         with self._explained("it"):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
@@ -185,7 +89,7 @@ class File:
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
         """Yield the encoded images, or what else a column holds as bytes, some at a time."""
-        types = need("pyarrow.types")
+        types = need("pyarrow.types", *_READS)
         self.column(column, (), what)
         row = 0
         for batch in self._batches(column):
@@ -221,7 +125,7 @@ class File:
         Raises:
             DataError: There is no such column, it holds something else, or a row of it is empty.
         """
-        types = need("pyarrow.types")
+        types = need("pyarrow.types", *_READS)
         values = self.values(column)
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
@@ -269,7 +173,7 @@ def check_count(values: NDArray[Any], files: Sequence[Rows], column: str) -> Non
 
 def values_of(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
     """Return a column of integers or text over all files; see `File.values`."""
-    types = need("pyarrow.types")
+    types = need("pyarrow.types", *_READS)
     parts = []
     for file in files:
         values = file.values(column, missing)

@@ -1,11 +1,12 @@
-"""Named data sets from the Hugging Face hub, kept on disk in the layout that is read without a network.
+"""Where the files of a set lie: in the folder given, in FLEETFIT_DATA, or in a copy of the Hugging Face hub's.
 
 Nothing is downloaded unless a run file says `hub = true`. What is downloaded is written once, as one Parquet file per
-split, below the cache folder (see `_cache`), and read from there as if it had been there all along.
+split, below the cache folder (see `cache`), and read from there as if it had been there all along.
 """
 
 import importlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -13,13 +14,78 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleetfit.data import _cache
-from fleetfit.data.parquet import locate
+from fleetfit.data.cache import cache_folder
+from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, MissingExtra
+from fleetfit.paths import given
 
-_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
+_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
+_HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
            "dev": "validation", "test": "test"}  # fmt: skip
 _ROWS = 1000  # rows in memory at a time
+
+
+def set_folder(folder: str) -> Path:
+    """Return a set's folder: a relative path that does not exist is sought in the folder FLEETFIT_DATA."""
+    path = given(folder, "data.folder")
+    root = os.environ.get("FLEETFIT_DATA")
+    if root and not path.is_absolute() and not path.exists():
+        return Path(root).expanduser() / path
+    return path
+
+
+def found_folder(name: str, folder: str | None) -> Path | None:
+    """Return the folder of a known set, where it is the one given, or lies below it or below FLEETFIT_DATA; or None."""
+    root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
+    if not root:
+        return None
+    base = Path(root).expanduser()
+    tops = [base / name, base] if folder is not None else [base / name]
+    return next((top for top in tops if top.is_dir()), None)
+
+
+def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
+    """Return the files of each split that is there, "train" first.
+
+    Raises:
+        DataError: There is no such folder, no train file, or a numbered file is missing.
+    """
+    root = folder if folder is not None else os.environ.get("FLEETFIT_DATA")
+    if not root:
+        raise DataError(
+            f'{name}: where are the files? Give folder = "..." (with train.parquet and test.parquet in it), or set the '
+            f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet."
+        )
+    base = given(root, "data.folder")
+    if not base.is_dir():
+        source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
+        raise DataError(f"{name}: {source} names {base}, which is no folder.")
+    tops = [base, base / name] if folder is not None else [base / name]
+    for top in tops:
+        for place in (top, top / "data", top / name, top / "plain_text"):
+            splits = {split: _files_of(place, split) for split in SPLITS}
+            if splits["train"]:
+                return {split: paths for split, paths in splits.items() if paths}
+    places = " or ".join(str(top) for top in tops)
+    raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {places}.")
+
+
+def _files_of(place: Path, split: str) -> list[Path]:
+    for alias in _ALIASES[split]:
+        whole = place / f"{alias}.parquet"
+        if whole.is_file():
+            return [whole]
+        parts = sorted(place.glob(f"{alias}-*.parquet"))
+        if not parts:
+            continue
+        counts = {match.group(1) for part in parts if (match := re.search(r"-of-(\d+)", part.name))}
+        if len(counts) == 1 and int(next(iter(counts))) != len(parts):
+            raise DataError(f"{place} has {len(parts)} of the {int(next(iter(counts)))} files of its {alias} split.")
+        return parts
+    return []
+
+
+# ---- the hub ---------------------------------------------------------------------------------------------------------
 
 
 def folder_of(
@@ -78,7 +144,7 @@ def from_hub(name: str, repository: str, config: str | None = None, revision: st
         DataError: The download failed, there is no training split, or there is no place to keep the files.
         MissingExtra: `datasets` is not installed.
     """
-    cache = _cache.cache_folder()
+    cache = cache_folder()
     if cache is None:
         raise DataError(f"{name}: there is no place to keep what the hub sends; set FLEETFIT_CACHE to a folder.")
     marks = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)
@@ -119,7 +185,7 @@ def _downloaded(name: str, repository: str, config: str | None, revision: str | 
             f"{name}: downloading {repository} from the Hugging Face hub failed: {type(error).__name__}: {error}. "
             f'Without a network, give folder = "..." with train.parquet and test.parquet in it.'
         ) from error
-    splits = {_SPLITS[split]: rows for split, rows in found.items() if split in _SPLITS}
+    splits = {_HUB_SPLITS[split]: rows for split, rows in found.items() if split in _HUB_SPLITS}
     if "train" not in splits:
         raise DataError(f'{name}: {repository} has no split "train", but {", ".join(map(str, found))}.')
     return splits

@@ -7,8 +7,8 @@ parts, scikit-learn has the one of 1,797 images.
 import numpy as np
 import torch
 
-from fleetfit.data._hold_out import hold_out
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.splits import hold_out
 
 FACTS = Facts(
     train=1_438,

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfit.data import _cache, parquet
-from fleetfit.data._audio import Sound, Spectrogram
-from fleetfit.data._hold_out import completed
-from fleetfit.data._hub import folder_of
-from fleetfit.data._pictures import found_folder, set_folder
+from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files import parquet
+from fleetfit.data.files.places import folder_of, found_folder, locate, set_folder
+from fleetfit.data.files.sounds import Sound, Spectrogram
+from fleetfit.data.splits import completed
 from fleetfit.errors import DataError
 from fleetfit.paths import bytes_of, text_of
 
@@ -58,8 +58,8 @@ def speech_commands(
 
     The folder is the unpacked archive (a folder of wav or FLAC files for each word, `validation_list.txt` and
     `testing_list.txt`; the speaker is a file's name up to `_nohash_`), or holds Parquet files with the columns audio,
-    label and speaker_id. Folders and labels that begin with "_" are left out. See `_audio` for what a picture is; it is
-    uint8, kept in the cache.
+    label and speaker_id. Folders and labels that begin with "_" are left out. See `fleetfit.data.files.sounds` for what
+    a picture is; it is uint8, kept in the cache.
 
     Args:
         folder: The folder with its files or the one above; a relative path that does not exist is sought in the folder
@@ -93,9 +93,7 @@ def speech_commands(
     if not rows:
         raise DataError(f"speech_commands: there is no sound in {place or 'the folder'}.")
     parameters = [rows, mels, form.window, form.hop]
-    x = _cache.cached(
-        _cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found)
-    )
+    x = cache.cached(cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found))
     sizes = found.sizes if division == "official" else {"train": rows}
     splits = completed(sizes, found.speakers, validation, test, seed)
     return Data(
@@ -125,7 +123,7 @@ class _Found:
     sounds: Iterator[Sound]
 
 
-def _filled(new: _cache.Allocate, form: Spectrogram, found: _Found) -> _cache.Array:
+def _filled(new: cache.Allocate, form: Spectrogram, found: _Found) -> cache.Array:
     out = new((len(found.y), 1, form.mels, form.frames))
     form.fill(out, found.sounds)
     return out
@@ -135,7 +133,7 @@ def _look(name: str, folder: str | None) -> None:
     """Raise where the set is not there."""
     place = found_folder(name, folder)
     if place is None or not _words(place):
-        parquet.locate(name, folder)
+        locate(name, folder)
 
 
 def _words(folder: Path) -> list[str]:
@@ -177,7 +175,7 @@ def _of_folder(folder: Path) -> _Found:
 
 
 def _of_parquet(folder: str | None) -> _Found:
-    there = parquet.locate("speech_commands", folder)
+    there = locate("speech_commands", folder)
     files = [parquet.File(path) for paths in there.values() for path in paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
     y, _, words = parquet.labels_of(files, label)

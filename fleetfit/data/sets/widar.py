@@ -19,10 +19,9 @@ user is the beginning of a file's name. This makes the file from that folder:
         np.savez("widar.npz", **found)
 """
 
-from fleetfit.data._npz import Arrays
-from fleetfit.data._pictures import set_folder
-from fleetfit.data.arrays import arrays
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files.arrays import Arrays, arrays
+from fleetfit.data.files.places import set_folder
 from fleetfit.errors import DataError
 
 FACTS = Facts(

@@ -1,4 +1,4 @@
-"""Validation and test samples that are held out at random, in proportion."""
+"""The splits of a data set, and the validation and test samples that are held out at random, in proportion."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from fleetfit.errors import DataError
 
+SPLITS = ("train", "validation", "test")
 _HOLD_OUT = 0x401D  # keeps this use of a seed apart from every other
 
 

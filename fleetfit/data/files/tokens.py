@@ -5,22 +5,22 @@ so that a second load is a memory map. The same texts and parameters give the sa
 """
 
 import hashlib
+import heapq
 import importlib.metadata
 import json
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data import _cache
-from fleetfit.data._decode import need
-from fleetfit.data._kept import kept
-from fleetfit.data._pieces import INSIDE, word_pieces
-from fleetfit.errors import DataError, FleetFitError, MissingExtra
+from fleetfit.data import cache
+from fleetfit.data.cache import kept
+from fleetfit.errors import DataError, FleetFitError, MissingExtra, need
 from fleetfit.paths import given
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -29,6 +29,8 @@ _TEXTS = 1000  # encoded at a time
 _MOST_TOKENS = 1 << 22  # of a vocabulary
 _MOST_SAID = 300  # characters of a library's own message
 _PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # where a tokeniser does not say
+Pair = tuple[str, str]
+INSIDE = "##"
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def encoded(
             raise ValueError(f"{folder} holds {x.dtype} {x.shape}")
         return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]), str(folder / "tokenizer.json"))
 
-    return kept(_cache.key(name, [*files, *own], marks, suffix=""), build, load)
+    return kept(cache.key(name, [*files, *own], marks, suffix=""), build, load)
 
 
 def _version() -> str:
@@ -228,3 +230,82 @@ def _padding_of(files: Sequence[Path], tokenizer: Any) -> str | None:
     if tokenizer.padding is not None:
         return str(tokenizer.padding["pad_token"])
     return next((token for token in _PADDING if tokenizer.token_to_id(token) is not None), None)
+
+
+# ---- word pieces -----------------------------------------------------------------------------------------------------
+
+
+def word_pieces(words: Mapping[str, int], size: int) -> list[str]:
+    """Return word pieces: single characters, most frequent first, then merged ones in the order of merging.
+
+    The pair of neighbouring pieces with the highest count over all words becomes a piece, and so on, until there are
+    enough or no pair occurs twice; of equal pairs the first in the order of code points. Single characters take at most
+    half of the places, the rarest are left out, and so are the words that have them.
+
+    Args:
+        words: How often each word occurs, at least once.
+        size: Number of pieces at most.
+    """
+    split = [(_characters(word), count) for word, count in sorted(words.items()) if word]
+    singles: Counter[str] = Counter()
+    for pieces, count in split:
+        for piece in pieces:
+            singles[piece] += count
+    found = dict.fromkeys(sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2])
+    corpus = [(pieces, count) for pieces, count in split if all(piece in found for piece in pieces)]
+    pairs, places = _counted(corpus)
+    queue = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(queue)
+    while queue and len(found) < size:
+        count, pair = heapq.heappop(queue)
+        if pairs[pair] != -count:
+            continue  # merges have used some of them up since; the right count is in the queue too
+        if -count < 2:
+            break
+        merged = pair[0] + pair[1].removeprefix(INSIDE)
+        found[merged] = None
+        for changed in _merge(corpus, pairs, places, pair, merged):
+            if pairs[changed] > 0:
+                heapq.heappush(queue, (-pairs[changed], changed))
+    return list(found)
+
+
+def _characters(word: str) -> list[str]:
+    return [word[0], *(INSIDE + character for character in word[1:])]
+
+
+def _counted(corpus: list[tuple[list[str], int]]) -> tuple[Counter[Pair], defaultdict[Pair, set[int]]]:
+    """Return how often each pair of neighbours occurs, and in which words."""
+    pairs: Counter[Pair] = Counter()
+    places: defaultdict[Pair, set[int]] = defaultdict(set)
+    for index, (pieces, count) in enumerate(corpus):
+        for pair in pairwise(pieces):
+            pairs[pair] += count
+            places[pair].add(index)
+    return pairs, places
+
+
+def _merge(
+    corpus: list[tuple[list[str], int]],
+    pairs: Counter[Pair],
+    places: defaultdict[Pair, set[int]],
+    pair: Pair,
+    merged: str,
+) -> dict[Pair, None]:
+    """Replace a pair by one piece wherever it occurs; return the pairs whose counts have changed."""
+    changed: dict[Pair, None] = {}
+    for index in sorted(places.pop(pair)):
+        pieces, count = corpus[index]
+        for old in pairwise(pieces):
+            pairs[old] -= count
+            changed[old] = None
+        at = 0
+        while at < len(pieces) - 1:
+            if (pieces[at], pieces[at + 1]) == pair:
+                pieces[at : at + 2] = [merged]
+            at += 1
+        for new in pairwise(pieces):
+            pairs[new] += count
+            places[new].add(index)
+            changed[new] = None
+    return changed

@@ -3,12 +3,9 @@
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), the data of 2012: ILSVRC2012.
 """
 
-from fleetfit.data import parquet
-from fleetfit.data._class_folders import has_class_folders, read_class_folders
-from fleetfit.data._hub import folder_of
-from fleetfit.data._pictures import Form, found_folder
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.images import from_table
+from fleetfit.data.files.images import Form, from_table, has_class_folders, read_class_folders, read_parquet
+from fleetfit.data.files.places import folder_of, found_folder
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -60,7 +57,7 @@ def imagenet(
         table = read_class_folders("imagenet", place, form)
     else:
         files = folder_of("imagenet", folder, hub, HUB)
-        table = parquet.read("imagenet", files, form=form, splits=_SPLITS)
+        table = read_parquet("imagenet", files, form=form, splits=_SPLITS)
     if table.classes != FACTS.classes:
         raise DataError(
             f'imagenet has {FACTS.classes} classes, but the files hold {table.classes}; data.name = "images" reads '

@@ -1,0 +1,1 @@
+"""Kinds of files that hold data sets, and where they lie."""

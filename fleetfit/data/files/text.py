@@ -1,0 +1,493 @@
+"""Any labelled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files for each class.
+
+For example IMDB as it is unpacked, or a table of your own. A set is a folder with a train file (`train.csv`) and
+perhaps `validation` (or `valid`, `val`, `dev`) and `test`, or a single file; Parquet files may be numbered as `images`
+has them. CSV is quoted where need be, TSV never; all is UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
+`CLASS/*.txt`.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fleetfit import paths
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files import parquet
+from fleetfit.data.files.places import folder_of, from_hub, locate, set_folder
+from fleetfit.data.files.tokens import encoded
+from fleetfit.data.splits import completed, drawn, hold_out
+from fleetfit.errors import DataError, need
+from fleetfit.paths import given, text_of
+
+FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
+SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
+_TEXT = ("text", "sentence")
+_LABEL = ("label", "labels")
+_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+_UNLABELLED = "unsup"  # the folder of texts without a label in the IMDB set
+_WITHHELD = -1
+
+
+def text(
+    folder: str,
+    text: str | tuple[str, ...] | None = None,
+    label: str | None = None,
+    groups: str | None = None,
+    header: bool = True,
+    tokenizer: str | None = None,
+    vocabulary: int = 8000,
+    length: int = 64,
+    samples: int | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+    hub: bool = False,
+) -> Data:
+    """Return a set of labelled texts as tokens [N, length], named after its folder or file.
+
+    What has no file is held out from the training texts: in proportion for every label, or for every group where
+    `groups` is given. Without a test file, a validation file is the test set. A test or validation file whose labels
+    are all -1 (withheld) is left out, and so are folders called "unsup", which have no label in the IMDB set.
+
+    Args:
+        folder: A folder or a single file; a relative path that does not exist is sought in the folder FLEETFIT_DATA.
+        text: Column of the texts, or several, which are joined by a space; None: `text` or `sentence`.
+        label: Column of the labels, integers or text; None: `label` or `labels`. In CSV, TSV and JSON its distinct
+            values, in ascending order, are the classes.
+        groups: Column of a natural group such as an author, numbered in ascending order; None: no groups.
+        header: Whether the first line of a CSV or TSV file names the columns; if not, they are "1", "2" and so on.
+        tokenizer: Folder of a Hugging Face checkpoint, or a tokenizer.json; None: word pieces are learned from the
+            training texts, lower-cased.
+        vocabulary: Number of word pieces at most, if they are learned.
+        length: Tokens of a text; longer ones are cut, shorter ones filled up.
+        samples: So many training samples only, drawn in proportion for every label, those held out for validation
+            included; None: all.
+        validation: Share of the training texts that is held out, if there is no validation file.
+        test: Share of the texts that is held out as the test set, if there is only a train file.
+        seed: Of what is held out and drawn.
+        hub: Whether `folder` is a repository of the Hugging Face hub ("stanfordnlp/imdb"), downloaded once.
+
+    Raises:
+        DataError: A file, a column, a label or the tokeniser is missing or wrong, or a number is out of range.
+        MissingExtra: pyarrow, or what the tokeniser or the hub needs, is not installed.
+    """
+    if hub:
+        name = folder.rpartition("/")[2]
+        path = from_hub(name, folder)
+    else:
+        path = set_folder(folder)
+        name = path.resolve().stem if path.is_file() else path.resolve().name
+    corpus = read_corpus(name, path, text, label, groups, header)
+    return from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
+
+
+def named(
+    name: str,
+    facts: Facts,
+    repository: str,
+    folder: str | None,
+    class_names: tuple[str, ...],
+    tokenizer: str | None,
+    vocabulary: int,
+    length: int,
+    samples: int | None,
+    validation: float,
+    seed: int,
+    hub: bool,
+) -> Data:
+    """Return one of the known sets, after a look at whether the folder holds that set.
+
+    Where there are fewer training texts than the set has, its name says so, and with it every message and report.
+
+    Raises:
+        DataError: As `text`, or the files are those of another set, or there is no test set.
+        MissingExtra: As `text`.
+    """
+    path = _place(name, folder)
+    if (place := folder_of(name, folder, hub, repository, found=lambda *_: located(name, path))) != folder:
+        path = _place(name, place)
+    corpus = read_corpus(name, path)
+    if corpus.classes != facts.classes:
+        raise DataError(
+            f"{name} has {facts.classes} classes of texts, but the files hold {corpus.classes}: is this another set?"
+        )
+    if "test" not in corpus.sizes and "validation" not in corpus.sizes:
+        raise DataError(f"{name}: there is no test.parquet beside its train file.")
+    data = from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, 0.0, seed)
+    found = corpus.sizes["train"]
+    if facts.train is not None and found < facts.train:
+        data = dataclasses.replace(data, name=f"{name}-partial-{found}-of-{facts.train}")
+    return dataclasses.replace(data, class_names=class_names)
+
+
+def _place(name: str, folder: str | None) -> Path | None:
+    """Return the set's own folder, given that or the one above."""
+    path = None if folder is None else given(folder, "data.folder")
+    return path / name if path is not None and (path / name).is_dir() else path
+
+
+def from_corpus(
+    name: str,
+    corpus: "Corpus",
+    tokenizer: str | None,
+    vocabulary: int,
+    length: int,
+    samples: int | None,
+    validation: float,
+    test: float,
+    seed: int,
+) -> Data:
+    """Return the texts of the files as a data set; see `text`."""
+    sizes, y = corpus.sizes, corpus.y
+    strata = y if corpus.groups is None else corpus.groups
+    splits = completed(sizes, strata, 0.0, test, seed)
+    if samples is not None:
+        splits["train"] = drawn(name, splits["train"], y[splits["train"]], samples, seed)
+    if not len(splits["validation"]):
+        rest = splits["train"]
+        splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
+    found = encoded(name, corpus.files, corpus.marks, corpus.texts, splits["train"], tokenizer, vocabulary, length)
+    return Data(
+        name=name,
+        x=torch.from_numpy(found.x),
+        y=torch.from_numpy(y),
+        splits={split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()},
+        classes=corpus.classes,
+        groups=None if corpus.groups is None else torch.from_numpy(corpus.groups),
+        class_names=corpus.class_names,
+        vocabulary=found.vocabulary,
+        padding=found.padding,
+        tokenizer=found.tokenizer,
+    )
+
+
+# ---- tables of text, with the same questions asked of them as of Parquet files ---------------------------------------
+
+
+class TextTable(Protocol):
+    """One file of rows."""
+
+    path: Path
+    rows: int
+    columns: list[str]
+
+    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of a column that is there."""
+
+    def texts(self, column: str) -> list[str]:
+        """Return a column as text."""
+
+
+def _opened(path: Path, header: bool) -> TextTable:
+    """Return the rows of a file, by its suffix.
+
+    Args:
+        path: Ends in one of `SUFFIXES`.
+        header: Whether the first line of a CSV or TSV file names the columns; they are "1", "2" and so on if not.
+
+    Raises:
+        DataError: The file cannot be read, or has another suffix.
+        MissingExtra: pyarrow is not installed.
+    """
+    if path.suffix == ".parquet":
+        need("pyarrow", "text", "Reading text from Parquet files")
+        return parquet.File(path)
+    if path.suffix in (".csv", ".tsv"):
+        return Cells(path, _separated(path, header))
+    if path.suffix in (".jsonl", ".json"):
+        return Cells(path, _objects(path))
+    raise DataError(f"{path} has no suffix that says what it is; there are {', '.join(SUFFIXES)}.")
+
+
+class Cells:
+    """The columns of one file, in memory."""
+
+    def __init__(self, path: Path, cells: dict[str, list[Any]]) -> None:
+        self.path, self._cells = path, cells
+        self.columns = list(cells)
+        self.rows = len(next(iter(cells.values()), []))
+
+    def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of a column that is there.
+
+        Raises:
+            DataError: There is none.
+        """
+        for name in usual if wanted is None else (wanted,):
+            if name in self._cells:
+                return name
+        asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
+        raise DataError(
+            f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...", or header = '
+            "false if its first line is no header."
+        )
+
+    def texts(self, column: str) -> list[str]:
+        """Return a column as text.
+
+        Raises:
+            DataError: A row has nothing in it, or what is no single value.
+        """
+        self.column(column, (), "the column's name:")
+        for row, value in enumerate(self._cells[column]):
+            if not isinstance(value, str | int) or isinstance(value, bool):
+                raise DataError(f'row {row} of {self.path} has {value!r:.80} in column "{column}"; it must be text.')
+            if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+                raise DataError(f'row {row} of {self.path} has half a character in column "{column}".')
+        return [str(value) for value in self._cells[column]]
+
+
+def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
+    """Return the cells of a CSV file (quoted where need be) or a TSV file (never quoted), all of them text."""
+    arrow, table = need("pyarrow", "text", "Reading text"), need("pyarrow.csv", "text", "Reading text")
+    tab = path.suffix == ".tsv"
+    try:
+        with io.TextIOWrapper(paths.opened(path, DataError), encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tab else csv.reader(file)
+            first = next(reader, [])
+        names = first if header else [str(i + 1) for i in range(len(first))]
+        if not names:
+            return {}
+        _check_once(path, names)
+        found = table.read_csv(
+            path,
+            read_options=table.ReadOptions(column_names=names, skip_rows=0, skip_rows_after_names=1 if header else 0),
+            parse_options=table.ParseOptions(
+                delimiter="\t" if tab else ",", quote_char=False if tab else '"', newlines_in_values=not tab
+            ),
+            convert_options=table.ConvertOptions(column_types=dict.fromkeys(names, arrow.string())),
+        )
+    except (OSError, UnicodeDecodeError, csv.Error, arrow.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()} in UTF-8: {error}") from error
+    return {name: found.column(i).to_pylist() for i, name in enumerate(names)}
+
+
+def _check_once(path: Path, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f'{path} has more than one column "{twice}".')
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _objects(path: Path) -> dict[str, list[Any]]:
+    """Return the values of a file with one JSON object a line, or of one JSON list of objects."""
+    content = paths.text_of(path, DataError)
+    whole = content.lstrip()[:1] == "["
+    objects: list[Any] = []
+    for number, part in enumerate([content] if whole else content.split("\n"), 1):
+        if part.strip():
+            try:
+                found = json.loads(part, object_pairs_hook=_each_once)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{'' if whole else f'line {number} of '}{path} is no JSON: {error}") from error
+            objects.extend(found if whole else [found])
+    wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
+    if wrong is not None:
+        raise DataError(f"{path} must hold JSON objects, one a line or in one list; row {wrong} is none.")
+    names = dict.fromkeys(name for value in objects for name in value)
+    return {name: [value.get(name) for value in objects] for name in names}
+
+
+# ---- what is found, in whatever layout; the texts themselves are read only when they are asked for -------------------
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The texts of all files of a set, one split after the other.
+
+    Attributes:
+        files: Where they come from.
+        marks: What else decides about the texts: columns and the like.
+        texts: Reads them, [N].
+        y: int64 [N].
+        sizes: split -> number of texts, in their order; only the splits that are there.
+        classes: Number of classes.
+        class_names: One per class, or ().
+        groups: int64 [N], or None.
+    """
+
+    files: list[Path]
+    marks: list[object]
+    texts: Callable[[], list[str]]
+    y: NDArray[np.int64]
+    sizes: dict[str, int]
+    classes: int
+    class_names: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+
+
+def read_corpus(
+    name: str,
+    path: Path | None,
+    text: str | tuple[str, ...] | None = None,
+    label: str | None = None,
+    groups: str | None = None,
+    header: bool = True,
+) -> Corpus:
+    """Find the files of a set and read everything but the texts.
+
+    Args:
+        name: The set's name, for messages.
+        path: A file, or a folder with train.parquet (.csv, .tsv, .jsonl, .json) and so on, or with a folder of .txt
+            files for each class, in a folder for each split or not. None: FLEETFIT_DATA holds its Parquet files.
+        text: Column of the texts, or several to be joined by a space; None: `text` or `sentence`.
+        label: Column of the labels, integers or text; None: `label` or `labels`.
+        groups: Column of a natural group such as an author; None: no groups.
+        header: Whether the first line of a CSV or TSV file names the columns.
+
+    Raises:
+        DataError: A file or a column is missing or wrong.
+        MissingExtra: pyarrow is not installed.
+    """
+    if path is not None and path.is_dir() and (found := _class_folders(path)):
+        if groups is not None:
+            raise DataError(f"{name}: a folder for each class has no column of groups; leave groups out.")
+        return _of_folders(found)
+    splits = located(name, path)
+    tables = {split: [_opened(file, header) for file in files] for split, files in splits.items()}
+    first = tables["train"][0]
+    label = first.column(label, _LABEL, "label")
+    named = [text] if isinstance(text, str) or text is None else list(text)
+    columns = [first.column(column, _TEXT, "text") for column in named]
+    for split in [s for s in tables if s != "train" and all(_withheld(rows, label) for rows in tables[s])]:
+        del tables[split]
+    every = [rows for parts in tables.values() for rows in parts]
+    if not sum(rows.rows for rows in tables.get("train", ())):
+        raise DataError(f"{first.path} has no rows to train on, or all of their labels are -1.")
+    y, classes, class_names = _labels(every, label)
+    return Corpus(
+        files=[rows.path for rows in every],
+        marks=[columns, header],
+        texts=lambda: [" ".join(cells) for rows in every for cells in _cells(rows, columns)],
+        y=y,
+        sizes={split: sum(rows.rows for rows in parts) for split, parts in tables.items()},
+        classes=classes,
+        class_names=class_names,
+        groups=None if groups is None else parquet.numbered(_values(every, groups))[0],
+    )
+
+
+def located(name: str, path: Path | None) -> dict[str, list[Path]]:
+    """Return the files of rows of each split, "train" first.
+
+    Raises:
+        DataError: There are none.
+    """
+    if path is None:
+        return locate(name, None)
+    if path.is_file():
+        return {"train": [path]}
+    for suffix in SUFFIXES[1:]:
+        for place in (path, path / "data"):
+            found = {split: [place / f"{alias}{suffix}" for alias in names if (place / f"{alias}{suffix}").is_file()]
+                     for split, names in _ALIASES.items()}  # fmt: skip
+            if found["train"]:
+                return {split: files[:1] for split, files in found.items() if files}
+    try:
+        return locate(name, str(path))
+    except DataError as error:
+        raise DataError(
+            f"{error} Nor is there a train file that ends in {', '.join(SUFFIXES[1:])}, nor a folder of .txt files for "
+            "each class."
+        ) from error
+
+
+def _cells(rows: TextTable, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    return list(zip(*(rows.texts(column) for column in columns), strict=True))
+
+
+def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
+    """Return a column over all files: integers if they all are some, else text."""
+    found = [rows for rows in every if isinstance(rows, parquet.File)]
+    if found:
+        return parquet.values_of(found, column)
+    cells = [text.strip() for rows in every for text in rows.texts(column)]
+    for rows in every:
+        for row, text in enumerate(rows.texts(column)):
+            if not text.strip():
+                raise DataError(f'row {row} of {rows.path} has no value in column "{column}".')
+    if all(re.fullmatch(r"-?\d{1,18}", cell) for cell in cells):
+        return np.array([int(cell) for cell in cells], dtype=np.int64)
+    return np.array(cells, dtype=object)
+
+
+def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+    """Return labels, the number of classes and their names; in CSV and JSON, classes are the distinct values."""
+    found = [rows for rows in every if isinstance(rows, parquet.File)]
+    if found:
+        return parquet.labels_of(found, column)
+    values = _values(every, column)
+    for rows, row in parquet.too_long(values, every):
+        raise DataError(f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.")
+    y, names = parquet.numbered(values)
+    return y, len(names), names
+
+
+def _withheld(rows: TextTable, label: str) -> bool:
+    """Return whether a file's labels are all -1, as in the test sets of competitions."""
+    values = _values([rows], label)
+    return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
+
+
+# ---- a folder for each class -------------------------------------------------------------------------------------
+
+
+def _class_folders(path: Path) -> dict[str, dict[str, list[Path]]]:
+    """Return split -> class -> files, or {} if there are none."""
+    found = {split: classes for split, names in _ALIASES.items() for alias in names
+             if (classes := _text_files(path / alias))}  # fmt: skip
+    if "train" in found:
+        return {split: found[split] for split in _ALIASES if split in found}
+    whole = {} if found else _text_files(path)
+    return {"train": whole} if whole else {}
+
+
+def _text_files(path: Path) -> dict[str, list[Path]]:
+    if not path.is_dir():
+        return {}
+    folders = sorted(place for place in path.iterdir() if place.is_dir() and place.name != _UNLABELLED)
+    found = {place.name: sorted(place.glob("*.txt")) for place in folders}
+    return {name: files for name, files in found.items() if files}
+
+
+def _of_folders(found: dict[str, dict[str, list[Path]]]) -> Corpus:
+    names = tuple(found["train"])
+    for split, classes in found.items():
+        for name, files in classes.items():
+            if name not in names:
+                raise DataError(f"{files[0].parent} is a class of the {split} split that the train split lacks.")
+    pairs = [(file, names.index(name)) for classes in found.values() for name in classes for file in classes[name]]
+
+    def texts() -> list[str]:
+        return [_content(file) for file, _ in pairs]
+
+    return Corpus(
+        files=[file for file, _ in pairs],
+        marks=[],
+        texts=texts,
+        y=np.array([label for _, label in pairs], dtype=np.int64),
+        sizes={split: sum(map(len, classes.values())) for split, classes in found.items()},
+        classes=len(names),
+        class_names=names,
+        groups=None,
+    )
+
+
+def _content(file: Path) -> str:
+    return text_of(file, DataError)

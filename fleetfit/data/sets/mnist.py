@@ -1,0 +1,76 @@
+"""MNIST and its twin in clothes, Fashion-MNIST: 70,000 grey pictures of 28x28 pixels in ten classes each.
+
+LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998). Xiao, Rasul and
+Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms" (2017).
+"""
+
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files.images import named
+from fleetfit.names import Row, entries
+
+FACTS = {
+    "mnist": Facts(
+        train=60_000,
+        test=10_000,
+        classes=10,
+        resolution="28x28",
+        source="LeCun et al. (1998), http://yann.lecun.com/exdb/mnist",
+    ),
+    "fashion_mnist": Facts(
+        train=60_000,
+        test=10_000,
+        classes=10,
+        resolution="28x28",
+        source="Xiao et al. (2017), https://github.com/zalandoresearch/fashion-mnist",
+    ),
+}
+SETS = {
+    "mnist": Row(
+        "MNIST: 70,000 handwritten digits.",
+        {"name": "mnist", "repository": "ylecun/mnist", "mean": (0.1307,), "std": (0.3081,)},
+    ),
+    "fashion_mnist": Row(
+        "Fashion-MNIST: 70,000 grey pictures of clothes, in the format of MNIST.",
+        {"name": "fashion_mnist", "repository": "zalando-datasets/fashion_mnist", "mean": (0.2860,), "std": (0.3530,)},
+    ),
+}
+
+
+def _grey(
+    name: str,
+    repository: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    folder: str | None = None,
+    validation: float = 0.1,
+    augment: str | None = None,
+    seed: int = 0,
+    resize: int | None = None,
+    samples: int | None = None,
+    hub: bool = False,
+) -> Data:
+    """Return a set from Parquet files (see `fleetfit.data.files.images` for the layouts), images [70000, 1, 28, 28].
+
+    Args:
+        name: The set's.
+        repository: Where the hub has it.
+        mean: Of its training images.
+        std: Of its training images.
+        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        validation: Share of the training images that is held out, class by class, 0 <= validation < 1.
+        augment: What training batches go through, such as "crop" or, for clothes, "crop-flip"; None: nothing. A
+            mirrored digit is no digit.
+        seed: Of what is held out.
+        resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        samples: So many training images only, drawn class by class, those held out included; None: all.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+
+    Raises:
+        DataError: The files are missing or wrong, or `validation` is out of range.
+        MissingExtra: pyarrow or Pillow is not installed, or `datasets` is not and the set has to be downloaded.
+    """
+    return named(name, FACTS[name], repository, folder, 1, "label", validation, augment, seed, mean, std, resize,
+                 samples, hub)  # fmt: skip
+
+
+mnist, fashion_mnist = entries(_grey, SETS)

@@ -1,0 +1,89 @@
+"""AG News and SST-2: short texts with a label, as tokens.
+
+AG News: Zhang, Zhao and LeCun, "Character-level Convolutional Networks for Text Classification" (2015), from the corpus
+of Gulli (2005). Files with fewer training texts are taken too; the set's name then says so in every report.
+
+SST-2: Socher et al., "Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank" (2013), as divided
+by the GLUE benchmark (Wang et al., 2019). The training texts are phrases of the sentences; validation and test are
+whole sentences. GLUE, and the hub with it, withholds the labels of its 1,821 test sentences (they are -1): then the 872
+validation sentences are the test set and validation texts are held out of the training phrases.
+
+Differs from the paper (ScaleFL, section 4.1): a tenth of AG News's training texts is held out, not 5,000, in proportion
+for every class; word pieces are learned from the training texts unless `tokenizer` names those of BERT-base-uncased.
+"""
+
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files.text import named
+from fleetfit.names import Row, entries
+
+FACTS = {
+    "ag_news": Facts(
+        train=120_000,
+        test=7_600,
+        classes=4,
+        resolution="64 tokens",
+        source="Zhang et al. (2015), http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
+    ),
+    "sst2": Facts(
+        train=67_349,
+        test=1_821,
+        classes=2,
+        resolution="64 tokens",
+        source="Socher et al. (2013), https://gluebenchmark.com",
+    ),
+}
+SETS = {
+    "ag_news": Row(
+        "AG News: 127,600 headlines with the beginning of the article, in four classes.",
+        {
+            "name": "ag_news",
+            "repository": "fancyzhx/ag_news",
+            "class_names": ("World", "Sports", "Business", "Sci/Tech"),
+        },
+    ),
+    "sst2": Row(
+        "SST-2: phrases and sentences of film reviews, negative or positive.",
+        {"name": "sst2", "repository": "stanfordnlp/sst2", "class_names": ("negative", "positive")},
+    ),
+}
+
+
+def _texts(
+    name: str,
+    repository: str,
+    class_names: tuple[str, ...],
+    folder: str | None = None,
+    tokenizer: str | None = None,
+    vocabulary: int = 8000,
+    length: int = 64,
+    samples: int | None = None,
+    validation: float = 0.1,
+    seed: int = 0,
+    hub: bool = False,
+) -> Data:
+    """Return a set from train, test and perhaps validation.parquet, columns text (or sentence) and label, as tokens.
+
+    Args:
+        name: The set's.
+        repository: Where the hub has it.
+        class_names: One per class.
+        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        tokenizer: Folder of a Hugging Face checkpoint, or a tokenizer.json; None: word pieces are learned from the
+            training texts, lower-cased.
+        vocabulary: Number of word pieces at most, if they are learned.
+        length: Tokens of a text; longer ones are cut, shorter ones filled up.
+        samples: So many training texts only, drawn class by class, those held out included; None: all.
+        validation: Share of the training texts that is held out, class by class, 0 <= validation < 1, where there are
+            no validation texts or they are the test set.
+        seed: Of what is held out and drawn.
+        hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk.
+
+    Raises:
+        DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
+        MissingExtra: pyarrow, or what the tokeniser or the hub needs, is not installed.
+    """
+    return named(name, FACTS[name], repository, folder, class_names, tokenizer, vocabulary, length, samples, validation,
+                 seed, hub)  # fmt: skip
+
+
+ag_news, sst2 = entries(_texts, SETS)
