@@ -258,7 +258,8 @@ def test_a_process_that_ends_without_a_reply(link: SuperLink) -> None:
     task, _ = node.begin()
     node.state.finish_task(task, SubStatus.FAILED, "it could not have its message")
     node.send()
-    assert link.replies == [(message.metadata.message_id, "the process of the message ended without an answer")]
+    reason = "the process of the message ended without an answer: it could not have its message"
+    assert link.replies == [(message.metadata.message_id, reason)]
     hears(node)
 
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import psutil
+import waiting
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,7 +46,7 @@ clientapp = "{client}"
 out = ""
 node = ""
 messages = 1
-kind = "train"
+kind = "evaluate"
 """
 
 SERVER = """
@@ -73,7 +74,7 @@ def main(grid, context):
         began = time.monotonic()
         [name] = grid.push_messages([message])
         while not (replies := list(grid.pull_messages([name]))):
-            time.sleep(0.02)
+            time.sleep(1.0 if config["kind"] == "query" else 0.02)
         [reply] = replies
         row = {"wall_s": time.monotonic() - began}
         if reply.has_error():
@@ -91,12 +92,15 @@ import os
 import time
 from pathlib import Path
 
-import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
 other = app
+
+
+def answer(message, said):
+    return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)
 
 
 def told(message, context):
@@ -105,7 +109,6 @@ def told(message, context):
         "config": str(context.node_config.get("config", "")),
         "zygote": os.environ.get("FLEETFIT_IN_ZYGOTE", ""),
         "parent_threads": len(list((Path("/proc") / str(os.getppid()) / "task").iterdir())),
-        "sum": float(torch.ones(3).sum()),
         "umask": os.umask(0o077),
         "home": Path(__file__).parent.name,
     }
@@ -113,14 +116,21 @@ def told(message, context):
 
 @app.train()
 def train(message, context):
-    return Message(RecordDict({"said": ConfigRecord(told(message, context))}), reply_to=message)
+    import torch
+
+    return answer(message, {**told(message, context), "sum": float(torch.ones(3).sum())})
+
+
+@app.evaluate()
+def evaluate(message, context):
+    return answer(message, told(message, context))
 
 
 @app.query()
 def query(message, context):
-    Path(context.node_config["config"] + ".started").write_text("")
+    Path(context.node_config["config"] + ".started").write_text(str(os.getpid()))
     time.sleep(600)
-    return train(message, context)
+    return answer(message, told(message, context))
 """
 
 NODE = """
@@ -206,6 +216,7 @@ class Lab:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=waiting.listening_to_ctrl_c,
             )
         self._started.append(process)
         return process
@@ -233,7 +244,7 @@ class Lab:
         config.write_text("")
         asked = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server-ca.crt")}
         asked |= {"config": str(config), "app": "toy_client:app"} | ({"key": str(key)} if key else {})
-        asked |= {"preload": ["torch", "numpy", "flwr.supernode.runtime.run_clientapp"], **given}
+        asked |= {"preload": ["numpy", "flwr.supernode.runtime.run_clientapp"], **given}
         return self._start(name, [sys.executable, "node.py", json.dumps(asked)], **(environment or {}))
 
     def log(self, name: str) -> str:

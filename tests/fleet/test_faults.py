@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from deployment import Deployment
-from fleet.waiting import finished, until
+from fleet.waiting import finished, stop_run, until
 
 import fleetfit as ff
 
@@ -102,10 +102,9 @@ def test_a_killed_node_costs_a_deadline_and_comes_back(lab: Deployment, tmp_path
     going.has(done + 2)
     without = [trained(report) for report in going.reports()[done : done + 2]]
     assert 2 in without, without
-    lab.start_node("node-c")  # refused for a minute: the SuperLink must first have missed it
+    lab.start_node("node-c")  # refused for half a minute: the SuperLink must first have missed it
     until(lambda: trained(going.reports()[-1]) == 3 and len(going.reports()) > done + 3, "node-c", lambda: going.log)
-    lab.stop("run-killed")
-    lab.flwr("stop", str(lab.runs()[0]["run-id"]), "lab")
+    stop_run(lab, "killed")
     assert all(report["train"]["loss"] is not None for report in going.reports())
 
 
@@ -152,8 +151,7 @@ def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_dead
     lab.stop("node-u", sudden=True)
     going.has(before + 2)
     reports = going.reports()[before : before + 2]
-    lab.stop("run-upload")
-    lab.flwr("stop", str(lab.runs()[0]["run-id"]), "lab")
+    stop_run(lab, "upload")
     assert trained(reports[0]) == 3 and [failure["client"] for failure in reports[0]["failures"]] == [3]
     assert "did not answer within 15 s" in reports[0]["failures"][0]["reason"]  # our deadline, not Flower's
 

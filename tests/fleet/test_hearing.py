@@ -1,12 +1,15 @@
 """Nodes that live take part again at once, whatever a stopped run has left behind; each a real process."""
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from deployment import Deployment
-from fleet.waiting import finished, until
+from fleet.waiting import finished, stop_run, until
 
 pytestmark = pytest.mark.fleet
 
@@ -48,9 +51,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def node(lab: Deployment, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The only node; what happens to messages is written to the file `trace`."""
+    """The only node, which has tests one after the other; what happens to messages is written to a file."""
     name, folder = request.param, lab.folder.parent
     more = {"PYTHONPATH": str(folder), "STALL": str(folder / "stall"), "FLEETFIT_TRACE": str(folder / name)}
     lab.start_node(name, plain=WAYS[name], environment=more)
@@ -61,11 +64,6 @@ def node(lab: Deployment, request: pytest.FixtureRequest) -> Iterator[str]:
 def traced(lab: Deployment, name: str) -> str:
     path = lab.folder.parent / name
     return path.read_text() if path.exists() else ""
-
-
-def stop(lab: Deployment, name: str) -> None:
-    lab.flwr("stop", str(lab.runs()[0]["run-id"]), "lab")
-    lab.stop(f"run-{name}")
 
 
 def takes_part(lab: Deployment, name: str, out: Path) -> None:
@@ -85,27 +83,46 @@ def test_a_run_is_stopped_while_a_node_confirms_that_it_has_a_message(
     until(lambda: "Round 1/" in lab.log(f"run-{name}"), "a round", lambda: lab.log(f"run-{name}"))
     stall.touch()
     until(stall.with_name("stall.now").exists, "a message", lambda: lab.log(f"run-{name}"))
-    stop(lab, name)
+    stop_run(lab, name)
     stall.unlink()
     stall.with_name("stall.now").unlink()
     until(lambda: "Ignoring message" in lab.log(node), "that it is not confirmed", lambda: lab.log(node))
     takes_part(lab, f"after-{name}", tmp_path / "after")
 
 
+def server_killed(lab: Deployment, name: str) -> None:
+    """By itself the SuperLink would notice after a minute, and the node a while later."""
+    below = psutil.Process(lab.processes["superlink"].pid).children(recursive=True)
+    running = [process for process in below if process.status() != psutil.STATUS_ZOMBIE]
+    [app] = [process for process in running if "flwr-serverapp" in " ".join(process.cmdline())]
+    os.kill(app.pid, signal.SIGKILL)
+    lab.stop(f"run-{name}")
+    until(lambda: lab.runs()[0]["status"] == "finished:failed", "the end of the run", lambda: lab.log("superlink"))
+    assert lab.runs()[0]["status-details"] == "The server app's process was killed."
+
+
 @pytest.mark.parametrize("node", ["forking"], indirect=True)
-def test_a_run_is_stopped_in_the_middle_of_a_long_job(node: str, lab: Deployment, tmp_path: Path) -> None:
-    lab.start_run("long", run_file(1, epochs=10**6), out=str(tmp_path / "run"))
-    before = traced(lab, node)
+@pytest.mark.parametrize("end", [stop_run, server_killed])
+def test_a_run_ends_in_the_middle_of_a_long_job(
+    end: Callable[[Deployment, str], None], node: str, lab: Deployment, tmp_path: Path
+) -> None:
+    name = f"long-{end.__name__}".replace("_", "-")
+    before = len(traced(lab, node))
+
+    def lines() -> list[list[str]]:
+        return [line.split() for line in traced(lab, node)[before:].splitlines()]
 
     def begun() -> bool:
-        lines = [line.split() for line in traced(lab, node)[len(before) :].splitlines()]
-        jobs = {line[3] for line in lines if line[2] == "taken" and "train" in line}
-        return any(line[2] == "begun" and line[3] in jobs for line in lines)
+        jobs = {line[3] for line in lines() if line[2] == "taken" and "train" in line}
+        return any(line[2] == "begun" and line[3] in jobs for line in lines())
 
-    until(begun, "the job", lambda: lab.log("run-long") + traced(lab, node))
-    stop(lab, "long")
-    takes_part(lab, "after-long", tmp_path / "after")
-    assert "abandoned" in traced(lab, node) and "its run has ended" in traced(lab, node)
-    messages = [line.split() for line in traced(lab, node).splitlines()]
-    events = [line[2] for line in messages if line[3:4] == messages[-1][3:4]]
-    assert events == ["taken", "whole", "begun", "answered", "replied", "sent"]
+    lab.start_run(name, run_file(1, epochs=10**6), out=str(tmp_path / "run"))
+    until(begun, "the job", lambda: lab.log(f"run-{name}") + traced(lab, node))
+    end(lab, name)
+    takes_part(lab, f"after-{name}", tmp_path / "after")
+    assert any(line[2] == "abandoned" for line in lines())
+    assert any("its run has ended" in " ".join(line) for line in lines())
+    last = lines()[-1][3]
+    assert [line[2] for line in lines() if line[3:4] == [last]] == [
+        "taken", "whole", "begun", "answered", "replied", "sent",
+    ]  # fmt: skip

@@ -1,5 +1,6 @@
 """The launcher of a node, with a SuperLink and nodes of real processes on this machine."""
 
+import json
 import os
 import signal
 import socket
@@ -34,25 +35,60 @@ def lab(tmp_path_factory):
 @pytest.fixture(scope="module")
 def warm(lab):
     """A node that forks; it has a Flower home of its own, so that what it installs can be told from the server's."""
-    node = lab.node("warm", lab.key("warm-key"), {"FLWR_HOME": str(lab.folder / "home of warm")})
+    home = {"FLWR_HOME": str(lab.folder / "home of warm")}
+    preload = ["torch", "numpy", "flwr.supernode.runtime.run_clientapp"]
+    node = lab.node("warm", lab.key("warm-key"), home, preload=preload)
     lab.accepted("warm")
     yield node
     node.terminate()
     node.wait(LIMIT_S)
 
 
-def measured(lab, node, name, messages=6):
-    """Return what the server found, median seconds and CPU seconds of the messages after the first."""
-    time.sleep(3)
-    [first] = lab.found(f"{name}-first", name, messages=1)
+def measured(lab, node, name, messages=4):
+    """Return what the server found, and the median seconds of the messages after the first."""
     before, began = cpu_s(node), time.monotonic()
-    rows = lab.found(f"{name}-further", name, messages=messages - 1)
+    first, *rows = lab.found(name, name, messages=messages, kind="train")
     spent, took = cpu_s(node) - before, time.monotonic() - began
     wall = statistics.median(row["wall_s"] for row in rows)
     print(f"\n{name}: first {first['wall_s']:.2f} s, median of {messages - 1} further {wall:.2f} s (each: "
-          f"{[round(row['wall_s'], 2) for row in rows]}), CPU {spent / (messages - 1):.2f} s per message, asking for "
+          f"{[round(row['wall_s'], 2) for row in rows]}), CPU {spent / messages:.2f} s per message, asking for "
           f"messages during {took:.0f} s included")  # fmt: skip
     return [first, *rows], wall
+
+
+def test_an_app_that_names_another_client_app_is_refused(lab, warm):
+    [row] = lab.found("other", "warm", client="toy_client:other")
+    assert row["code"] == 2
+    assert 'runs the client app "toy_client:app" only' in row["reason"] and '"toy_client:other"' in row["reason"]
+    [row] = lab.found("same", "warm")
+    assert row["home"] == "lib"
+    assert not (lab.folder / "home of warm" / "apps").exists(), "what the server sent was unpacked"
+
+
+def test_only_the_nodes_own_processes_get_its_messages(lab, warm, tmp_path):
+    arguments = next(each.cmdline() for each in descendants(warm) if "--superexec-auth-secret-file" in each.cmdline())
+    address = f"127.0.0.1:{arguments[arguments.index('--port') + 1]}"
+    with (tmp_path / "log").open("w") as log:
+        thief = subprocess.Popen(
+            [Path(sys.executable).parent / "flower-superexec", "--insecure", "--runtime-api-address", address],
+            env=lab.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # fmt: skip
+        try:
+            thief.wait(LIMIT_S)  # Flower's SuperExec ends when it is refused, and asks for ever when it is not
+        finally:
+            thief.kill()
+            thief.wait()
+
+
+def test_a_message_whose_process_is_killed_is_answered_and_so_is_the_next_one(lab, warm):
+    """Flower would notice within a minute, and not know why."""
+    out, started = lab.submit("deadly", "warm", kind="query"), lab.folder / "warm node.toml.started"
+    wait_for(lambda: started.exists() and started.read_text(), LIMIT_S, "the job starts")
+    os.kill(int(started.read_text()), signal.SIGKILL)
+    wait_for(out.exists, LIMIT_S, f"an answer comes:\n{lab.log('warm')}")
+    [row] = json.loads(out.read_text())
+    assert "ended by signal 9" in row["reason"]
+    [row] = lab.found("next", "warm")
+    assert row["zygote"] == "1"
 
 
 def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, warm):
@@ -75,20 +111,6 @@ def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, wa
     ordinary.terminate()
     assert ordinary.wait(LIMIT_S) == 0
     assert soon < late
-
-
-def test_an_app_that_names_another_client_app_is_refused(lab):
-    home = lab.folder / "home of picky"
-    node = lab.node("picky", lab.key("picky-key"), {"FLWR_HOME": str(home)})
-    lab.accepted("picky")
-    [row] = lab.found("other", "picky", client="toy_client:other")
-    assert row["code"] == 2
-    assert 'runs the client app "toy_client:app" only' in row["reason"] and '"toy_client:other"' in row["reason"]
-    [row] = lab.found("same", "picky")
-    assert row["home"] == "lib"
-    assert not (home / "apps").exists(), "what the server sent was unpacked"
-    node.terminate()
-    assert node.wait(LIMIT_S) == 0
 
 
 @pytest.mark.parametrize("way", ["forking", "ordinary"])
@@ -166,7 +188,7 @@ def test_where_flower_has_changed_the_ordinary_way_is_taken(lab):
     [line] = [each for each in lab.log("moved").splitlines() if each.startswith("fleetfit: ")]
     assert "lacks flwr.supercore.superexec.run_superexec.get_executor(executor_type=)" in line
     assert "ordinary way" in line
-    [row] = lab.found("moved", "moved")
+    [row] = lab.found("moved", "moved", kind="train")
     assert row["sum"] == 3 and row["zygote"] == ""
     node.terminate()
     assert node.wait(LIMIT_S) == 0
@@ -235,24 +257,6 @@ def test_a_node_ends_with_a_process_that_it_cannot_do_without(lab):
     assert "The node's zygote ended unexpectedly (code -9)" in lab.log("half")
     assert "terminated gracefully" in lab.log("half")
     assert not alive(processes)
-
-
-def test_only_the_nodes_own_processes_get_its_messages(lab, tmp_path):
-    node = lab.node("closed", lab.key("closed-key"))
-    lab.accepted("closed")
-    arguments = next(each.cmdline() for each in descendants(node) if "--superexec-auth-secret-file" in each.cmdline())
-    address = f"127.0.0.1:{arguments[arguments.index('--port') + 1]}"
-    with (tmp_path / "log").open("w") as log:
-        thief = subprocess.Popen(
-            [Path(sys.executable).parent / "flower-superexec", "--insecure", "--runtime-api-address", address],
-            env=lab.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # fmt: skip
-        try:
-            thief.wait(LIMIT_S)  # Flower's SuperExec ends when it is refused, and asks for ever when it is not
-        finally:
-            thief.kill()
-            thief.wait()
-    node.terminate()
-    assert node.wait(LIMIT_S) == 0
 
 
 def test_what_is_wrong_is_said_before_anything_starts(tmp_path):

@@ -1,5 +1,6 @@
 """Waiting for fleets of processes, with what they said when they do not come."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,3 +27,10 @@ def finished(lab: Deployment, name: str, table: Mapping[str, Any], out: Path, li
     lab.processes.pop(log)
     assert (out / "summary.json").is_file(), lab.log(log)[-4000:]
     return ff.load(out)
+
+
+def stop_run(lab: Deployment, name: str) -> None:
+    """Have the SuperLink stop a run that goes on."""
+    [number] = re.findall(r"Successfully started run (\d+)", lab.log(f"run-{name}"))
+    lab.flwr("stop", number, "lab")
+    lab.stop(f"run-{name}")

@@ -12,6 +12,7 @@ CLIENT = "flwr.supernode.runtime.run_clientapp"
 EXECUTOR = "flwr.supercore.superexec.executor"
 CONNECTION = "flwr.supernode.fleet_http_connection"
 INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
+HEARTBEAT = "flwr.supercore.heartbeat"
 STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 _JOB = ("runtime_api_address", "token", "parent_pid")
 _BACKOFF = ("initial_backoff", "backoff_cap")
@@ -31,6 +32,8 @@ _NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("flwr.common.constant", "Status.FINISHED", ()),
     ("flwr.common.constant", "SubStatus.FAILED", ()),
     (CONNECTION, "HeartbeatSender", ("heartbeat_fn",)),
+    (CONNECTION, "HEARTBEAT_DEFAULT_INTERVAL", ()),
+    (HEARTBEAT, "HEARTBEAT_DEFAULT_INTERVAL", ()),
     (STATE, "InMemoryNodeState.create_task", ("task_type", "run_id")),
     (STATE, "InMemoryNodeState.get_tasks", ("task_ids",)),
     (STATE, "InMemoryNodeState.finish_task", ("task_id", "sub_status", "details")),
@@ -56,6 +59,8 @@ _USED = (
     (SUPERNODE, "_pull_and_store_message", "pull_objects"),
     (SUPERNODE, "_push_messages", "get_messages_legacy"),
     (CONNECTION, "http_request_response", "HeartbeatSender"),
+    (CONNECTION, "http_request_response", "HEARTBEAT_DEFAULT_INTERVAL"),
+    (HEARTBEAT, "HeartbeatSender._run", "HEARTBEAT_DEFAULT_INTERVAL"),
     (SUPEREXEC, "run_superexec", "get_executor"),
     (CLIENT, "run_clientapp", "install_from_fab"),
     (CLIENT, "run_clientapp", "get_load_client_app_fn"),
@@ -70,7 +75,8 @@ def missing_names() -> list[str]:
     """Return which names inside Flower are not there, or not as they were; none, if all is well."""
     missing = [text for module, name, parameters in _NEEDED for text in _not_there(module, name, parameters)]
     for module, function, name in _USED if not missing else ():
-        code = getattr(inspect.unwrap(getattr(importlib.import_module(module), function)), "__code__", None)
+        found: Any = reduce(getattr, function.split("."), importlib.import_module(module))
+        code = getattr(inspect.unwrap(found), "__code__", None)
         if name not in getattr(code, "co_names", ()):
             missing.append(f"{module}.{function} does not use {name}")
     if not missing:
@@ -101,3 +107,8 @@ def often(module: str, name: str) -> None:
     """
     found = importlib.import_module(module)
     setattr(found, name, partial(getattr(found, name), initial_backoff=0.05, backoff_cap=0.5))
+
+
+def beat_every(seconds: float) -> None:
+    """Have the heartbeats of this process come within so many seconds, of which Flower allows for two; by itself 30."""
+    importlib.import_module(HEARTBEAT).HEARTBEAT_DEFAULT_INTERVAL = seconds  # type: ignore[attr-defined]

@@ -82,7 +82,7 @@ def run_node(
         config: The node's own configuration, which its client app reads.
         connection: How it reaches its SuperLink.
         warm: Fork a process that has Flower imported for every message, and run no app but FleetFit's. Otherwise, and
-            where the installed Flower does not allow it, the ordinary SuperNode is run: each message takes seconds
+            where the installed Flower does not allow it, a process is started for every message: each takes seconds
             longer, and the node runs whatever app the server sends.
         app: The client app; another one in tests only.
         preload: What is imported before forking; other modules in tests only.
@@ -211,7 +211,7 @@ def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
         now = time.monotonic()
         until = now + _RETRY_S if not until or now - began > _RETRY_S else until
         refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
-        refused += "killed does for a minute."
+        refused += "killed does for half a minute."
         if now + _PAUSE_S > until:
             _say(f"{refused} No further try.")
             return code
@@ -224,7 +224,7 @@ def _attempt(node: _Node, environment: dict[str, str], zygote: subprocess.Popen[
     with Output() as output, Group(environment) as group, tempfile.TemporaryFile() as secret:
         others: dict[str, subprocess.Popen[bytes]] = {}
         if zygote is None or zygote.stdin is None:
-            supernode = group.start(["flower-supernode", *node.arguments], output=output.file)
+            supernode = group.start([*_RUN, _SUPERNODE, "plain", *node.arguments], output=output.file)
         else:
             # Without it, any user of this machine could ask the Runtime API for the messages, and answer them.
             secret.write(secrets.token_bytes(32))

@@ -11,6 +11,7 @@ from flwr.common.config import get_project_dir
 from flwr.serverapp import Grid, ServerApp
 
 from fleetfit.api.fleet import Wanted, serve
+from fleetfit.engines.flower.last_words import spoken_for
 from fleetfit.errors import FleetFitError
 
 app = ServerApp()
@@ -21,7 +22,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run what the run config asks for; a mistake of a person is told as a sentence, without a traceback."""
     _ask_often()
     try:
-        serve(grid, Wanted.of(context.run_config, _folder(grid)), _say)
+        with spoken_for(grid):
+            serve(grid, Wanted.of(context.run_config, _folder(grid)), _say)
     except FleetFitError as error:
         _say(f"fleetfit: {error}")
         sys.tracebacklimit = 0

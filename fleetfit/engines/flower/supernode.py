@@ -11,10 +11,11 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower.inside import EXECUTOR, SUPEREXEC, SUPERNODE, often
+from fleetfit.engines.flower.inside import EXECUTOR, SUPEREXEC, SUPERNODE, missing_names, often
 
 
 def _supernode(bell: str, *arguments: str) -> None:
@@ -24,19 +25,41 @@ def _supernode(bell: str, *arguments: str) -> None:
         bell: Descriptor of the pipe to the SuperExec.
         arguments: Of `flower-supernode`.
     """
-    from fleetfit.engines.flower.turns import Turns, lasting_heartbeat
-
     module, pace = importlib.import_module(SUPERNODE), _Pace(int(bell))
-    turns = Turns(module._pull_and_store_message, module._push_messages, module._insert_message)
+    push = _in_turns()
 
     def rung(**given: Any) -> None:
         pace.ring()
-        turns.push(**given)
+        push(**given)
 
-    module._pull_and_store_message, module._push_messages = turns.pull, rung  # type: ignore[attr-defined]
-    module.time = pace  # type: ignore[attr-defined]
+    module._push_messages, module.time = rung, pace  # type: ignore[attr-defined]
     often(SUPERNODE, "pull_objects")
+    _run(arguments)
+
+
+def _plain(*arguments: str) -> None:
+    """Run Flower's SuperNode as it is, with a process of its own for each message, but so that it never goes deaf."""
+    missing = ", ".join(missing_names())
+    if missing:
+        say = f"fleetfit: the installed Flower lacks {missing}. After a run that was stopped the node may hear nothing."
+        print(say, file=sys.stderr, flush=True)
+    else:
+        _in_turns()
+    _run(arguments)
+
+
+def _in_turns() -> Callable[..., None]:
+    """Put `Turns` into the SuperNode's loop; return what sends replies."""
+    from fleetfit.engines.flower.turns import Turns, lasting_heartbeat
+
+    module = importlib.import_module(SUPERNODE)
+    turns = Turns(module._pull_and_store_message, module._push_messages, module._insert_message)
+    module._pull_and_store_message, module._push_messages = turns.pull, turns.push  # type: ignore[attr-defined]
     lasting_heartbeat()
+    return turns.push
+
+
+def _run(arguments: Sequence[str]) -> None:
     sys.argv = ["flower-supernode", *arguments]
     importlib.import_module("flwr.supernode.cli").flower_supernode()
 
@@ -138,4 +161,5 @@ class Executor:
 
 if __name__ == "__main__":
     _role, *_arguments = sys.argv[1:]
-    (_supernode if _role == "supernode" else _superexec)(*_arguments)
+    _roles: dict[str, Callable[..., None]] = {"supernode": _supernode, "plain": _plain, "superexec": _superexec}
+    _roles[_role](*_arguments)

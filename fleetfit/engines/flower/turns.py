@@ -27,10 +27,11 @@ from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.run import RunNotRunningException
 
-from fleetfit.engines.flower.inside import CONNECTION
+from fleetfit.engines.flower.inside import CONNECTION, beat_every
 from fleetfit.engines.flower.trace import told
 
 _MISSING_S = 30.0  # that the content of a message may keep the node waiting, since the last piece of it came
+_BEAT_S = 15.0  # between heartbeats, at most; the SuperLink takes a node that was killed for alive for two of them
 _ASK_S = 15.0  # between two questions whether the run of the message still goes on, of many nodes perhaps
 
 
@@ -163,7 +164,7 @@ class _Turn:
         if ours:
             told("replied", self.id)
         elif over:
-            self._fail("the process of the message ended without an answer")
+            self._fail("the process of the message ended without an answer" + self._details())
             return list(self._state.get_messages_legacy(**given))
         elif time.monotonic() - self._asked_s > _ASK_S:
             self._ask()
@@ -172,8 +173,16 @@ class _Turn:
     @property
     def over(self) -> bool:
         """Whether the process of the message has ended; all that it has said is there then."""
-        tasks = [] if self._task is None else self._state.get_tasks(task_ids=[self._task])
+        tasks = self._tasks()
         return bool(tasks) and all(task.status.status == Status.FINISHED for task in tasks)
+
+    def _tasks(self) -> list[Any]:
+        return [] if self._task is None else list(self._state.get_tasks(task_ids=[self._task]))
+
+    def _details(self) -> str:
+        """Return what is known of the end of the message's process, as the end of a sentence."""
+        known = [str(task.status.details).rstrip(".") for task in self._tasks() if task.status.details]
+        return f": {known[0]}" if known else ""
 
     def _ask(self) -> None:
         self._asked_s = time.monotonic()
@@ -231,8 +240,13 @@ class _Store:
 
 
 def lasting_heartbeat() -> None:
-    """Have the SuperNode's heartbeat go on after an error of the SuperLink, which would end it for good."""
+    """Have the SuperNode's heartbeat go on after an error of the SuperLink, which would end it for good.
+
+    And have it come twice as often, so that a node that was killed is admitted again half a minute later.
+    """
     module = importlib.import_module(CONNECTION)
+    module.HEARTBEAT_DEFAULT_INTERVAL = _BEAT_S  # type: ignore[attr-defined]
+    beat_every(_BEAT_S)
     sender = module.HeartbeatSender
 
     def lasting(beat: Callable[[], bool]) -> Any:

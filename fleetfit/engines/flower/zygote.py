@@ -20,13 +20,17 @@ import sys
 import tomllib
 import traceback
 import zipfile
-from collections.abc import Callable, Mapping
-from functools import reduce
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower.inside import CLIENT, missing_names, often
+from fleetfit.engines.flower.inside import CLIENT, beat_every, missing_names, often
+from fleetfit.engines.flower.last_words import say
 from fleetfit.errors import ConfigError
+
+_BEAT_S = 10.0  # a fork ends within half of it when its message has been given up
+_tasks: dict[int, Mapping[str, Any]] = {}  # what the forks that run were told, by process
 
 PRELOAD = ("numpy", "flwr.supernode.runtime.run_clientapp", "fleetfit.engines.flower.client_app")
 
@@ -49,7 +53,11 @@ def _zygote(report: str, app: str, *preload: str) -> None:
         told.write(json.dumps(said) + "\n")
     if "ready" in said:
         for line in sys.stdin.buffer:
-            _fork(json.loads(line))
+            job = json.loads(line)
+            with _uninterrupted():
+                process = _fork(partial(_client_app, job))
+                if process:
+                    _tasks[process] = job
 
 
 def _prepared(app: str, preload: tuple[str, ...]) -> dict[str, str]:
@@ -60,6 +68,7 @@ def _prepared(app: str, preload: tuple[str, ...]) -> dict[str, str]:
         importlib.import_module("torch").set_num_threads(1)
     _only(app)
     often(CLIENT, "pull_and_inflate_object_from_tree")
+    beat_every(_BEAT_S)
     signal.signal(signal.SIGCHLD, _reap)
     gc.collect()
     gc.freeze()  # forks share these pages until they write to them
@@ -104,21 +113,28 @@ def _loaded(app: str) -> Any:
     return reduce(getattr, name.split("."), importlib.import_module(module))
 
 
-def _fork(job: Mapping[str, Any]) -> None:
-    """Fork; the child does the job and ends."""
+def _client_app(job: Mapping[str, Any]) -> None:
+    """Answer a message."""
+    os.environ["FLEETFIT_IN_ZYGOTE"] = "1"
+    importlib.import_module(CLIENT).run_clientapp(insecure=True, runtime_dependency_install=False, **job)
+
+
+def _fork(work: Callable[[], None]) -> int:
+    """Fork; the child does the work and ends. Return the child's number, or 0 where there is none."""
     try:
-        if os.fork():
-            return
+        process = os.fork()
     except OSError as error:
         _say(f"no process for a message: {error}")
-        return
+        return 0
+    if process:
+        return process
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ["FLEETFIT_IN_ZYGOTE"] = "1"
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123
             os.dup2(nothing.fileno(), 0)
-        importlib.import_module(CLIENT).run_clientapp(insecure=True, runtime_dependency_install=False, **job)
+        work()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -131,15 +147,33 @@ def _fork(job: Mapping[str, Any]) -> None:
         os._exit(code)  # never back into the zygote's loop
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let no child be collected before it is known."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
 def _reap(*_: Any) -> None:
-    """Collect the children that have ended."""
+    """Collect the children that have ended; a task whose process was killed has failed."""
     with contextlib.suppress(ChildProcessError):
         while True:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
                 return
-            if os.WIFSIGNALED(status):
-                _say(f"the process of a message was ended by signal {os.WTERMSIG(status)}.")
+            job = _tasks.pop(process, None)
+            if os.WIFSIGNALED(status) and job is not None:
+                why = f"the process of a message was ended by signal {os.WTERMSIG(status)}"
+                _say(f"{why}.")
+                _fork(partial(_speak, job, why))
+
+
+def _speak(job: Mapping[str, Any], why: str) -> None:
+    """Tell the SuperNode at once; by itself it would notice within a minute."""
+    say(job["runtime_api_address"], job["token"], insecure=True, certificates=None, details=why)
 
 
 def _say(text: str) -> None:
