@@ -164,7 +164,7 @@ def wait_for(what, seconds: float, message: str):
     while time.monotonic() < until:
         if found := what():
             return found
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError(f"not within {seconds:.0f} s: {message}")
 
 

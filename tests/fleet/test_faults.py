@@ -1,5 +1,6 @@
 """Nodes and servers that die, hang, come late or lie, each a real process: the run goes on, the state unharmed."""
 
+import json
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.fleet
 
 NAMES = ("node-a", "node-b", "node-c")
 DIVISION = {"kind": "iid", "clients": len(NAMES)}
-DEADLINE_S = 25.0
+DEADLINE_S = 120.0  # nobody waits for it, but where a test gives another one
 
 
 def settings_of(client: int) -> dict[str, Any]:
@@ -57,13 +58,15 @@ class Going:
         return self.lab.log(f"run-{self.name}")
 
     def reports(self) -> list[dict[str, Any]]:
-        return ff.load(self.out).metrics if (self.out / "config.toml").exists() else []
+        place = self.out / "metrics.jsonl"
+        lines = place.read_text().splitlines(keepends=True) if place.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def has(self, rounds: int, limit_s: float = 400.0) -> None:
-        until(lambda: len(self.reports()) >= rounds, f"round {rounds}", lambda: self.log, limit_s)
+    def has(self, rounds: int) -> None:
+        until(lambda: len(self.reports()) >= rounds, f"round {rounds}", lambda: self.log)
 
-    def ended(self, limit_s: float = 400.0) -> ff.Run:
-        until((self.out / "summary.json").exists, "the end", lambda: self.log, limit_s)
+    def ended(self) -> ff.Run:
+        until((self.out / "summary.json").exists, "the end", lambda: self.log)
         self.lab.stop(f"run-{self.name}")
         return ff.load(self.out)
 
@@ -93,7 +96,7 @@ def trained(report: dict[str, Any]) -> int:
 
 
 def test_a_killed_node_costs_a_deadline_and_comes_back(lab: Deployment, tmp_path: Path) -> None:
-    going = Going(lab, "killed", run_file(200, epochs=40, over_selection=0.0), tmp_path / "run")
+    going = Going(lab, "killed", run_file(200, epochs=40, over_selection=0.0, deadline_s=20.0), tmp_path / "run")
     going.has(1)
     worker = stopped_at_work(lab, "node-c", lambda: going.log)
     done = len(going.reports())
@@ -120,17 +123,17 @@ def test_a_worker_that_dies_is_told_at_once_and_replaced(lab: Deployment, tmp_pa
 
 
 def test_a_slow_node_is_late_and_its_answer_is_not_used(lab: Deployment, tmp_path: Path) -> None:
-    going = Going(lab, "slow", run_file(12, deadline_s=6.0), tmp_path / "run")
+    going = Going(lab, "slow", run_file(500, deadline_s=10.0), tmp_path / "run")
     going.has(1)
     worker = worker_of(lab, "node-a")
     os.kill(worker.pid, signal.SIGSTOP)
     until(lambda: any(report["failures"] for report in going.reports()), "a late node", lambda: going.log)
     os.kill(worker.pid, signal.SIGCONT)
-    run = going.ended()
-    late = [failure for report in run.metrics for failure in report["failures"]]
-    assert {failure["client"] for failure in late} == {0} and "did not answer within 6 s" in late[0]["reason"]
+    until(lambda: trained(going.reports()[-1]) == 3, "the node in time", lambda: going.log)
+    stop_run(lab, "slow")
+    late = [failure for report in going.reports() for failure in report["failures"]]
+    assert {failure["client"] for failure in late} == {0} and "did not answer within 10 s" in late[0]["reason"]
     assert "Node node-a answered a job after its round had ended" in going.log
-    assert trained(run.metrics[-1]) == 3
 
 
 def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_deadline(
@@ -218,7 +221,7 @@ def test_a_lying_node_is_named_and_its_updates_change_nothing(lab: Deployment, t
 
 
 def test_the_superlink_is_killed_and_started_again_and_the_run_completes(lab: Deployment, tmp_path: Path) -> None:
-    going = Going(lab, "superlink", run_file(8), tmp_path / "run")
+    going = Going(lab, "superlink", run_file(8, deadline_s=60.0), tmp_path / "run")
     going.has(2)
     lab.stop("superlink", sudden=True)
     time.sleep(3.0)

@@ -36,7 +36,7 @@ def run_file(rounds: int, epochs: int = 1) -> dict[str, Any]:
     return {
         "rounds": rounds, "data": {"name": "digits"}, "model": {"name": "mlp_2nn"}, "method": {"name": "fedavg"},
         "local": {"epochs": epochs, "lr": 0.05}, "cohort": {"fraction": 1.0}, "evaluate": {"every": 0},
-        "engine": {"name": "flower", "nodes": 1, "deadline_s": 60.0},
+        "engine": {"name": "flower", "nodes": 1, "deadline_s": 120.0},
     }  # fmt: skip
 
 

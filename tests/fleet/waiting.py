@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from deployment import Deployment
+from waiting import LIMIT_S
 
 import fleetfit as ff
 
 
-def until(true: Callable[[], Any], what: str, said: Callable[[], str], limit_s: float = 400.0) -> None:
+def until(true: Callable[[], Any], what: str, said: Callable[[], str]) -> None:
     """Wait until something is true."""
     began = time.monotonic()
     while not true():
-        assert time.monotonic() - began < limit_s, f"{what} did not come within {limit_s:g} s:\n{said()[-4000:]}"
-        time.sleep(0.1)
+        assert time.monotonic() - began < LIMIT_S, f"{what} did not come within {LIMIT_S:g} s:\n{said()[-4000:]}"
+        time.sleep(0.2)
 
 
-def finished(lab: Deployment, name: str, table: Mapping[str, Any], out: Path, limit_s: float = 480.0) -> ff.Run:
+def finished(lab: Deployment, name: str, table: Mapping[str, Any], out: Path) -> ff.Run:
     """Run an app to its end, and open its folder."""
     run = lab.start_run(name, table, out=str(out))
     log = f"run-{name}"
-    until(lambda: run.poll() is not None, f"the end of {name}", lambda: lab.log(log), limit_s)
+    until(lambda: run.poll() is not None, f"the end of {name}", lambda: lab.log(log))
     lab.processes.pop(log)
     assert (out / "summary.json").is_file(), lab.log(log)[-4000:]
     return ff.load(out)
