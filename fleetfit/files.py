@@ -83,7 +83,16 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
         OSError: It is something else, or cannot be read.
         UnicodeDecodeError: It is no such text.
     """
-    return read_bytes(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    return text_in(read_bytes(path), encoding)
+
+
+def text_in(content: bytes, encoding: str = "utf-8") -> str:
+    """Return the text of a file's content, with line ends as they are in Python.
+
+    Raises:
+        UnicodeDecodeError: It is no such text.
+    """
+    return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def is_there(path: Path) -> bool:
@@ -164,15 +173,20 @@ def appended(path: Path, line: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def open_own(path: Path, flags: int) -> BinaryIO:
+def open_own(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
     """Open a file without following a link; nothing is cut off.
+
+    Args:
+        path: The file.
+        flags: As of `os.open`.
+        mode: Of a file that is made.
 
     Raises:
         OSError: It is a link or no file, or cannot be opened.
     """
     with contextlib.suppress(FileNotFoundError):
         _check_regular(path.lstat(), path)
-    handle = os.open(path, flags | _AS_IT_IS, 0o666)
+    handle = os.open(path, flags | _AS_IT_IS, mode)
     try:
         _check_regular(os.fstat(handle), path)
         return os.fdopen(handle, "rb" if not flags & (os.O_WRONLY | os.O_RDWR) else "wb")
@@ -182,14 +196,18 @@ def open_own(path: Path, flags: int) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file beside a place; it takes the place when the block ends, and is gone if the block fails.
+
+    Args:
+        path: The place.
+        mode: Who may read and write it; 0o600 for a secret.
 
     Raises:
         OSError: It cannot be written, or the place is a folder's.
     """
     part = path.with_name(f".{path.name}.part")
-    with _begun(part) as file:
+    with _begun(part, mode) as file:
         try:
             yield file
             file.flush()
@@ -227,11 +245,11 @@ def write_where_told(path: str | Path, text: str) -> None:
         write_atomically(Path(os.path.realpath(path)), text)  # a link that somebody names is theirs to follow
 
 
-def _begun(part: Path) -> BinaryIO:
+def _begun(part: Path, mode: int) -> BinaryIO:
     """Open a part file, empty and locked; what is in its place and no file is removed, not followed."""
     while True:
         try:
-            file = open_own(part, os.O_WRONLY | os.O_CREAT)
+            file = open_own(part, os.O_WRONLY | os.O_CREAT, mode)
         except OSError:
             if part.is_symlink() or not (part.is_file() or part.is_dir() or not part.exists()):
                 part.unlink()
@@ -240,6 +258,8 @@ def _begun(part: Path) -> BinaryIO:
         _lock(file.fileno(), wait=True)
         if _same(file.fileno(), part):
             file.truncate(0)
+            if not mode & 0o077:
+                part.chmod(mode)  # it may be older; another person's is refused here
             return file
         file.close()  # somebody else's, who has put it into its place meanwhile
 

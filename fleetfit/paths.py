@@ -126,10 +126,9 @@ def text_of(path: Path, error: type[FleetFitError]) -> str:
         FleetFitError: It cannot be read, or is no text in UTF-8.
     """
     try:
-        text = bytes_of(path, error).decode("utf-8-sig")
+        return files.text_in(bytes_of(path, error), "utf-8-sig")
     except UnicodeDecodeError as failed:
         raise error(f"{path} cannot be read as UTF-8: byte {failed.start} is no text.") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 # ---- what the command line takes -----------------------------------------------------------------------------------

@@ -112,11 +112,13 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 def test_pipes_folders_and_strange_paths_are_refused_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert "pipe.toml is no file but a pipe or a device" in said(lambda: read_table(tmp_path / "pipe.toml"))
-    assert "is no file but a pipe or a device" in said(lambda: read_table("/dev/zero"))
+    assert "pipe.toml cannot be read: it is a named pipe, not a file" in said(
+        lambda: read_table(tmp_path / "pipe.toml")
+    )
+    assert "/dev/zero cannot be read: it is a device, not a file" in said(lambda: read_table("/dev/zero"))
     assert "is a folder" in said(lambda: read_table(tmp_path))
     for strange in (tmp_path / "loop", "~nobody-is-called-so/x.toml", "a\0b.toml", "x" * 5000):
-        assert str(strange)[:20].replace("\0", " ") in said(lambda strange=strange: read_experiment(strange))  # type: ignore[misc]
+        assert repr(str(strange)[:20])[1:-1] in said(lambda strange=strange: read_experiment(strange))  # type: ignore[misc]
 
 
 def test_tables_from_python_have_the_same_bounds() -> None:

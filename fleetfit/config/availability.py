@@ -11,7 +11,7 @@ are those of the partition. After its last round the trace begins again.
 """
 
 import csv
-import json
+import io
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from fleetfit import files, paths
 from fleetfit.config.section import Fraction, Positive, Probability, Section
-from fleetfit.config.tables import exists
 from fleetfit.errors import ConfigError
 from fleetfit.values import Availability
 
@@ -89,12 +89,12 @@ def trace_of(path: str, clients: int) -> np.ndarray:
     if kind not in readers:
         raise ConfigError(f"[fleet] availability.trace: {path} must end in .csv, .json or .npz.")
     try:
-        if exists(Path(path)) and not Path(path).is_file():
-            raise ValueError("it is no file")
         found = readers[kind](Path(path), clients)
     except FileNotFoundError:
         raise ConfigError(f"[fleet] availability.trace: there is no file {path}.") from None
-    except (OSError, ValueError, KeyError, RecursionError, OverflowError, zipfile.BadZipFile, csv.Error) as error:
+    except OSError as error:
+        raise ConfigError(f"[fleet] availability.trace: {path} cannot be read: {paths.why(error)}.") from None
+    except (ValueError, KeyError, RecursionError, OverflowError, zipfile.BadZipFile, csv.Error) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"[fleet] availability.trace: {path} is no trace: {reason}.") from None
     if not found.any():
@@ -103,16 +103,15 @@ def trace_of(path: str, clients: int) -> np.ndarray:
 
 
 def _of_csv(path: Path, clients: int) -> np.ndarray:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
-        heading = [name.strip() for name in next(lines, [])]
-        if heading != _HEADING:
-            raise ValueError(f"its first line must be {','.join(_HEADING)}, got {','.join(heading)}")
-        return _filled((_spell(row, f"line {lines.line_num}") for row in lines if row), clients)
+    lines = csv.reader(io.StringIO(files.read_text(path, "utf-8-sig"), newline=""))
+    heading = [name.strip() for name in next(lines, [])]
+    if heading != _HEADING:
+        raise ValueError(f"its first line must be {','.join(_HEADING)}, got {','.join(heading)}")
+    return _filled((_spell(row, f"line {lines.line_num}") for row in lines if row), clients)
 
 
 def _of_json(path: Path, clients: int) -> np.ndarray:
-    nest = json.loads(path.read_text(encoding="utf-8-sig"))
+    nest = files.json_of(files.read_text(path, "utf-8-sig"))
     if not isinstance(nest, dict) or not isinstance(nest.get("online"), dict) or nest.keys() - {"rounds", "online"}:
         raise ValueError('it must have the keys "online", spells by client, and at most "rounds" beside')
     length = nest.get("rounds", 0)
@@ -128,7 +127,7 @@ def _spells_of_json(online: dict[str, Any]) -> Iterator[Spell]:
 
 
 def _of_npz(path: Path, clients: int) -> np.ndarray:
-    with np.load(path, allow_pickle=False) as arrays:
+    with files.opened(path) as file, np.load(file, allow_pickle=False) as arrays:
         if "online" not in arrays:
             raise ValueError(f'it has no array "online"; it has {", ".join(arrays) or "none"}')
         found = arrays["online"]

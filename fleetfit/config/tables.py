@@ -1,11 +1,11 @@
 """A TOML file becomes tables, and paths in it become absolute; what no run file holds is refused."""
 
-import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleetfit import files, paths
 from fleetfit.errors import ConfigError, shown
 
 MOST_BYTES = 4 << 20
@@ -20,28 +20,22 @@ def read_table(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file is missing, cannot be read, is not TOML, or no file of settings has such tables.
     """
-    path = Path(path)
+    path = files.expanded(path)
     try:
-        path = path.expanduser()
         return table_of(_bytes_of(path).decode("utf-8-sig"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {shown(path, 200)}.") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; a run file is a TOML file.") from None
     except OSError as error:
-        raise ConfigError(f"{shown(path, 200)} cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"{shown(path, 200)} cannot be read: {paths.why(error)}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no TOML file: it is not UTF-8 text.") from None
-    except (ValueError, RuntimeError) as error:  # a NUL in a path; a home folder of nobody
-        raise ConfigError(f"{shown(path, 200)} cannot be read: {error}") from None
 
 
 def _bytes_of(path: Path) -> bytes:
     """Read a file, which must be one and no larger than any file of settings."""
-    kind = path.stat()
-    if not stat.S_ISREG(kind.st_mode) and not stat.S_ISDIR(kind.st_mode):
-        raise ConfigError(f"{path} is no file but a pipe or a device, which is not read; write its text into a file.")
-    with path.open("rb") as file:
+    with files.opened(path) as file:
         found = file.read(MOST_BYTES + 1)
     if len(found) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB, which no file of settings has.")

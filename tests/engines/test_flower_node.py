@@ -356,7 +356,7 @@ def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
     read_settings(tmp_path / "My App" / "node.example.toml")
     for args, said in [
         ((tmp_path / "My App",), "not empty"),
-        ((tmp_path / "b", tmp_path / "no.toml"), "cannot be read"),
+        ((tmp_path / "b", tmp_path / "no.toml"), "there is no file"),
     ]:
         with pytest.raises(ConfigError, match=said):
             write_app(*args)

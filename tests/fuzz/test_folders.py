@@ -30,8 +30,10 @@ from run_folders import settings as tables
 from run_folders import stopped_run
 
 import fleetfit as ff
+from fleetfit.api import profiling
 from fleetfit.cli import main
 from fleetfit.report import drawing
+from fleetfit.train.profiling import Found, Timing
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "folders"
 CHECKPOINTS = ["checkpoints/round-000002.safetensors", "checkpoints/round-000003.safetensors"]
@@ -49,6 +51,8 @@ VERBS = {
     "plan": ["plan", "FOLDER/config.toml"],
     "pictures": ["pictures", "FOLDER"],
     "compare": ["compare", "ROWS", "--out", "ABOVE", "-q"],
+    "export": ["export", "FOLDER", "--no-onnx", "--out", "OUT"],
+    "profile": ["profile", "FOLDER/config.toml", "--step-s", "100", "--memory", "4 GB", "--out", "OUT"],
     "start": ["run", "FILE", "--set", "start=FOLDER", "--set", "rounds=1", "--out", "OUT", "-q"],
 }
 MOST_S = 120  # for one command, in case it never ends
@@ -65,6 +69,14 @@ class Answer:
     out: str
     said: str
     files: dict[str, bytes]
+    written: dict[str, bytes]
+
+
+@pytest.fixture(autouse=True)
+def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `profile` find the same for every level, without a process for each."""
+    found = Found(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
+    monkeypatch.setattr(profiling, "measured", lambda what, share_s, most_s: found)
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,7 @@ def asked(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
     assert not content(outside), "written into the working folder"
     left = [path for path in place.rglob("*.part") if not path.is_symlink()] if code == 0 and not steps else []
     assert not left
-    return Answer(code, out, said, content(folder))
+    return Answer(code, out, said, content(folder), content(place / "out"))
 
 
 def _filled(word: str, words: dict[str, Path]) -> str:
@@ -211,6 +223,8 @@ def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
         expected = folders.answer(kind, verb)
         if verb == "eval" and not _of_an_earlier_round(steps):
             assert found.out == expected.out, "another answer, and no word of it"
+        if verb == "export" and not _of_an_earlier_round(steps):
+            assert found.written["model.safetensors"] == expected.written["model.safetensors"]
         if verb == "resume" and kind == "stopped":
             (last,) = [name for name in expected.files if name.startswith("checkpoints/") and "000004" in name]
             assert found.files[last] == expected.files[last]
@@ -268,7 +282,7 @@ steps = st.one_of(
 )  # fmt: skip
 verbs = st.sampled_from(
     ["eval", "eval", "eval", "predict", "predict --stop", "calibrate", "resume", "resume", "resume", "plan", "pictures",
-     "compare", "start"]
+     "compare", "start", "export", "profile"]
 )  # fmt: skip
 kinds = st.sampled_from(["finished"] * 4 + ["stopped"] * 6 + ["frozen"])
 several = st.lists(steps, min_size=1, max_size=3)

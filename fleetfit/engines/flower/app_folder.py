@@ -2,17 +2,19 @@
 
 import importlib.metadata
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 import tomli_w
 
+from fleetfit import files, paths
+from fleetfit.config.tables import table_of
 from fleetfit.errors import ConfigError
 
 FLOWER = "flwr>=1.41,<1.42"
 """The versions of Flower that this was tested with."""
 _TARGET = "1.41.0"
+_LAST = "pyproject.toml"  # without it nothing is an app: who finds it finds the rest
 
 _RUN_FILE = """\
 # What is trained. On a fleet the data and the budgets are the nodes' own: [data] and [fleet] groups say nothing here.
@@ -55,10 +57,10 @@ _LICENSE = "This folder only configures runs of FleetFit. Put the license of you
 def write_app(
     folder: Path, run_file: Path | None = None, config: Mapping[str, str] | None = None, name: str = ""
 ) -> None:
-    """Write an app's folder.
+    """Write an app's folder, each file whole or not at all; what a killed call has begun is finished.
 
     Args:
-        folder: New, or empty.
+        folder: New, empty, or left by a call with the same arguments that was killed.
         run_file: What `run.toml` will be; an example by default.
         config: What `flwr run` is to ask for (`run-file`, `out`, `resume`, `set`), where it does not say.
         name: The app's name; that of the folder by default.
@@ -66,28 +68,33 @@ def write_app(
     Raises:
         ConfigError: The folder is not empty, or cannot be written; or the run file is no TOML.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; choose another folder.")
     text = _RUN_FILE if run_file is None else _read(run_file)
     name = re.sub(r"[^a-z0-9]+", "-", (name or folder.resolve().name).lower()).strip("-") or "fleet"
-    files = {"pyproject.toml": tomli_w.dumps(_pyproject(name, config or {})), "LICENSE": _LICENSE, "run.toml": text,
-             "node.example.toml": _NODE_FILE}  # fmt: skip
+    texts = {"LICENSE": _LICENSE, "run.toml": text, "node.example.toml": _NODE_FILE,
+             _LAST: tomli_w.dumps(_pyproject(name, config or {}))}  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file, content in files.items():
-            (folder / file).write_text(content, encoding="utf-8")
+        if not _is_free(folder, texts):
+            raise ConfigError(f"{folder} is not empty; choose another folder.")
+        for file, content in texts.items():
+            files.write_atomically(folder / file, content)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.") from None
+
+
+def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:
+    """Tell whether a folder has nothing but what a call that was killed has left: the same files, or parts of them."""
+    begun = {f".{name}.part" for name in texts}
+    return all(
+        path.name in begun
+        or (path.name in texts and path.name != _LAST and files.read_bytes(path) == texts[path.name].encode())
+        for path in folder.iterdir()
+    )
 
 
 def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-        tomllib.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}.") from None
+    text = paths.text_of(path, ConfigError)
+    table_of(text, str(path))
     return text
 
 

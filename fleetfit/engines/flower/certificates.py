@@ -1,15 +1,21 @@
-"""Keys and certificates of a fleet: an authority, the SuperLink's certificate, and a key pair for each node."""
+"""Keys and certificates of a fleet: an authority, the SuperLink's certificate, and a key pair for each node.
+
+A private key is written before what is made of it, and nothing is written over: of a call that was killed the next one
+takes the key that is there, and makes the rest.
+"""
 
 import datetime
+import errno
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fleetfit import files, paths
 from fleetfit.errors import ConfigError, MissingExtra
 
 try:
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -17,13 +23,15 @@ except ImportError:
     raise MissingExtra("flower", "Making certificates") from None
 
 FILES = ("ca.crt", "ca.key", "server.pem", "server.key")
+_THERE = "it is there already"
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
     """Write an authority (`ca.crt`, `ca.key`) and a server's certificate of it (`server.pem`, `server.key`).
 
     Args:
-        folder: Where to; made if it is not there. An authority that is there is used again.
+        folder: Where to; made if it is not there. An authority that is there is used again, and so is a key that has no
+            certificate yet.
         hosts: Names and addresses under which nodes reach the server.
         days: Until the server's certificate expires; the authority's lasts ten times as long.
 
@@ -34,13 +42,12 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         raise ConfigError(
             "a certificate needs the names or addresses by which nodes reach the server, without port or path."
         )
-    for name in ("server.pem", "server.key"):
-        if (folder / name).exists():
-            raise ConfigError(f"{folder / name} is there already; remove it to make a new one.")
+    if (folder / "server.pem").exists():
+        raise ConfigError(f"{folder / 'server.pem'} is there already; remove it to make a new one.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         authority, key = _authority(folder, 10 * days)
-        own = ec.generate_private_key(ec.SECP256R1())
+        own = _key(folder / "server.key")
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         signed = (
             _builder(hosts[0], authority.subject, own, days)
@@ -49,10 +56,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
             .add_extension(usage, critical=False)
             .sign(key, hashes.SHA256())
         )
-        (folder / "server.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        _secret(folder / "server.key", _pem(own))
+        _write_new(folder / "server.pem", signed.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.") from None
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"no certificate for {', '.join(hosts)} and {days} days: {error}") from None
 
@@ -60,46 +66,78 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
 def make_node_key(path: Path) -> None:
     """Write a node's private key, which stays on the node, and `path.pub`, which is registered with the SuperLink.
 
+    A private key that is there without its public half gets it.
+
     Raises:
         ConfigError: A file is there already, or cannot be written.
     """
     public = path.with_name(f"{path.name}.pub")
-    for file in (path, public):
-        if file.exists():
-            raise ConfigError(f"{file} is there already; it is not written over.")
-    key = ec.generate_private_key(ec.SECP384R1())
     encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _secret(path, private)
-        public.write_bytes(key.public_key().public_bytes(encoding, form) + b"\n")
+        if public.exists():
+            raise FileExistsError(errno.EEXIST, _THERE, str(public))
+        if path.exists():
+            key = _node_key(path)
+        else:
+            key = ec.generate_private_key(ec.SECP384R1())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            private = key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+            )
+            _write_new(path, private, 0o600)
+        _write_new(public, key.public_key().public_bytes(encoding, form) + b"\n")
+    except FileExistsError as error:
+        raise ConfigError(f"{error.filename} is there already; it is not written over.") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.") from None
+
+
+def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key of a node in a file."""
+    try:
+        key = serialization.load_ssh_private_key(files.read_bytes(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # something else, or it needs a password
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FileExistsError(errno.EEXIST, _THERE, str(path))
+    return key
 
 
 def _authority(folder: Path, days: int) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     if (folder / "ca.crt").exists():
         try:
-            key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-            found = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+            found = x509.load_pem_x509_certificate(files.read_bytes(folder / "ca.crt"))
+            return found, _read_key(folder / "ca.key")
         except (OSError, ValueError, TypeError):
             raise ConfigError(f"{folder} has an authority that cannot be read; remove ca.crt and ca.key.") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{folder / 'ca.key'} is a key of another kind.")
-        return found, key
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = _key(folder / "ca.key")
     name = _name("FleetFit authority")
     found = (
         _builder("FleetFit authority", name, key, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    _secret(folder / "ca.key", _pem(key))
-    (folder / "ca.crt").write_bytes(found.public_bytes(serialization.Encoding.PEM))
+    _write_new(folder / "ca.crt", found.public_bytes(serialization.Encoding.PEM))
     return found, key
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key in a file; where there is none, a new one is written."""
+    if path.exists():
+        try:
+            return _read_key(path)
+        except (OSError, ValueError, TypeError):
+            raise ConfigError(f"{path} is there, and cannot be read; remove it to make a new one.") from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write_new(path, _pem(key), 0o600)
+    return key
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(files.read_bytes(path), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path} is a key of another kind.")
+    return key
 
 
 def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
@@ -139,7 +177,9 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _secret(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+def _write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file where there is none, whole or not at all; with 0o600 only its owner can read it."""
+    with files.replacing(path, mode) as file:
+        if path.exists():  # two calls at once: the second waits here for the first
+            raise FileExistsError(errno.EEXIST, _THERE, str(path))
         file.write(content)

@@ -2,7 +2,7 @@
 
 It is never sent. Of a run's memory the last two versions are there: the one that the last job began with, and the one
 that it left, since the server's next job says which of them was accepted. Files are `fleetfit.wire` messages, written
-beside their place and renamed, so that a loss of power leaves one or the other.
+beside their place and renamed (`fleetfit.files`), so that a loss of power leaves one or the other.
 """
 
 import hashlib
@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.records.writing import into_place
 from fleetfit.wire import pack, unpack
 
 _RUNS = 8  # whose memory is kept
@@ -45,7 +45,7 @@ class Remembered:
     def _versions(self, run: str) -> dict[int, Any]:
         path = self._file(run)
         try:
-            nest = unpack(path.read_bytes())
+            nest = unpack(files.read_bytes(path))
             return dict(zip(nest["versions"], nest["memories"], strict=True))
         except FileNotFoundError:
             return {}
@@ -62,7 +62,7 @@ class Remembered:
     def base(self, digest: str) -> bytes | None:
         """Return the packed tensors of a digest, or None where they are not there, or damaged."""
         try:
-            content = (self._folder / "base" / f"{_digest_checked(digest)}.ffit").read_bytes()
+            content = files.read_bytes(self._folder / "base" / f"{_digest_checked(digest)}.ffit")
         except OSError:
             return None
         return content if digest_of(content) == digest else None
@@ -91,14 +91,13 @@ def _digest_checked(digest: str) -> str:
 
 
 def _keep_newest(folder: Path, count: int) -> None:
-    files = sorted(folder.glob("*.ffit"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in files[count:]:
+    kept = sorted(folder.glob("*.ffit"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[count:]:
         path.unlink(missing_ok=True)
 
 
 def _written(path: Path, content: bytes | bytearray) -> None:
     path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.parent.mkdir(exist_ok=True, mode=0o700)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    into_place(part, path)
+    with files.replacing(path, 0o600) as file:
+        file.write(content)
