@@ -1,5 +1,6 @@
 """A run as a value that knows its folder; cheap to open, the rest is read when it is asked for."""
 
+import logging
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -324,6 +325,11 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
     except RecursionError:
         raise RunError(f"{files.path / 'config.toml'} is damaged: it is nested too deeply.") from None
+    for name in files.edited():
+        logging.getLogger("fleetfit").warning(
+            "fleetfit: %s was changed after this run was begun. It is used as it is now; what it says may not be what "
+            "was trained.", files.path / name,
+        )  # fmt: skip
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:
         again = ", ".join(f"{section}=..." for section in missing)

@@ -19,7 +19,7 @@ from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
 from fleetfit.errors import MissingExtra, RunError
-from fleetfit.records import RunFolder, environment, jsonable, new_path
+from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import plots
 from fleetfit.report.recorded import check_report, class_counts_in
 from fleetfit.report.tables import summary_of
@@ -117,10 +117,10 @@ def new_folder(
     path = new_path(RUNS, name, config) if out is None else Path(out)
     files = {
         "config.toml": heading + config,
-        "environment.json": json.dumps(environment(), indent=2) + "\n",
         "plan.toml": assembly.plan.to_toml(),
         "fleet.json": json.dumps(who) + "\n",
     }
+    files["environment.json"] = json.dumps({**environment(), "sha256": checksums(files)}, indent=2) + "\n"
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 

@@ -1,7 +1,7 @@
 """The run folder: configuration, environment, metrics, checkpoints, plan, summary; plain values and tensors.
 
     config.toml        the resolved configuration
-    environment.json   versions, platform, git commit
+    environment.json   versions, platform, git commit, the checksum of config.toml
     plan.toml          the levels with their sizes and costs
     fleet.json         clients per budget group; class counts, group and level of the first clients
     metrics.jsonl      one JSON object per round
@@ -20,7 +20,9 @@ tensors by their layout in `fleetfit.rounds.restored`.
 """
 
 from fleetfit.records.checkpoints import FORMAT, flatten, restore
-from fleetfit.records.folder import RunFolder, new_path
+from fleetfit.records.folder import RunFolder, checksums, new_path
 from fleetfit.records.writing import environment, jsonable, write_atomically
 
-__all__ = ["FORMAT", "RunFolder", "environment", "flatten", "jsonable", "new_path", "restore", "write_atomically"]
+__all__ = [
+    "FORMAT", "RunFolder", "checksums", "environment", "flatten", "jsonable", "new_path", "restore", "write_atomically",
+]  # fmt: skip

@@ -21,6 +21,7 @@ from fleetfit.records.writing import environment, flush, into_place, jsonable
 
 _NAME = re.compile(r"round-(\d{6,12})\.safetensors")
 _BASE = "base.safetensors"
+_CHECKED = ("config.toml",)
 _SAY = logging.getLogger("fleetfit")
 
 Fits = Callable[[Any, int], Any]
@@ -160,6 +161,20 @@ class RunFolder:
             files.write_atomically(files.inside(self.path, name), text)
         except OSError as error:
             raise RunError(f"{self.path / name} cannot be written: {_reason(error)}.") from None
+
+    def edited(self) -> list[str]:
+        """Return which texts are others than when the folder was made, by the checksums in `environment.json`.
+
+        Folders of earlier versions have none, and who damages `environment.json` loses them: it stops nothing.
+        """
+        try:
+            found = self.json("environment.json")
+        except RunError:
+            found = None
+        noted = found.get("sha256") if isinstance(found, dict) else None
+        if not isinstance(noted, dict):
+            return []
+        return [name for name in _CHECKED if name in noted and noted[name] != _digest(self.text(name))]
 
     def note_resumption(self, round: int) -> None:
         """Add to `environment.json` that the run goes on from a round, and where; what cannot be is left out."""
@@ -327,6 +342,15 @@ class RunFolder:
             said = "; ".join(f"{path.name}: {reason}" for path, reason in passed)
             raise RunError(f"every checkpoint in {self.path} is damaged, or does not fit its config.toml: {said}.")
         return None
+
+
+def checksums(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return what `environment.json` says of the texts of a new folder that results depend on."""
+    return {name: _digest(texts[name]) for name in _CHECKED if name in texts}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _checkpoint_of(round: int) -> str:

@@ -55,6 +55,7 @@ VERBS = {
     "profile": ["profile", "FOLDER/config.toml", "--step-s", "100", "--memory", "4 GB", "--out", "OUT"],
     "start": ["run", "FILE", "--set", "start=FOLDER", "--set", "rounds=1", "--out", "OUT", "-q"],
 }
+OPENS = ("eval", "predict", "predict --stop", "calibrate", "resume", "pictures", "export")
 MOST_S = 120  # for one command, in case it never ends
 
 
@@ -74,9 +75,12 @@ class Answer:
 
 @pytest.fixture(autouse=True)
 def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `profile` find the same for every level, without a process for each."""
-    found = Found(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
-    monkeypatch.setattr(profiling, "measured", lambda what, share_s, most_s: found)
+    monkeypatch.setattr(profiling, "measured", measured_as_said)
+
+
+def measured_as_said(*_: object) -> Found:
+    """Find the same for every level, without a process for each."""
+    return Found(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,18 @@ _ANSWERS: dict[Path, dict[tuple[str, str], Answer]] = {}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
+    made = made_folders(tmp_path_factory.mktemp("folders"))
+    before = {kind: content(made.of(kind)) for kind in KINDS}
+    yield made
+    assert {kind: content(made.of(kind)) for kind in KINDS} == before, "the originals were touched"
+    _ANSWERS.pop(made.root)
+
+
+def made_folders(root: Path) -> Folders:
+    """Make the folders that are damaged."""
+    made = Folders(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "available", lambda: False)
-        made = Folders(tmp_path_factory.mktemp("folders"))
         for kind in KINDS:
             name = {"finished": "scalefl, directions", "stopped": "feddyn, lost by compression, losses"}.get(
                 kind, "lora"
@@ -118,10 +131,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
                 ff.run({**wanted, "name": "of a row"}, out=made.of(kind))
             if kind == "finished":
                 ff.load(made.of(kind)).calibrate(3)
-        before = {kind: content(made.of(kind)) for kind in KINDS}
-        yield made
-        assert {kind: content(made.of(kind)) for kind in KINDS} == before, "the originals were touched"
-    _ANSWERS.pop(made.root)
+    return made
 
 
 def _longer(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +229,8 @@ def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
     found = asked(folders, kind, verb, steps, place)
     touched = {step[1] for step in steps} | {step[2] for step in steps if step[0] == "swap"}
     settings_changed = touched & {"config.toml", "nodes.json"} or "is not used" in found.said
+    if found.code == 0 and verb in OPENS and _settings_differ(found, folders.answer(kind, verb), steps):
+        assert "config.toml was changed after" in found.said
     if found.code == 0 and not settings_changed:
         expected = folders.answer(kind, verb)
         if verb == "eval" and not _of_an_earlier_round(steps):
@@ -229,6 +241,16 @@ def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
             (last,) = [name for name in expected.files if name.startswith("checkpoints/") and "000004" in name]
             assert found.files[last] == expected.files[last]
     return found
+
+
+def _settings_differ(found: Answer, expected: Answer, steps: list[Step]) -> bool:
+    """Tell whether other settings stand in the folder than at first, and its checksum of them can be read."""
+    told = all("environment.json" not in step for step in steps)
+    return (
+        told
+        and all(step[0] in ("flip", "cut", "fill") for step in steps if "config.toml" in step)
+        and (found.files.get("config.toml") != expected.files["config.toml"])
+    )
 
 
 def _of_an_earlier_round(steps: list[Step]) -> bool:
@@ -322,6 +344,25 @@ def test_what_once_failed(folders: Folders, file: Path, tmp_path: Path) -> None:
     found = check(folders, told["folder"], told["verb"], told["steps"], tmp_path)
     assert found.code == (2 if told["said"] and not told.get("goes_on") else 0), found.said
     assert told["said"] in found.said
+
+
+@pytest.mark.parametrize("verb", ["eval", "resume"])
+def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path: Path, verb: str) -> None:
+    """Whoever edits them knows it; a flipped digit nobody knows of. Folders of earlier versions have no checksum."""
+    folder = tmp_path / "run"
+    shutil.copytree(folders.of("stopped"), folder)
+    arguments = [str(_filled(word, {"FOLDER": folder})) for word in VERBS[verb]]
+    assert "was changed" not in called(arguments, tmp_path)[2]
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
+    assert (folder / "config.toml").read_text() != text
+    code, _, said = called(arguments, tmp_path)
+    assert code == 0 and "config.toml was changed after this run was begun" in said
+    noted = json.loads((folder / "environment.json").read_text())
+    del noted["sha256"]
+    (folder / "environment.json").write_text(json.dumps(noted))
+    code, _, said = called(arguments, tmp_path)
+    assert code == 0 and "was changed" not in said
 
 
 @pytest.mark.slow
