@@ -12,12 +12,12 @@ import pytest
 from fuzz import atheris_inputs
 from fuzz.atheris_inputs import INPUTS
 
-NEEDS = {"messages": ["flwr"], "run_files": [], "data_files": ["pyarrow", "PIL", "soundfile", "tokenizers"]}
+NEEDS: dict[str, list[str]] = {"run_files": [], "data_files": ["pyarrow", "PIL", "soundfile", "tokenizers"]}
 
 
 @pytest.mark.parametrize("kind", NEEDS)
 def test_bytes_become_cases(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders are left out here: making them takes longer than all of these."""
+    """Messages and folders are left out here: making them takes longer than all of these."""
     for package in NEEDS[kind]:
         pytest.importorskip(package)
     monkeypatch.setenv("FLEETFIT_CACHE", str(tmp_path / "cache"))
@@ -40,13 +40,12 @@ def test_bytes_become_cases(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_a_case_raises_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that swallowed it would find nothing."""
-    pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-    def wrong(draw: Any) -> str:
+    def wrong(path: Path, data: bytes) -> str:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fuzz.checking.one", wrong)
-    target, rng = INPUTS["messages"][0](tmp_path), random.Random(0)
+    monkeypatch.setattr("fuzz.test_run_files.outcome", wrong)
+    target, rng = INPUTS["run_files"][0](tmp_path), random.Random(0)
     with pytest.raises(ZeroDivisionError):
         target(rng.randbytes(4000))
 

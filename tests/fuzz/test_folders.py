@@ -109,7 +109,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
     before = {kind: content(made.of(kind)) for kind in KINDS}
     yield made
     assert {kind: content(made.of(kind)) for kind in KINDS} == before, "the originals were touched"
-    _ANSWERS.pop(made.root)
+    _ANSWERS.pop(made.root, None)
 
 
 def made_folders(root: Path) -> Folders:
