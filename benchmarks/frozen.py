@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fleetfit.cost.memory import LiveBytes
 from fleetfit.layout import Architecture, build_module, outputs
-from fleetfit.models.deit_s import deit_s
+from fleetfit.models.vit import deit_s
 from fleetfit.values import tuned
 
 SHAPE, BATCH, EXITS = (3, 96, 96), 16, (3, 6)

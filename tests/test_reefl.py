@@ -19,11 +19,10 @@ from fleetfit.losses import best_exit_distillation
 from fleetfit.method import FEDAVG, build
 from fleetfit.methods.depthfl import ramped
 from fleetfit.models.bert import bert
-from fleetfit.models.deit_s import deit_s
 from fleetfit.models.ree import PLACES, Ree, recurrent
 from fleetfit.models.resnet import resnet20
 from fleetfit.models.vim import vim
-from fleetfit.models.vit import vit
+from fleetfit.models.vit import deit_s, vit
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.rounds.reported import counted
 from fleetfit.submodel import Submodel

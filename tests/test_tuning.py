@@ -18,10 +18,9 @@ from fleetfit.check import check_layout
 from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.layout import Architecture, State, build_module, infer_layout, named_tensors, outputs
 from fleetfit.models.bert import bert
-from fleetfit.models.deit_s import deit_s
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vim import vim
-from fleetfit.models.vit import vit
+from fleetfit.models.vit import deit_s, vit
 from fleetfit.report import drawing
 from fleetfit.submodel import extract
 from fleetfit.tuning.frozen import frozen

@@ -22,9 +22,18 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, State
-from fleetfit.models._head import HeadKind, TokenHead, check_head
-from fleetfit.models._pretrained import Checkpoint, read_config, read_tensors, renamed
-from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise, table
+from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
+from fleetfit.models.transformer import (
+    Encoder,
+    HeadKind,
+    Heads,
+    TokenHead,
+    check_head,
+    encoder_of,
+    initialise,
+    table,
+)
+from fleetfit.names import Row, entries
 
 _TYPES = 2
 _PREFIX = "bert."
@@ -271,3 +280,28 @@ def _check_inputs(input_shape: tuple[int, ...], vocabulary: int, rows: int, posi
             f"BERT needs token ids below {rows}, got a vocabulary of {vocabulary}"
             + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokeniser.")
         )
+
+
+def _size(hidden: int, layers: int, attention_heads: int) -> dict[str, int | None]:
+    """Return what a size says; positions are 512, or the checkpoint's."""
+    return {
+        "hidden": hidden,
+        "layers": layers,
+        "attention_heads": attention_heads,
+        "intermediate": 4 * hidden,
+        "max_positions": None,
+    }
+
+
+SIZES = {
+    "bert_tiny": Row(
+        "BERT-Tiny: 2 blocks of width 128 with 2 heads, 4.4 M parameters with 30,522 tokens.", _size(128, 2, 2)
+    ),
+    "bert_small": Row(
+        "BERT-Small: 4 blocks of width 512 with 8 heads, 28.8 M parameters with 30,522 tokens.", _size(512, 4, 8)
+    ),
+    "bert_base": Row(
+        "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.", _size(768, 12, 12)
+    ),
+}
+bert_tiny, bert_small, bert_base = entries(bert, SIZES)

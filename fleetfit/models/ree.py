@@ -45,8 +45,7 @@ from fleetfit.layout import (
     default_sizes,
     some_input,
 )
-from fleetfit.models._head import TokenHead
-from fleetfit.models._transformer import initialise
+from fleetfit.models.transformer import TokenHead, initialise
 
 BACKBONE = "backbone."
 """What the names of the backbone's tensors begin with."""

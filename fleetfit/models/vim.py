@@ -6,9 +6,9 @@ the two results with SiLU of the other stream and projects back (the authors' "b
 is RMSNorm and a linear layer on the class token (`head` names other kinds). ReeFL (ICML 2024, appendix F) puts its
 method on Vim-T: `vim_ti`.
 
-Differs from the paper: the scan is plain PyTorch and not a CUDA kernel (`_scan.py`); stochastic depth, which their
-fine-tuning switches off, is left out. Width cuts `hidden`, `inner` and `rank`, each by its own axis, and never the
-states.
+Differs from the paper: the scan is plain PyTorch and not a CUDA kernel (`selective_scan.py`); stochastic depth, which
+their fine-tuning switches off, is left out. Width cuts `hidden`, `inner` and `rank`, each by its own axis, and never
+the states.
 """
 
 import math
@@ -23,8 +23,9 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, blocked, segments
-from fleetfit.models._head import HeadKind, TokenHead, check_head
-from fleetfit.models._scan import SelectiveScan
+from fleetfit.models.selective_scan import SelectiveScan
+from fleetfit.models.transformer import HeadKind, TokenHead, check_head
+from fleetfit.names import Row, entries
 
 _EPSILON = 1e-5
 
@@ -197,3 +198,13 @@ def vim(
     """
     rank = rank or -(-hidden // 16)
     return Vim(classes, tuple(input_shape), depth, hidden, patch, expand, rank, state, kernel, head)
+
+
+SIZES = {
+    "vim_ti": Row(
+        "Vision Mamba, tiny (Vim-T): 24 bidirectional blocks of width 192; 7,148,008 parameters at 224x224, 1,000 "
+        "classes.",
+        {"depth": 24, "hidden": 192, "expand": 2, "rank": 0, "state": 16, "kernel": 4},
+    ),
+}
+(vim_ti,) = entries(vim, SIZES)

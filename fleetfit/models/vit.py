@@ -26,9 +26,9 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, State
 from fleetfit.layout.axes import default_sizes
-from fleetfit.models._head import HeadKind, TokenHead, check_head
-from fleetfit.models._pretrained import Checkpoint, read_config, read_tensors, renamed
-from fleetfit.models._transformer import Encoder, Heads, encoder_of, initialise
+from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
+from fleetfit.models.transformer import Encoder, HeadKind, Heads, TokenHead, check_head, encoder_of, initialise
+from fleetfit.names import Row, entries
 
 _USUAL = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
 _STEM = {
@@ -280,3 +280,22 @@ def _image(shape: tuple[int, ...], patch: int, channels: int | None) -> tuple[in
     if channels not in (None, shape[0]) and shape[0] != 1:
         raise ModelError(f"the checkpoint takes images of {channels} channels, these have {shape[0]}.")
     return shape[0], shape[1], shape[2]
+
+
+def _deit(hidden: int) -> dict[str, int]:
+    return {"hidden": hidden, "attention_heads": hidden // 64, "intermediate": 4 * hidden}
+
+
+_USUAL_OF_DEIT = {"depth": 12, "patch": 16}
+SIZES = {
+    "deit_ti": Row(
+        "DeiT-Ti for images of 224x224: 12 blocks of width 192 with 3 heads, 5.7 M.", _deit(192), _USUAL_OF_DEIT
+    ),
+    "deit_s": Row(
+        "DeiT-S for images of 224x224: 12 blocks of width 384 with 6 heads, 22.1 M.", _deit(384), _USUAL_OF_DEIT
+    ),
+    "deit_b": Row(
+        "DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _USUAL_OF_DEIT
+    ),
+}
+deit_ti, deit_s, deit_b = entries(vit, SIZES)

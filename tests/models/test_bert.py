@@ -13,8 +13,7 @@ from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
-from fleetfit.models.bert import Bert, bert
-from fleetfit.models.bert_base import bert_base
+from fleetfit.models.bert import Bert, bert, bert_base
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state

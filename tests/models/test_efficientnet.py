@@ -9,10 +9,7 @@ from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
-from fleetfit.models._inverted import Inverted, Stage
-from fleetfit.models._inverted_module import drop_connect
-from fleetfit.models.efficientnet_b0 import efficientnet_b0
-from fleetfit.models.efficientnet_b4 import efficientnet_b4
+from fleetfit.models.inverted import Inverted, Stage, drop_connect, efficientnet_b0, efficientnet_b4
 
 LARGE = (3, 224, 224)
 EXITS = (22, 26, 30, 32)

@@ -9,10 +9,7 @@ from fleetfit.check import check_layout
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import blocked, build_module
-from fleetfit.models._stack import Stack
-from fleetfit.models.fedavg_cifar_cnn import fedavg_cifar_cnn
-from fleetfit.models.fedavg_cnn import fedavg_cnn
-from fleetfit.models.mlp_2nn import mlp_2nn
+from fleetfit.models.fedavg_images import Stack, fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 
 
 def linear(before: int, after: int) -> int:

@@ -9,9 +9,7 @@ from fleetfit.check import check_layout
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout, interleaved
-from fleetfit.models._lstm import LanguageModel, PeepholeLayer
-from fleetfit.models.char_lstm import char_lstm
-from fleetfit.models.word_lstm import word_lstm
+from fleetfit.models.lstm import LanguageModel, PeepholeLayer, char_lstm, word_lstm
 
 CELLS = ("plain", "peephole")
 

@@ -7,8 +7,7 @@ from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
-from fleetfit.models._inverted import multiplied
-from fleetfit.models.mobilenetv2 import mobilenetv2
+from fleetfit.models.inverted import mobilenetv2, multiplied
 
 TABLE = ((16, 1), (24, 2), (32, 3), (64, 4), (96, 3), (160, 3), (320, 1))  # channels, blocks
 

@@ -17,8 +17,7 @@ from fleetfit.errors import ModelError
 from fleetfit.guard import examined
 from fleetfit.layout import build_module, infer_layout, segments
 from fleetfit.method import build
-from fleetfit.models.msdnet import Msdnet, msdnet
-from fleetfit.models.msdnet24 import msdnet24
+from fleetfit.models.msdnet import Msdnet, msdnet, msdnet24
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification

@@ -7,9 +7,7 @@ from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import build_module, infer_layout
-from fleetfit.models._resnet_four_stages import FourStages
-from fleetfit.models.resnet18 import resnet18
-from fleetfit.models.resnet34 import resnet34
+from fleetfit.models.resnet_four_stages import FourStages, resnet18, resnet34
 
 
 def by_hand(

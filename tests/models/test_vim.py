@@ -14,10 +14,9 @@ from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import Declaration, build_module, interleaved
-from fleetfit.models import _scan
-from fleetfit.models._scan import SelectiveScan, scan
-from fleetfit.models.vim import Mixer, Vim, vim
-from fleetfit.models.vim_ti import vim_ti
+from fleetfit.models import selective_scan
+from fleetfit.models.selective_scan import SelectiveScan, scan
+from fleetfit.models.vim import Mixer, Vim, vim, vim_ti
 
 TINY = vim(5, (3, 8, 8), depth=3, hidden=12, patch=4, rank=3, state=4)
 
@@ -54,9 +53,9 @@ def test_the_scan_is_the_recurrence_written_with_loops() -> None:
 @pytest.mark.parametrize("room", [1, 12, 30, 10**6])
 def test_gradients_of_the_scan_whatever_the_length_of_a_stretch(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Seven tokens in stretches of one, two (the last is shorter), five and all of them."""
-    monkeypatch.setattr(_scan, "_ROOM", room)
+    monkeypatch.setattr(selective_scan, "_ROOM", room)
     inputs = drawn(7, 1, 3, 2)
-    lengths = [s.stop - s.start for s in _scan._stretches(inputs[0], 2)]
+    lengths = [s.stop - s.start for s in selective_scan._stretches(inputs[0], 2)]
     assert lengths == {1: [1] * 7, 12: [2, 2, 2, 1], 30: [5, 2], 10**6: [7]}[room]
     assert torch.autograd.gradcheck(scan, inputs)
 
@@ -66,14 +65,14 @@ def test_gradients_that_arrive_in_another_memory_order() -> None:
     weight = torch.randn(3, 6, 4, dtype=torch.float64).transpose(0, 1)
     assert not weight.is_contiguous()
     ours = torch.autograd.grad((scan(*inputs) * weight).sum(), inputs)
-    theirs = torch.autograd.grad((_scan._doubling(*inputs) * weight).sum(), inputs)
+    theirs = torch.autograd.grad((selective_scan._doubling(*inputs) * weight).sum(), inputs)
     torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8, 9])
 def test_doubling_gives_the_same(tokens: int) -> None:
     inputs = drawn(tokens, 2, 3, 2)
-    torch.testing.assert_close(_scan._doubling(*inputs), scan(*inputs))
+    torch.testing.assert_close(selective_scan._doubling(*inputs), scan(*inputs))
 
 
 def test_export_takes_few_nodes_and_any_batch() -> None:

@@ -11,8 +11,7 @@ from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
-from fleetfit.models.deit_s import deit_s
-from fleetfit.models.vit import Vit, vit
+from fleetfit.models.vit import Vit, deit_s, vit
 from fleetfit.tasks import classification
 from fleetfit.train import initial_state
 from fleetfit.values import Problem

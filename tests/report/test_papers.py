@@ -8,7 +8,7 @@ import pytest
 from fleetfit.cli import planning
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ConfigError
-from fleetfit.models.msdnet24 import msdnet24
+from fleetfit.models.msdnet import msdnet24
 from fleetfit.report.papers import TABLES, PaperTable, paper_table
 from fleetfit.report.papers.table import Value
 

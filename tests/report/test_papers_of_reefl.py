@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fleetfit.layout import build_module
-from fleetfit.models.deit_s import deit_s
 from fleetfit.models.ree import recurrent
+from fleetfit.models.vit import deit_s
 from fleetfit.report.papers import PaperTable, paper_table
 from fleetfit.report.papers.reefl import MODES
 from fleetfit.values import tuned

@@ -21,7 +21,7 @@ from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.layout import Architecture, State, Wrapped
-from fleetfit.models._pretrained import CLASSIFIER, Checkpoint
+from fleetfit.models.pretrained import CLASSIFIER, Checkpoint
 
 _PROBLEMS = {
     "classification": "single_label_classification",

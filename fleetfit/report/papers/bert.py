@@ -13,8 +13,7 @@ from torch import nn
 
 from fleetfit.cost import submodel_cost
 from fleetfit.layout import build_module
-from fleetfit.models.bert import Bert
-from fleetfit.models.bert_base import bert_base
+from fleetfit.models.bert import Bert, bert_base
 from fleetfit.report.papers.table import PaperTable, Printed, Value
 
 _TOKENS = 64

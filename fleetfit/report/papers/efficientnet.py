@@ -1,6 +1,6 @@
 """ScaleFL's Table 8 (appendix): EfficientNet-B4 at 224x224."""
 
-from fleetfit.models.efficientnet_b4 import efficientnet_b4
+from fleetfit.models.inverted import efficientnet_b4
 from fleetfit.report.papers.table import COLUMNS, PaperTable, Printed, rows_of
 
 _EXITS = (22, 26, 30)

@@ -1,6 +1,6 @@
 """ScaleFL's Table 7 (appendix): MSDNet-24."""
 
-from fleetfit.models.msdnet24 import msdnet24
+from fleetfit.models.msdnet import msdnet24
 from fleetfit.report.papers.table import COLUMNS, PaperTable, Printed, rows_of
 
 _EXITS = (15, 18, 21, 24)

@@ -18,7 +18,7 @@ from fleetfit.cost import message_size
 from fleetfit.cost.count import layout_of
 from fleetfit.layout import Architecture
 from fleetfit.method import build
-from fleetfit.models.deit_s import deit_s
+from fleetfit.models.vit import deit_s
 from fleetfit.planner import assign, given_levels
 from fleetfit.report.papers.table import PaperTable, Value
 from fleetfit.tasks import task_named

@@ -23,6 +23,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, norm_layer
 from fleetfit.models.resnet import BasicBlock
+from fleetfit.names import Row, entries
 
 Stem = Literal["small", "large"]
 
@@ -73,7 +74,7 @@ def _stem(stem: Stem, before: int, after: int, norm: Norm, group: int) -> nn.Seq
 
 @dataclass(frozen=True)
 class FourStages(Architecture):
-    """The family of one depth; made by `resnet18`, which says what the fields mean."""
+    """The family of one depth; made by `four_stages`, which says what the fields mean."""
 
     classes: int
     channels: int
@@ -105,3 +106,50 @@ class FourStages(Architecture):
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the module with these sizes and a classifier after each block count in `exits`."""
         return FourStagesModule(self, axes, exits)
+
+
+def four_stages(
+    classes: int = 10,
+    channels: int = 3,
+    base: int = 64,
+    stem: Stem = "small",
+    norm: Norm = "batch",
+    group: int = 2,
+    dropout: float = 0.0,
+    head_layers: int = 3,
+    *,
+    per_stage: tuple[int, int, int, int],
+) -> FourStages:
+    """Return the family with so many blocks in its stages.
+
+    Args:
+        classes: Classes; never cut.
+        channels: Channels of the images; never cut.
+        base: Channels of the first stage; the later ones have 2, 4 and 8 times as many.
+        stem: "small" for images of about 32x32: a 3x3 convolution. "large" for 224x224: a 7x7 convolution with stride 2
+            and 3x3 max pooling with stride 2.
+        norm: "batch" or "group".
+        group: Channels per group of the group norm, which are kept or cut together.
+        dropout: Share of features dropped before each linear layer.
+        head_layers: Convolutions in an early exit.
+        per_stage: Blocks of each stage.
+
+    Raises:
+        ModelError: The stem or norm is unknown, or the group does not divide the stages.
+    """
+    return FourStages(classes, channels, per_stage, base, stem, norm, group, dropout, head_layers)
+
+
+SIZES = {
+    "resnet18": Row(
+        "ResNet-18 (He et al., CVPR 2016): 8 basic blocks in four stages of 64 to 512 channels, for small or large "
+        "images.",
+        {"per_stage": (2, 2, 2, 2)},
+    ),
+    "resnet34": Row(
+        "ResNet-34 (He et al., CVPR 2016): 16 basic blocks in four stages of 64 to 512 channels, for small or large "
+        "images.",
+        {"per_stage": (3, 4, 6, 3)},
+    ),
+}
+resnet18, resnet34 = entries(four_stages, SIZES)

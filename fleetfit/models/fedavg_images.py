@@ -1,4 +1,17 @@
-"""The FedAvg paper's image models: 5x5 convolutions with max pooling, then fully connected layers, each a block."""
+"""The FedAvg paper's image models (McMahan et al., AISTATS 2017): plain stacks of layers, each a block.
+
+- `mlp_2nn`: two fully connected layers of 200 units with ReLU, for inputs of any shape, which are flattened.
+- `fedavg_cnn`: 5x5 convolutions of 32 and 64 channels, each with ReLU and 2x2 max pooling, and a fully connected layer
+  of 512 units with ReLU.
+- `fedavg_cifar_cnn`: TensorFlow's tutorial model of about 10^6 parameters: two 5x5 convolutions of 64 channels, each
+  with ReLU and 3x3 max pooling with stride 2, and fully connected layers of 384 and 192 units with ReLU; 1,068,298
+  parameters on the paper's 24x24 crops, 1,756,426 on whole 32x32 images.
+
+A linear classifier may sit after any layer; after a convolution it pools its maps globally first.
+
+Differs from the paper: the tutorial's local response normalisation is left out. It mixes each channel with its eight
+neighbours, so a model without some of them would not be a part of the whole model.
+"""
 
 import math
 from collections.abc import Mapping
@@ -11,6 +24,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
 from fleetfit.models.blocks import Head, kaiming
+from fleetfit.names import Row, entries
 
 
 class ConvBlock(nn.Module):
@@ -112,3 +126,47 @@ class Stack(Architecture):
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the module with these sizes and a classifier after each block count in `exits`."""
         return StackModule(self, axes, exits)
+
+
+def stack(
+    classes: int = 10,
+    input_shape: tuple[int, ...] = (1, 28, 28),
+    convolutions: tuple[int, ...] = (),
+    hidden: tuple[int, ...] = (200, 200),
+    pool: int = 2,
+) -> Stack:
+    """Return the family of a stack of layers.
+
+    Args:
+        classes: Classes; never cut.
+        input_shape: Shape of one sample; with convolutions channels, height and width of images, 4x4 and more.
+        convolutions: Channels of each convolution.
+        hidden: Units of each hidden layer, shallow to deep.
+        pool: Side of the pooling window.
+
+    Raises:
+        ModelError: There is no hidden layer or one without units, or the inputs are no images or too small for the
+            convolutions.
+    """
+    return Stack(classes, tuple(input_shape), tuple(convolutions), tuple(hidden), pool)
+
+
+SIZES = {
+    "mlp_2nn": Row(
+        "The 2NN of the FedAvg paper (McMahan et al., AISTATS 2017): two hidden layers of 200 units, 199,210 "
+        "parameters.",
+        {"convolutions": (), "pool": 2},
+    ),
+    "fedavg_cnn": Row(
+        "The CNN of the FedAvg paper (McMahan et al., AISTATS 2017): two 5x5 convolutions; 1,663,370 parameters "
+        "on MNIST.",
+        {"convolutions": (32, 64), "hidden": (512,), "pool": 2},
+    ),
+    "fedavg_cifar_cnn": Row(
+        "The CIFAR CNN of the FedAvg paper (McMahan et al., AISTATS 2017), TensorFlow's tutorial model: about 10^6 "
+        "parameters.",
+        {"convolutions": (64, 64), "hidden": (384, 192), "pool": 3},
+        {"input_shape": (3, 24, 24)},
+    ),
+}
+mlp_2nn, fedavg_cnn, fedavg_cifar_cnn = entries(stack, SIZES)

@@ -1,10 +1,10 @@
-"""What BERT and ViT share: attention, the encoder block, their axes, and how their parameters begin."""
+"""What models of tokens share: attention, the encoder block, its axes, the classifiers, how parameters begin."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Declaration, blocked
 
 Heads = Literal["whole", "fixed"]
+"""What width cuts: whole heads, or the channels of each, with their number fixed."""
+HeadKind = Literal["linear", "pooler", "norm"]
+"""What stands before a classifier's linear layer: nothing, a layer with tanh (BERT's pooler), or a norm (ViT's)."""
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -180,6 +183,44 @@ class Block(nn.Module):
         x = self.norm1(x + self.drop(self.attention(x, seen)))
         found: Tensor = self.norm2(x + self.drop(self.mlp(x)))
         return found
+
+
+class TokenHead(nn.Module):
+    """A classifier on the class token.
+
+    Attributes:
+        kind: What stands before its linear layer.
+    """
+
+    def __init__(
+        self, kind: HeadKind, hidden: int, classes: int, norm: Callable[[int], nn.Module], dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "norm":
+            self.norm = norm(hidden)
+        elif kind == "pooler":
+            self.pooler = nn.Linear(hidden, hidden)
+        self.fc, self.drop = nn.Linear(hidden, classes), nn.Dropout(dropout)
+
+    def forward(self, token: Tensor) -> Tensor:
+        """Return logits [B, classes] of class tokens [B, hidden]."""
+        if self.kind == "norm":
+            token = self.norm(token)
+        elif self.kind == "pooler":
+            token = self.pooler(token).tanh()
+        logits: Tensor = self.fc(self.drop(token))
+        return logits
+
+
+def check_head(kind: str) -> None:
+    """Refuse a kind that there is not.
+
+    Raises:
+        ModelError: There is no such kind.
+    """
+    if kind not in get_args(HeadKind):
+        raise ModelError(f'head must be "linear", "pooler" or "norm", got {kind!r}.')
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:
