@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from fleetfit.errors import DataError
 
 SPLITS = ("train", "validation", "test")
+ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
+"""What the file, the folder or the array of a split may be called."""
 _HOLD_OUT = 0x401D  # keeps this use of a seed apart from every other
 
 

@@ -1,8 +1,9 @@
-"""Any data set in arrays: `.npz` files as numpy.savez writes them, or folders of `.npy` files, for every task.
+"""Any data set in arrays: `.npz` files as numpy.savez writes them, for every task.
 
-For sensor readings, tables, features and whatever else is no image file; see `widar` for an example. Arrays are
-memory-mapped: a member that was written with `numpy.savez` lies as it is in the file and is mapped there. One that was
-compressed (`numpy.savez_compressed`), or one that lies in parts, is written once into the cache and mapped from there.
+For sensor readings, tables, features and whatever else is no image file; see `widar` for an example. A folder of `.npy`
+files does as well. Arrays are memory-mapped: a member that was written with `numpy.savez` lies as it is in the file and
+is mapped there. One that was compressed (`numpy.savez_compressed`), or one that lies in parts, is written once into the
+cache and mapped from there.
 """
 
 import math
@@ -23,13 +24,12 @@ from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
 from fleetfit.data.files.places import set_folder
-from fleetfit.data.splits import SPLITS, completed
+from fleetfit.data.splits import ALIASES, SPLITS, completed
 from fleetfit.errors import DataError, FleetFitError, did_you_mean
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
 Task = Literal["classification", "regression", "multi_label", "next_token"]
-_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
 _ROWS = 4096  # rows in memory at a time
 Array = NDArray[Any]
 _MOST_SAID = 300  # characters of a library's own message
@@ -126,7 +126,7 @@ def _parts(found: "Arrays", name: str) -> dict[str, str]:
         return {"train": name}
     parts = {}
     for split in SPLITS:
-        part = next((f"{name}_{alias}" for alias in _ALIASES[split] if f"{name}_{alias}" in found), None)
+        part = next((f"{name}_{alias}" for alias in ALIASES[split] if f"{name}_{alias}" in found), None)
         if part is not None:
             parts[split] = part
     if "train" not in parts:

@@ -30,7 +30,7 @@ from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.encoded import Encoded, Files, Places, Source, decode, opened, unpacked
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import folder_of, from_hub, locate, set_folder
-from fleetfit.data.splits import SPLITS, completed, drawn, hold_out
+from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out
 from fleetfit.errors import DataError
 
 _MOST_BYTES = 4 << 30  # of the known sets that are read whole
@@ -39,7 +39,6 @@ LAZY_ABOVE = 8 << 30
 """Bytes of decoded images from which on they stay encoded, unless told otherwise."""
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
-_FOLDERS = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
 _ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 _AT_ONCE = 256  # images in memory as files at a time
 
@@ -389,7 +388,7 @@ def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:
 
 @dataclass(frozen=True)
 class _Images:
-    """The images as a `_decode.Source`."""
+    """The images of the folders as a `Source`."""
 
     files: Files
 
@@ -436,7 +435,7 @@ def _images_of(place: Path) -> list[str]:
 def _split_folders(name: str, folder: Path) -> dict[str, Path]:
     """Return the folder of each split that is there, "train" first."""
     found = {}
-    for split, aliases in _FOLDERS.items():
+    for split, aliases in ALIASES.items():
         place = next((folder / alias for alias in aliases if (folder / alias).is_dir()), None)
         if place is None or (split == "test" and not _folders(place)):
             continue

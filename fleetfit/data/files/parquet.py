@@ -147,14 +147,14 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and len(name) <= LONGEST and not any("\ud800" <= c <= "\udfff" for c in name)
 
 
-class Rows(Protocol):
+class RowFile(Protocol):
     """A file of rows, to name it in a message."""
 
     path: Path
     rows: int
 
 
-def check_count(values: NDArray[Any], files: Sequence[Rows], column: str) -> None:
+def check_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> None:
     """Refuse a label that would make more classes than a model can tell apart.
 
     Raises:
@@ -203,7 +203,7 @@ def numbered(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return places.astype(np.int64), tuple(str(name) for name in names)
 
 
-def too_long(values: NDArray[Any], files: Sequence[Rows]) -> Iterator[tuple[Rows, int]]:
+def too_long(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[RowFile, int]]:
     """Yield the file and the row of each text that is too long for a label."""
     if values.dtype.kind != "O":
         return

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.data.cache import cache_folder
-from fleetfit.data.splits import SPLITS
+from fleetfit.data.splits import ALIASES, SPLITS
 from fleetfit.errors import DataError, MissingExtra
 from fleetfit.paths import given
 
-_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
 _HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
            "dev": "validation", "test": "test"}  # fmt: skip
 _ROWS = 1000  # rows in memory at a time
@@ -71,7 +70,7 @@ def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
 
 
 def _files_of(place: Path, split: str) -> list[Path]:
-    for alias in _ALIASES[split]:
+    for alias in ALIASES[split]:
         whole = place / f"{alias}.parquet"
         if whole.is_file():
             return [whole]

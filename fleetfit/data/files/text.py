@@ -25,7 +25,7 @@ from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import folder_of, from_hub, locate, set_folder
 from fleetfit.data.files.tokens import encoded
-from fleetfit.data.splits import completed, drawn, hold_out
+from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, need
 from fleetfit.paths import given, text_of
 
@@ -33,7 +33,7 @@ FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a f
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 _TEXT = ("text", "sentence")
 _LABEL = ("label", "labels")
-_ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+_ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _UNLABELLED = "unsup"  # the folder of texts without a label in the IMDB set
 _WITHHELD = -1
 

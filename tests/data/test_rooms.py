@@ -1,0 +1,59 @@
+"""The names that a run file may give to data: they stay, whichever file they stand in; twins differ as they should."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fleetfit import names
+from fleetfit.cli.planning import keys_of, listed
+from fleetfit.errors import ConfigError
+
+NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", "femnist", "imagenet", "images",
+         "mnist", "plain_text", "shakespeare", "speech_commands", "sst2", "text", "widar")  # fmt: skip
+
+
+def test_names_stay() -> None:
+    assert names.available("data") == list(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_also_by_the_path_that_it_once_had(name: str) -> None:
+    assert names.resolve("data", f"fleetfit.data.{name}:{name}") is names.resolve("data", name)
+    assert names.resolve("data", name).__name__ == name
+
+
+@pytest.mark.parametrize("name", ["cache", "cifar", "dataset", "encoded", "files", "parquet", "partition", "places",
+                                  "sets", "short_texts", "sounds", "tokens"])  # fmt: skip
+def test_what_sets_are_read_with_is_no_set(name: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{name}" is not among the data: ag_news, arrays, cifar10'):
+        names.resolve("data", name)
+
+
+def test_each_set_says_how_large_it_is() -> None:
+    assert len(listed("data").rows) == len(NAMES)
+    rows = {name: rest for name, *rest in listed("data").rows}
+    assert rows["cifar10"] == ["50,000", "10,000", "10", "32x32"]
+    assert rows["cifar100"] == ["50,000", "10,000", "100", "32x32"]
+    assert rows["mnist"] == rows["fashion_mnist"] == ["60,000", "10,000", "10", "28x28"]
+    assert rows["ag_news"][0] == "120,000" and rows["sst2"][0] == "67,349"
+
+
+def test_twins_have_the_keys_that_mean_something() -> None:
+    keys = {name: [row[0] for row in keys_of("data", name).rows] for name in NAMES}
+    assert "coarse" in keys["cifar100"] and set(keys["cifar10"]) == set(keys["cifar100"]) - {"coarse"}
+    assert keys["mnist"] == keys["fashion_mnist"] and keys["ag_news"] == keys["sst2"]
+    assert not {"name", "mean", "std", "repository", "class_names"} & {*keys["mnist"], *keys["sst2"]}
+    with pytest.raises(ConfigError, match='cifar10 has no "coarse"'):
+        names.call(names.resolve("data", "cifar10"), "cifar10", "[data]", {"coarse": True})
+
+
+def test_libraries_are_loaded_by_what_needs_them() -> None:
+    """Naming every set loads no reader of files: a machine without Pillow and pyarrow can list them."""
+    program = (
+        "import sys; from fleetfit.cli.planning import listed; listed('data')\n"
+        "heavy = ('PIL', 'datasets', 'pyarrow', 'sklearn', 'soundfile', 'tokenizers', 'transformers')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
