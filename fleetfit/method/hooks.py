@@ -58,7 +58,7 @@ class LevelsHook(Protocol):
     """Say which sub-models there are: width, depth and exits of each.
 
     Where: the server, once.
-    Before: the fleet's groups have become targets; of a method with `told=False` there are none to speak of.
+    Before: the fleet's groups have become targets; of a method with `told=False` the full model is the only one.
     After: each client gets the largest level that it affords; every level is evaluated, reported and exported.
     Keeps: nothing; the levels stand in `federation.levels`.
     """
@@ -138,9 +138,9 @@ class ChooseHook(Protocol):
 class ChannelsHook(Protocol):
     """Say which channels of an axis a client keeps.
 
-    Where: the server, asked by `assign` for each scaled axis of each slot, and when levels are evaluated.
+    Where: the server, asked by `assign` for each scaled axis of each slot.
     Before: the level says how many channels are kept.
-    After: the channels are part of the slot's sub-model.
+    After: the channels are part of the slot's sub-model. Levels are evaluated with those that `levels` gave them.
     Keeps: nothing.
     """
 
@@ -151,7 +151,7 @@ class ChannelsHook(Protocol):
             axis: Its size and granule.
             n: How many to keep.
             round: 0-based.
-            client: Who trains them; None for evaluation.
+            client: Who trains them; None: nobody, the first n are what is evaluated.
             rng: Seeded by run, round, client and axis.
 
         Returns:

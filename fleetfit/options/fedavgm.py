@@ -18,7 +18,7 @@ def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:
     """Make the option.
 
     Args:
-        momentum: beta, in [0, 1); 0 with lr 1 is the plain mean, bit for bit.
+        momentum: How much of the last movement is kept (beta), in [0, 1); 0 with lr 1 is the plain mean, bit for bit.
         lr: The server's learning rate, above 0.
     """
     in_range("momentum", momentum, 0, 1, closed=True)

@@ -24,7 +24,16 @@ from fleetfit.values.work import Failure, Server, Update
 
 @dataclass(frozen=True)
 class Client:
-    """All that the server knows of a client; a budget, or samples by class, are here only if the client told them."""
+    """All that the server knows of a client; a budget, or samples by class, are here only if the client told them.
+
+    Attributes:
+        id: Its number, from 0.
+        num_examples: Training samples.
+        reported: What it affords, as a fraction of the full model's cost; None: it told nothing.
+        tolerance: How far a model may exceed that, as a fraction of it.
+        further: The same as `reported` of each further cost that its budget names.
+        labels: Training samples by class; None: it told nothing.
+    """
 
     id: int
     num_examples: int

@@ -73,7 +73,24 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One piece of work for one client; a value that any engine can carry."""
+    """One piece of work for one client; a value that any engine can carry.
+
+    Attributes:
+        kind: "train", "evaluate" or "statistics" (of batch norm).
+        round: 0-based.
+        rounds: Of the run, in all.
+        index: Its place in the round's order.
+        client: Who does it; None: the server's own device.
+        submodel: What is sent, and after `adapt` what is done.
+        state: The sub-model's tensors, by name.
+        method: The spec that the method is built from.
+        seed: Of all that is drawn in it.
+        level: 0-based.
+        local: Settings of local training, with this round's learning rate.
+        evaluation: Settings of the other kinds.
+        statistics: Re-estimated batch-norm statistics, for an evaluation.
+        memory_version: The round whose memory the client begins from; -1 for none.
+    """
 
     kind: str
     round: int
@@ -95,10 +112,24 @@ class Job:
 class Update:
     """What came back: it says what it contains; the server never assumes that a client trained what it was sent.
 
-    `multiply_adds` is what training took; `simulated_s` the seconds of the job where the device has a speed. Where
-    `compressed` says how, the state holds what `fleetfit.compression` makes of it, until the guard has looked at it.
-    `untrained` names parameters of the state that the loss never reached; they are as they were sent, and do not count
-    in the average.
+    Attributes:
+        round: That of the job.
+        index: That of the job.
+        client: That of the job.
+        level: That of the job.
+        dispatched: The sub-model that was sent.
+        submodel: The sub-model that this is the state of: a part of what was sent.
+        state: Its tensors, by name; what `fleetfit.compression` makes of them until the update is validated.
+        num_examples: Samples that the client trained on.
+        metrics: Plain values: "loss", what the method's loss adds, and what the server notes.
+        bytes_down: Of the job, as it is sent.
+        bytes_up: Of the update, as it is sent.
+        multiply_adds: What training took.
+        simulated_s: Seconds of the job where the device has a speed; else None.
+        compressed: How the state is compressed, or "".
+        scales: What compression needs to be undone.
+        untrained: Parameters of the state that the loss never reached; they are as they were sent, and do not count in
+            the average.
     """
 
     round: int
@@ -123,8 +154,20 @@ class Update:
 class Failure:
     """A job that brought nothing back, and why.
 
-    `declined` if the device could not afford any part of it, `late` if its time ran out, `absent` if the client was not
-    connected all the time.
+    Attributes:
+        round: That of the job.
+        index: That of the job.
+        client: That of the job.
+        level: That of the job.
+        dispatched: The sub-model that was sent.
+        reason: A sentence.
+        bytes_down: Of the job, as it was sent.
+        bytes_up: Of what came back, if anything did.
+        declined: Whether the device could not afford any part of it.
+        late: Whether its time ran out.
+        multiply_adds: What training took.
+        simulated_s: Seconds of the job where the device has a speed; else None.
+        absent: Whether the client was not connected all the time.
     """
 
     round: int
@@ -144,10 +187,14 @@ class Failure:
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """The server between two rounds: the state, how many rounds are done, and what a method keeps.
+    """The server between two rounds; the checkpoint has all of it.
 
-    Where clients tell no budget, `trained` is by client the largest level that the server has seen it train (0-based):
-    all that it knows of what the client affords.
+    Attributes:
+        state: The full model's tensors, by name.
+        round: Rounds done.
+        memory: What the method keeps: a nest of plain values and tensors.
+        trained: Where clients tell no budget: by client the largest level that the server has seen it train (0-based),
+            which is all that it knows of what the client affords.
     """
 
     state: State

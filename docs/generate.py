@@ -1,0 +1,181 @@
+"""Write what docs/ takes from the code: hooks.md, and the keys in methods.md.
+
+    .venv/bin/python docs/generate.py
+
+The text of hooks.md is that of the Protocols in `fleetfit.method.hooks` and of the values' docstrings; the keys of a
+method, an option or a choice of clients are its parameters, explained in its docstring. A test compares.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fleetfit import names, values
+from fleetfit.method import FEDAVG, HOOKS, hooks
+
+DOCS = Path(__file__).parent
+WIDTH = 120
+BEGIN, END = "<!-- keys: made by docs/generate.py -->", "<!-- end of keys -->"
+VALUES = ("Job", "Update", "Failure", "Device", "Client", "Server", "Federation")
+RULED = ("Where", "Before", "After", "Keeps")
+
+HEAD = """# Hooks
+
+<!-- made by docs/generate.py from fleetfit/method/hooks.py and fleetfit/values/: change the docstrings there -->
+
+A method is a record of functions, one for each hook; those that it does not set are FedAvg's. A round asks for them
+from top to bottom. Those of the server see all of the federation but no data; those of the device see one client's data
+and budget. [Add a method](add-a-method.md) has the smallest example of each, and the rules that keep runs repeatable.
+
+Arguments are given by place, so their names are free. `method.hooks.NAME = "file.py:function"` sets a single one.
+"""
+
+
+def sections(doc: str) -> dict[str, str]:
+    """Return the parts of a docstring by their headings; "" is what comes before, "Args" and the like are dedented."""
+    parts = re.split(r"^(Args|Returns|Raises|Attributes):\n", inspect.cleandoc(doc), flags=re.MULTILINE)
+    return {"": parts[0].strip()} | {
+        parts[i]: textwrap.dedent(parts[i + 1]).strip() for i in range(1, len(parts), 2)
+    }  # fmt: skip
+
+
+def listed(text: str) -> dict[str, str]:
+    """Return the entries `name: what it is` of a section, each on one line."""
+    found = re.findall(r"^(\w+): (.*?)(?=^\w+: |\Z)", text, re.DOTALL | re.MULTILINE)
+    return {name: joined(said) for name, said in found}
+
+
+def joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+def ruled(doc: str) -> tuple[str, dict[str, str], str]:
+    """Return a Protocol's first sentence, its paragraphs Where, Before, After and Keeps, and what follows them."""
+    first, _, rest = inspect.cleandoc(doc).partition("\n\n")
+    block, _, more = rest.partition("\n\n")
+    found = re.findall(r"^(\w+): (.*?)(?=^[A-Z]\w+: |\Z)", block, re.DOTALL | re.MULTILINE)
+    return joined(first), {name: joined(said) for name, said in found if name in RULED}, joined(more)
+
+
+def protocol_of(hook: str) -> Any:
+    return getattr(hooks, f"{hook.title()}Hook")
+
+
+def called(hook: str) -> str:
+    return f"{hook}({', '.join(inspect.signature(getattr(FEDAVG, hook)).parameters)})"
+
+
+def fedavg(hook: str) -> str:
+    default = getattr(FEDAVG, hook)
+    return f"`{default.__name__}`: {joined((default.__doc__ or '').partition(chr(10))[0])}"
+
+
+def hooks_page() -> str:
+    """Return hooks.md."""
+    rows = ["| hook | where | what it does | FedAvg |", "| --- | --- | --- | --- |"]
+    for hook in HOOKS:
+        said, rules, _ = ruled(protocol_of(hook).__doc__)
+        where = re.split(r"[,:]", rules["Where"])[0]
+        rows.append(
+            f"| [`{hook}`](#{hook}) | {where} | {said} | {joined(getattr(FEDAVG, hook).__doc__.split(chr(10))[0])} |"
+        )
+    parts = [HEAD, "\n".join(rows), *map(hook_section, HOOKS), *map(value_section, VALUES)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def hook_section(hook: str) -> str:
+    """Return what hooks.md says of one hook."""
+    protocol = protocol_of(hook)
+    said, rules, more = ruled(protocol.__doc__)
+    missing = [rule for rule in RULED if rule not in rules]
+    if missing:
+        raise ValueError(f"{protocol.__name__} does not say: {', '.join(missing)}")
+    parts = sections(protocol.__call__.__doc__)
+    arguments, shown = (
+        listed(parts["Args"]),
+        [n for n in inspect.signature(protocol.__call__).parameters if n != "self"],
+    )
+    if list(arguments) != shown:
+        raise ValueError(f"{protocol.__name__} takes {shown} and explains {list(arguments)}")
+    lines = [f"## {hook}", "", f"`{called(hook)}`", "", said, ""]
+    lines += [bullet(f"- **{rule}**: {text}") for rule, text in rules.items()]
+    lines += [bullet(f"- `{name}`: {text}") for name, text in arguments.items()]
+    lines += [bullet(f"- **Returns**: {joined(parts['Returns'])}"), bullet(f"- **FedAvg**, {fedavg(hook)}")]
+    return "\n".join([*lines, *(["", textwrap.fill(more, WIDTH)] if more else [])])
+
+
+def value_section(name: str) -> str:
+    """Return what hooks.md says of a value: its fields with their types, from its docstring."""
+    kind = getattr(values, name)
+    parts = sections(kind.__doc__)
+    explained = listed(parts.get("Attributes", ""))
+    fields = dict(annotated(kind))
+    if set(explained) - set(fields) or set(fields) - set(explained):
+        raise ValueError(f"{name} has the fields {list(fields)} and explains {list(explained)}")
+    lines = [f"## {name}", "", textwrap.fill(joined(parts[""]), WIDTH), ""]
+    return "\n".join([*lines, *(bullet(f"- `{field}: {fields[field]}`: {explained[field]}") for field in fields)])
+
+
+def annotated(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a dataclass with their annotations, as they are written."""
+    [found] = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(found, ast.ClassDef)
+    for node in found.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, ast.unparse(node.annotation).strip("'")
+
+
+def bullet(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------------
+
+
+def written(value: object) -> str:
+    """Return a default as it stands in a run file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def keys_of(factory: Callable[..., Any]) -> list[str]:
+    """Return a bullet for each parameter of a factory: key, default, what it is, and the words that it may be."""
+    explained = listed(sections(factory.__doc__ or "").get("Args", ""))
+    hints, lines = typing.get_type_hints(factory), []
+    for key, parameter in inspect.signature(factory).parameters.items():
+        words = [w for w in typing.get_args(hints.get(key)) if typing.get_origin(hints[key]) is typing.Literal]
+        said = explained[key].rstrip(".")
+        missing = [written(word) for word in words if f'"{word}' not in said]
+        said += f" ({', '.join(map(written, words))})." if missing else "."
+        default = "" if parameter.default is None else f" = {written(parameter.default)}"
+        lines.append(bullet(f"- `{key}{default}`: {said}"))
+    return lines
+
+
+def methods_page(page: str) -> str:
+    """Return methods.md with the keys between the marks as the docstrings say them."""
+    for kind in ("methods", "options", "choices"):
+        for name in names.available(kind):
+            keys = keys_of(names.resolve(kind, name))
+            section = re.search(rf"^## {name}\n.*?(?=^#|\Z)", page, re.DOTALL | re.MULTILINE)
+            if section is None or (keys and BEGIN not in section[0]):
+                raise ValueError(f"methods.md has no section ## {name}, or no {BEGIN} ... {END} in it")
+            if keys:
+                made = "\n".join([BEGIN, *keys, END])
+                before, _, rest = section[0].partition(BEGIN)
+                page = page.replace(section[0], before + made + rest.partition(END)[2])
+    return page
+
+
+if __name__ == "__main__":
+    (DOCS / "hooks.md").write_text(hooks_page(), encoding="utf-8")
+    methods = DOCS / "methods.md"
+    methods.write_text(methods_page(methods.read_text(encoding="utf-8")), encoding="utf-8")

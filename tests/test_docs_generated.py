@@ -1,0 +1,101 @@
+"""What docs/ takes from the code stands there as the code says it; `python docs/generate.py` writes it anew."""
+
+import inspect
+import re
+import runpy
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytest
+
+from fleetfit.method import FEDAVG, HOOKS, Method, hooks
+
+DOCS = Path(__file__).parents[1] / "docs"
+RENEW = "run .venv/bin/python docs/generate.py"
+
+
+@pytest.fixture(scope="module")
+def generate() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "generate.py"))
+
+
+def test_the_page_of_hooks_is_as_the_code_says(generate: dict[str, Any]) -> None:
+    assert (DOCS / "hooks.md").read_text() == generate["hooks_page"](), RENEW
+
+
+def test_the_keys_of_methods_options_and_choices_are_as_the_code_says(generate: dict[str, Any]) -> None:
+    page = (DOCS / "methods.md").read_text()
+    assert generate["methods_page"](page) == page, RENEW
+
+
+def test_every_hook_is_there_with_its_arguments_and_what_fedavg_does() -> None:
+    page = (DOCS / "hooks.md").read_text()
+    parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    assert list(parts)[: len(HOOKS)] == list(HOOKS)
+    for hook in HOOKS:
+        default = getattr(FEDAVG, hook)
+        assert f"`{hook}({', '.join(inspect.signature(default).parameters)})`" in parts[hook]
+        assert f"**FedAvg**, `{default.__name__}`" in parts[hook]
+        assert all(f"- **{word}**: " in parts[hook] for word in ("Where", "Before", "After", "Keeps", "Returns"))
+    for value in ("Job", "Update", "Device", "Client", "Server", "Federation"):
+        assert parts[value].count("\n- `") >= 4
+
+
+def test_every_default_has_the_arguments_that_its_protocol_documents() -> None:
+    for hook in HOOKS:
+        protocol = getattr(hooks, f"{hook.title()}Hook")
+        documented = [name for name in inspect.signature(protocol.__call__).parameters if name != "self"]
+        assert documented == list(inspect.signature(getattr(FEDAVG, hook)).parameters), hook
+    assert {f"{hook.title()}Hook" for hook in HOOKS} == {name for name in vars(hooks) if re.fullmatch(r"\w+Hook", name)}
+    assert set(inspect.get_annotations(Method)) - set(HOOKS) == {"told", "own_data", "settles"}
+
+
+def test_a_docstring_that_leaves_something_out_is_named(
+    generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoteHook(Protocol):
+        """Say something.
+
+        Where: the server.
+        Before: nothing.
+        After: nothing.
+        """
+
+        def __call__(self, federation: Any, server: Any, update: Any, /) -> Any:
+            """Return it.
+
+            Args:
+                federation: One.
+
+            Returns:
+                Something.
+            """
+
+    monkeypatch.setattr(hooks, "NoteHook", NoteHook)
+    with pytest.raises(ValueError, match="NoteHook does not say: Keeps"):
+        generate["hooks_page"]()
+    NoteHook.__doc__ = f"{inspect.cleandoc(NoteHook.__doc__ or '')}\nKeeps: nothing."
+    with pytest.raises(ValueError, match=r"takes .*'update'.* and explains \['federation'\]"):
+        generate["hooks_page"]()
+
+
+def test_keys_are_written_as_in_a_run_file(generate: dict[str, Any]) -> None:
+    def made(
+        on: bool = True, kind: Literal["a", "b"] = "a", sizes: tuple[float, ...] = (0.5, 1), most: int | None = None
+    ) -> None:
+        """Make.
+
+        Args:
+            on: Whether.
+            kind: How it is done,
+                over two lines.
+            sizes: Of it.
+            most: At most; None: no limit.
+        """
+
+    assert generate["keys_of"](made) == [
+        "- `on = true`: Whether.",
+        '- `kind = "a"`: How it is done, over two lines ("a", "b").',
+        "- `sizes = [0.5, 1]`: Of it.",
+        "- `most`: At most; None: no limit.",
+    ]
