@@ -11,11 +11,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c '$(IN_RANGE)' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
+# Tests start many processes of Python: none of them compiles the package anew, whatever the caller's shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Further options for pytest: `make test PYTEST_ARGS='-k layout -x'`.
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-fleet lint format bench clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -53,7 +56,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and compare them
 	$(BIN)/fleetfit compare experiments/demo.toml
 
-test: lint ## linters, types, import directions, and all tests (gpu ones skip where there is no GPU)
+test: lint ## linters, types, import directions, and the quick tests (gpu ones skip where there is no GPU)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+test-all: lint ## the same with the slow tests
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet" $(PYTEST_ARGS)
 
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
