@@ -10,8 +10,9 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -143,7 +144,7 @@ def _other_axes(factors: Factors, layout: Layout) -> Iterator[tuple[str, Dimensi
 
 def wrong_layouts(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
     """Yield the wrong layouts of an architecture with one mistake, in a fixed order, each once."""
-    seen = {_content(layout)}
+    seen = {_content(layout, layout)}
     found = itertools.chain(
         _misread(architecture, layout),
         _turned(architecture, layout),
@@ -153,7 +154,7 @@ def wrong_layouts(architecture: Architecture, layout: Layout) -> Iterator[Wrong]
         _aliases(architecture, layout),
     )
     for wrong in found:
-        content = _content(wrong.layout)
+        content = _content(wrong.layout, layout)
         # an axis that is taken for another one everywhere is tied to it: nothing is wrong with that
         tied = wrong.kind == "another axis" and _axes_in(wrong.layout) < _axes_in(layout)
         if content not in seen and not tied:
@@ -161,11 +162,13 @@ def wrong_layouts(architecture: Architecture, layout: Layout) -> Iterator[Wrong]
             yield wrong
 
 
-def some_wrong(architecture: Architecture, layout: Layout, count: int, seed: int) -> list[Wrong]:
+def some_wrong(
+    known: Iterable[Wrong], architecture: Architecture, layout: Layout, count: int, seed: int
+) -> list[Wrong]:
     """Return so many of them, of each kind as many where there are enough, a fifth of them with two mistakes."""
     rng = random.Random(seed)
     kinds: dict[str, list[Wrong]] = {}
-    for wrong in wrong_layouts(architecture, layout):
+    for wrong in known:
         kinds.setdefault(wrong.kind, []).append(wrong)
     for members in kinds.values():
         rng.shuffle(members)
@@ -223,8 +226,11 @@ def _places(dim: Dimension, layout: Layout) -> list[Tensor]:
     return found
 
 
-def _content(layout: Layout) -> Any:
-    return tuple(layout.axes.items()), tuple(layout.tensors.items()), tuple(layout.aliases.items())
+def _content(wrong: Layout, right: Layout) -> Any:
+    """Return what a layout is, as far as it differs from another one: most have nearly all tensors of that one."""
+    changed = [(n, t) for n, t in wrong.tensors.items() if t is not right.tensors.get(n) and t != right.tensors.get(n)]
+    lacking = [n for n in right.tensors if n not in wrong.tensors]
+    return tuple(wrong.axes.items()), tuple(changed), tuple(lacking), tuple(wrong.aliases.items())
 
 
 def _with_dims(layout: Layout, changes: Mapping[tuple[str, int], Dimension]) -> Layout:
@@ -235,16 +241,21 @@ def _with_dims(layout: Layout, changes: Mapping[tuple[str, int], Dimension]) -> 
     return replace(layout, tensors=tensors)
 
 
+@cache
 def _pattern(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
 def _misread(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
     places = [(name, d, dim) for name, t in layout.tensors.items() for d, dim in enumerate(t.dims)]
+    of_dim: dict[Dimension, list[tuple[str, int]]] = {}
     for name, d, dim in places:
-        kin = [(n, e) for n, e, other in places if other == dim and e == d and _pattern(n) == _pattern(name)]
-        alike = [(n, e) for n, e, other in places if other == dim]
-        for kind, taken in misread(dim, layout):
+        of_dim.setdefault(dim, []).append((name, d))
+    taken_for = {dim: list(misread(dim, layout)) for dim in of_dim}
+    for name, d, dim in places:
+        alike = of_dim[dim]
+        kin = [(n, e) for n, e in alike if e == d and _pattern(n) == _pattern(name)]
+        for kind, taken in taken_for[dim]:
             for members in ([(name, d)], kin, alike):
                 what = f"{members[0]}{' and alike' if len(members) > 1 else ''}: {kind}, {factors_of(taken) or taken}"
                 yield Wrong(kind, what, architecture, _with_dims(layout, dict.fromkeys(members, taken)))
