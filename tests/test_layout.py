@@ -512,3 +512,30 @@ def test_cached_index_work_stays_behind_in_a_copy() -> None:
     copied = copy.deepcopy(layout)
     assert not copied.cuts
     assert copied.tensors == layout.tensors
+
+
+# ---- read once -----------------------------------------------------------------------------------------------------
+
+
+def test_what_may_change_under_its_name_is_read_anew() -> None:
+    """Equal values have one layout, of one reading; an object that is equal to itself only may be another by then."""
+
+    class Plain(Architecture):
+        axes, blocks = {"a": Axis(8), "classes": Axis(3, scaled=False)}, 1
+        extra = 0
+
+        def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+            return nn.Sequential(nn.Linear(5 + self.extra, axes["a"]), nn.Linear(axes["a"], axes["classes"]))
+
+    plain = Plain()
+    assert infer_layout(plain).shapes({}, (1,))["0.weight"] == (8, 5)
+    plain.extra = 2
+    assert infer_layout(plain).shapes({}, (1,))["0.weight"] == (8, 7)
+
+    @dataclass(frozen=True)
+    class Valued(Plain):
+        extra: int = 0
+
+    assert infer_layout(Valued(1)) is infer_layout(Valued(1)) is not infer_layout(Valued(1), base={"0.weight"})
+    assert infer_layout(Valued(1)).shapes({}, (1,))["0.weight"] == (8, 6)
+    assert infer_layout(Valued(2)).shapes({}, (1,))["0.weight"] == (8, 7)

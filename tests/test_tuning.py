@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from foreign_models import FOREIGN
+from sampling import one_of_each, some_quick
 from tiny import spec_of
 from torch import Tensor, nn
 
@@ -246,7 +247,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).folder
 
 
-@pytest.mark.parametrize(("name", "tuning"), CASES)
+@pytest.mark.parametrize(("name", "tuning"), some_quick(CASES, one_of_each(CASES)))
 def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: Path, tmp_path: Path) -> None:
     """Two rounds; what is frozen stays as it began, and only the rest travels and is in the checkpoint."""
     run = ff.run({**settings(name, tuning), "start": str(pretrained)}, out=tmp_path / "run")
@@ -271,7 +272,7 @@ def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: P
     ("name", "tuning"),
     [
         ("reefl", "lora"),
-        ("scalefl", "frozen"),
+        pytest.param("scalefl", "frozen", marks=pytest.mark.slow),
         pytest.param("scalefl", "lora", marks=pytest.mark.slow),
         pytest.param("depthfl", "ssf", marks=pytest.mark.slow),
     ],

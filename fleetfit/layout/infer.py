@@ -1,6 +1,7 @@
 """Build modules, and read a layout off an architecture's own builder."""
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None, base: Iterable[str] = ()) -> Layout:
-    """Read an architecture's layout off its builder.
+    """Read an architecture's layout off its builder; only once for architectures that are equal by their values.
 
     Args:
         architecture: The model family.
@@ -89,6 +90,17 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
     check_described(architecture)
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
+    kept_out = frozenset(base)
+    if type(architecture).__eq__ is object.__eq__:  # one that may be another tomorrow, though it is the same object
+        return _inferred(architecture, chosen, kept_out)
+    try:
+        hash(architecture)
+    except TypeError:
+        return _inferred(architecture, chosen, kept_out)
+    return _remembered(architecture, chosen, kept_out)
+
+
+def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: frozenset[str]) -> Layout:
     axes, declared = dict(architecture.axes), declarations_of(architecture)
     full = {name: axis.size for name, axis in axes.items()}
     whole = _probe(architecture, declared, full, chosen)
@@ -111,7 +123,7 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
         lambda some: {n: shape for n, (shape, _) in _probe(architecture, declared, full, some).tensors.items()},
         ours,
     )
-    trains, kept_out = getattr(architecture, "trains", lambda name: True), set(base)
+    trains = getattr(architecture, "trains", lambda name: True)
     tensors: dict[str, TensorLayout] = {}
     frozen: dict[str, TensorLayout] = {}
     for name, (_, is_parameter) in whole.tensors.items():
@@ -123,6 +135,9 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
         larger = {name: axis.size + axis.granule for name, axis in axes.items()}
         _check_together(layout.complete, larger, _probe(architecture, declared, larger, chosen).tensors)
     return layout
+
+
+_remembered = functools.lru_cache(maxsize=64)(_inferred)
 
 
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:

@@ -246,6 +246,7 @@ def test_one_long_label_takes_no_room_in_every_row(tmp_path: Path) -> None:
     assert text(str(tmp_path / "a.csv"), vocabulary=50, length=4).classes == 3
 
 
+@pytest.mark.slow
 def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\n" * 5)
