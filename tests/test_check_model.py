@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from own_models import HEAD, STACK
 
 from fleetfit.cli import main
 from fleetfit.cli.checking import Asked, checked
@@ -15,31 +16,6 @@ from fleetfit.names import resolve
 from fleetfit.report.text import Table
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-HEAD = """
-import torch
-from torch import nn
-from fleetfit import Architecture, Axis, ExitModel, blocked, interleaved, segments
-"""
-STACK = """
-class Net(ExitModel):
-    def __init__(self, hidden, classes, exits):
-        super().__init__()
-        self.exits = exits
-        self.stem = nn.Linear(5, hidden)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(exits[-1]))
-        self.heads = nn.ModuleDict({str(e): nn.Linear(hidden, classes) for e in exits})
-
-    def start(self, x):
-        return self.stem(x)
-
-class Stack(Architecture):
-    def __init__(self, classes, hidden=32, blocks=4):
-        self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}
-        self.blocks = blocks
-
-    def build(self, axes, exits):
-        return Net(axes["hidden"], axes["classes"], exits)
-"""
 # One block and one exit, forward alone: `made` makes the module of a width and the classes.
 SINGLE = """
 class Single(Architecture):

@@ -2,8 +2,9 @@
 
 import fnmatch
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,7 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
         hash(architecture)
     except TypeError:
         return _inferred(architecture, chosen, kept_out)
-    return _remembered(architecture, chosen, kept_out)
+    return _remembered(cast(Hashable, architecture), chosen, kept_out)
 
 
 def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: frozenset[str]) -> Layout:
@@ -137,7 +138,9 @@ def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: fro
     return layout
 
 
-_remembered = functools.lru_cache(maxsize=64)(_inferred)
+@functools.lru_cache(maxsize=64)
+def _remembered(architecture: Hashable, chosen: tuple[int, ...], kept_out: frozenset[str]) -> Layout:
+    return _inferred(cast(Architecture, architecture), chosen, kept_out)
 
 
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from same_bits import SETTINGS, finished, fleets, same
+from sampling import some_quick
 from tiny import spec_of
 
 from fleetfit import names
@@ -39,6 +40,16 @@ SPECS: list[Mapping[str, Any]] = [
 ]
 
 
+QUICK: list[Mapping[str, Any]] = [
+    *map(spec_of, ("fedavg", "heterofl", "depthfl", "adaptivefl", "feddf", "reefl")),
+    {"name": "scalefl", "hooks": {"channels": "random"}},
+    {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
+    {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "plugin_method:counting", "pull": 0.1},
+    {"name": "fedrolex", "cohort": {"name": "diversity"}},
+]
+
+
 @pytest.fixture(scope="module")
 def two_workers() -> Iterator[Engine]:
     """One engine for all methods: a job brings its method with it."""
@@ -47,7 +58,7 @@ def two_workers() -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", some_quick(SPECS, QUICK), ids=str)
 def test_local_and_processes_give_the_same_bits(spec: Mapping[str, Any], two_workers: Engine) -> None:
     federation, simulation = fleets(spec)
     expected = finished(federation, local(simulation))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import some_quick
 from tiny import spec_of, tiny_data
 
 import fleetfit as ff
@@ -64,7 +65,12 @@ SPECS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec['name']}{'+' if len(spec) > 1 else ''}")
+QUICK = [*map(spec_of, ("fedavg", "scalefl", "depthfl", "feddf")), *SPECS[-3:]]
+
+
+@pytest.mark.parametrize(
+    "spec", some_quick(SPECS, QUICK), ids=lambda spec: f"{spec['name']}{'+' if len(spec) > 1 else ''}"
+)
 def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path: Path) -> None:
     lab, base = lab_of(tmp_path, described(spec))
     run = lab.serve()
