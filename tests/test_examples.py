@@ -19,9 +19,9 @@ from fleetfit.config import assemble, experiment_of
 from fleetfit.config.naming import check_keys
 from fleetfit.config.reading import anchored, read_table
 from fleetfit.engines.local import local as local_engine
+from fleetfit.papers import paper_table
 from fleetfit.planner import Plan
 from fleetfit.report import drawing
-from fleetfit.report.papers import paper_table
 from fleetfit.rounds import start
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.api.pictures import Asked, pictures
 from fleetfit.cli import main
 from fleetfit.data import Data
+from fleetfit.papers.pictures import Asked, pictures
 from fleetfit.report import drawing
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")

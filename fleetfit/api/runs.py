@@ -21,8 +21,7 @@ from fleetfit.data import class_counts
 from fleetfit.errors import MissingExtra, RunError
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import plots
-from fleetfit.report.recorded import check_report, class_counts_in
-from fleetfit.report.tables import summary_of
+from fleetfit.report.recorded import check_report, class_counts_in, summary_of
 from fleetfit.values import Server
 
 OnRound = Callable[[Mapping[str, Any]], None]

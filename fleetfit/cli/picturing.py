@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import cast
 
 from fleetfit.api import load
-from fleetfit.api.pictures import Asked
-from fleetfit.api.pictures import pictures as drawn_of
 from fleetfit.cli.predicting import named_data, own_data
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.files import expanded
 from fleetfit.inference import Measure
-from fleetfit.report.attention import attention_of_samples
+from fleetfit.papers.attention import attention_of_samples
+from fleetfit.papers.pictures import Asked
+from fleetfit.papers.pictures import pictures as drawn_of
 from fleetfit.report.drawing import draw, plots_in, saved
 
 FORMATS = ("png", "pdf", "svg")

@@ -18,7 +18,6 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
 from fleetfit.profiles import PROFILES, DeviceProfile
-from fleetfit.report.papers import PaperTable, paper_table
 from fleetfit.report.tables import data_table
 from fleetfit.report.text import Table, size
 
@@ -123,18 +122,9 @@ def costs_of(text: str) -> tuple[str, ...]:
 
 def of_paper(name: str) -> list[Table]:
     """Return a table of the papers, theirs beside ours, and the tables that belong under it."""
-    return of_paper_table(paper_table(name))
+    from fleetfit.papers import paper_table
 
-
-def of_paper_table(table: PaperTable) -> list[Table]:
-    """Return a paper's table and those under it as text."""
-    rows = tuple(tuple(_cell(value) for value in row) for row in table.rows)
-    below = [inner for part in table.parts for inner in of_paper_table(part)]
-    return [Table(table.columns, rows, table.title, table.notes), *below]
-
-
-def _cell(value: str | int | float | None) -> str:
-    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+    return paper_table(name).as_text()
 
 
 def model_of(name: str, classes: int, shape: tuple[int, ...], overrides: Sequence[str]) -> Architecture:

@@ -1,6 +1,9 @@
-"""What trained models are asked: predictions exit by exit, when to stop early, and where they look."""
+"""What trained models are asked: predictions exit by exit, and when to stop early."""
 
-from fleetfit.inference.attention import AttentionMaps, attention_maps
+import importlib
+import warnings
+from typing import Any
+
 from fleetfit.inference.calibration import Calibration, calibrate, read_policy
 from fleetfit.inference.confidence import Measure, calibration_error, confidence, fitted_temperature
 from fleetfit.inference.running import Stopped, stop_early
@@ -9,7 +12,6 @@ from fleetfit.inference.stopping import Mode, Outcome, Policy, outcome, policy_f
 
 __all__ = [
     "COSTS",
-    "AttentionMaps",
     "Calibration",
     "Measure",
     "Mode",
@@ -17,7 +19,6 @@ __all__ = [
     "Policy",
     "Scores",
     "Stopped",
-    "attention_maps",
     "calibrate",
     "calibration_error",
     "confidence",
@@ -30,3 +31,13 @@ __all__ = [
     "scores",
     "stop_early",
 ]
+
+_MOVED = {"AttentionMaps", "attention_maps"}
+
+
+def __getattr__(name: str) -> Any:
+    """Return what had its place here, and say where it is now."""
+    if name not in _MOVED:
+        raise AttributeError(f"module fleetfit.inference has no {name!r}")
+    warnings.warn(f"fleetfit.inference.{name} is fleetfit.papers.attention.{name} now.", DeprecationWarning, 2)
+    return getattr(importlib.import_module("fleetfit.papers.attention"), name)

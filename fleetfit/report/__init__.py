@@ -1,1 +1,1 @@
-"""What a person reads of a run: tables and plots, from run folders only; and pictures of where its model looks."""
+"""What a person reads of a run: tables and plots, from run folders only."""

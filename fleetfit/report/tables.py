@@ -8,69 +8,7 @@ from fleetfit.planner import Plan
 from fleetfit.report.columns import cell, is_rounds
 from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spread
 
-FORMAT = 1
-"""Version of `summary.json`."""
-
-
 # ---- one run ---------------------------------------------------------------------------------------------------------
-
-
-def summary_of(
-    description: Mapping[str, Any], plan: Plan, metrics: Sequence[Mapping[str, Any]], notes: Sequence[str]
-) -> dict[str, Any]:
-    """Return the final numbers of a run.
-
-    Args:
-        description: What was run: name, method, model, data, seed, norm (the headline's batch-norm policy).
-        plan: The levels.
-        metrics: The reports of all rounds.
-        notes: What the user must know, such as who did not take part.
-    """
-    columns: Mapping[str, Any] = next((m["evaluate"] for m in reversed(metrics) if "evaluate" in m), {})
-    headline: Mapping[str, Any] = columns.get(description["norm"], {})
-    found = headline.get("levels", {})
-    levels = [
-        {
-            "level": level.name,
-            "width": level.width,
-            "depth": level.depth,
-            "blocks": plan.blocks,
-            "exits": list(level.exits),
-            "parameters": level.parameters,
-            "multiply_adds": level.multiply_adds,
-            "clients": level.clients,
-            "local": found.get(level.name, {}).get("local"),
-        }
-        for level in plan.levels
-    ]
-    return {
-        "format": FORMAT,
-        **description,
-        "rounds": metrics[-1]["round"] if metrics else 0,
-        "levels": levels,
-        "global": headline.get("global"),
-        "local": headline.get("local"),
-        "evaluate": {key: _without_clients(value) for key, value in columns.items()},
-        "bytes_down": sum(m["bytes_down"] for m in metrics),
-        "waste": sum(m.get("waste", 0.0) for m in metrics) / max(1, len(metrics)),
-        "bytes_up": sum(m["bytes_up"] for m in metrics),
-        "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
-        "seconds": sum(m["seconds"] for m in metrics),
-        "multiply_adds": sum(m.get("multiply_adds", 0) for m in metrics),
-        "simulated_s": simulated(metrics),
-        "left_out": list(plan.left_out),
-        "notes": list(notes),
-    }
-
-
-def simulated(metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the simulated seconds of all rounds; None where no round has any."""
-    known = [m["simulated_s"] for m in metrics if m.get("simulated_s") is not None]
-    return sum(known) if known else None
-
-
-def _without_clients(value: Any) -> Any:
-    return {k: v for k, v in value.items() if k != "per_client"} if isinstance(value, Mapping) else value
 
 
 def level_table(summary: Mapping[str, Any]) -> Table:

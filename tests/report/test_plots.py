@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleetfit.errors import MissingExtra
-from fleetfit.report import by_cost, drawing, plots
+from fleetfit.report import drawing, plots
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
@@ -48,25 +48,25 @@ def test_a_comparison_draws_the_tables_accuracies_and_its_targets() -> None:
 
 
 def test_bytes_are_added_up_over_all_rounds() -> None:
-    for axes in by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "bytes").axes:
+    for axes in plots.accuracy_against({"a": (SUMMARY, METRICS)}, "bytes").axes:
         assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each
         assert axes.get_xlabel() == "sent, both directions (MB)"
 
 
 def test_seconds_and_multiply_adds_are_added_up_in_a_unit_that_suits_them() -> None:
     """90 s a round: 3 and 4.5 min after rounds 2 and 3; 4 and 6 thousand million multiply-adds."""
-    axes = by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "seconds").axes[1]
+    axes = plots.accuracy_against({"a": (SUMMARY, METRICS)}, "seconds").axes[1]
     assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])
     assert list(axes.lines[0].get_ydata()) == pytest.approx([40, 80])
     assert axes.get_xlabel() == "simulated time (min)"
-    axes = by_cost.accuracy_against({"a": (SUMMARY, METRICS)}, "multiply_adds").axes[0]
+    axes = plots.accuracy_against({"a": (SUMMARY, METRICS)}, "multiply_adds").axes[0]
     assert list(axes.lines[0].get_xdata()) == pytest.approx([4.0, 6.0])
     assert axes.get_xlabel() == "multiply-adds of clients ($10^{9}$)"
 
 
 def test_a_round_without_clients_takes_no_time() -> None:
     some = [METRICS[0], {**METRICS[1], "simulated_s": None}, METRICS[2]]
-    assert by_cost.spent(some, "seconds") == {1: 90.0, 2: 90.0, 3: 180.0}
+    assert plots.spent(some, "seconds") == {1: 90.0, 2: 90.0, 3: 180.0}
 
 
 def test_what_no_run_reports_is_not_drawn(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_no_run_reports_is_not_drawn(tmp_path: Path) -> None:
     timeless = [{**m, "simulated_s": None} for m in METRICS]
     files = plots.plots_of_comparison(tmp_path, {("a", ""): [SUMMARY]}, {("a", ""): timeless})
     assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png", "multiply-adds.png"]
-    both = by_cost.accuracy_against({"a": (SUMMARY, METRICS), "b": (SUMMARY, timeless)}, "seconds").axes[0]
+    both = plots.accuracy_against({"a": (SUMMARY, METRICS), "b": (SUMMARY, timeless)}, "seconds").axes[0]
     assert [len(line.get_xdata()) for line in both.lines] == [2, 0]
     old = [{k: v for k, v in m.items() if k not in ("simulated_s", "multiply_adds")} for m in METRICS]
     files = plots.plots_of_comparison(tmp_path, {("a", ""): [SUMMARY]}, {("a", ""): old})

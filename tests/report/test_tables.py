@@ -7,7 +7,7 @@ import pytest
 from fleetfit.cost import Cost
 from fleetfit.data import Facts
 from fleetfit.planner import Plan, PlannedLevel
-from fleetfit.report import tables
+from fleetfit.report import recorded, tables
 from fleetfit.report.text import Table, duration, short, size, spread
 
 PLAN = Plan(
@@ -38,7 +38,7 @@ DESCRIPTION = {"name": "", "method": "scalefl", "model": "cnn", "data": "digits"
 
 @pytest.fixture
 def summary() -> dict[str, Any]:
-    return tables.summary_of(DESCRIPTION, PLAN, METRICS, ["a note"])
+    return recorded.summary_of(DESCRIPTION, PLAN, METRICS, ["a note"])
 
 
 def test_a_summary_adds_up_and_leaves_the_clients_out(summary: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleetfit.report import plots
-from fleetfit.report.teachers import teachers
+from fleetfit.report.plots import teachers
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 

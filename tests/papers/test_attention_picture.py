@@ -9,11 +9,10 @@ from torch import Tensor
 
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, MissingExtra
-from fleetfit.inference import AttentionMaps
 from fleetfit.layout import build_module
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import vit
-from fleetfit.report.attention import ROWS, attention, attention_of_samples, overlaid, shades
+from fleetfit.papers.attention import ROWS, AttentionMaps, attention, attention_of_samples, overlaid, shades
 from fleetfit.report.drawing import unscaled
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")

@@ -18,9 +18,8 @@ from fleetfit.cost import message_size
 from fleetfit.cost.count import layout_of
 from fleetfit.layout import Architecture
 from fleetfit.method import build
-from fleetfit.models.vit import deit_s
+from fleetfit.papers.table import PaperTable, Value, built_in
 from fleetfit.planner import assign, given_levels
-from fleetfit.report.papers.table import PaperTable, Value
 from fleetfit.tasks import task_named
 from fleetfit.values import Job, Level, Problem, tuned
 
@@ -118,7 +117,9 @@ def reefl_table_2() -> PaperTable:
 def _table(title: str, levels: Levels, printed: Mapping[str, Sequence[float]]) -> PaperTable:
     rows: list[tuple[Value, ...]] = []
     for mode, numbers in printed.items():
-        architecture = tuned(deit_s(_CLASSES, _IMAGE, heads="fixed"), {"name": MODES[mode]})
+        architecture = tuned(
+            built_in("deit_s", classes=_CLASSES, input_shape=_IMAGE, heads="fixed"), {"name": MODES[mode]}
+        )
         for method, said in zip(METHODS, numbers, strict=True):
             known, sent = costs(architecture, method, levels)
             rows.append((mode, method.label, round(known / _MIB, 2), said, round(sent / _MIB, 2)))

@@ -8,8 +8,9 @@ import torch
 from fleetfit.layout import build_module
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import deit_s
-from fleetfit.report.papers import PaperTable, paper_table
-from fleetfit.report.papers.reefl import MODES
+from fleetfit.papers import paper_table
+from fleetfit.papers.reefl import MODES
+from fleetfit.papers.table import PaperTable
 from fleetfit.values import tuned
 from fleetfit.wire import packed_size
 

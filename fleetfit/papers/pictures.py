@@ -25,7 +25,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import outputs, some_input
-from fleetfit.report.exits import chosen_classes, class_names, exits_of_class, no_images
+from fleetfit.papers.exits import chosen_classes, class_names, exits_of_class, no_images
 from fleetfit.report.plots import shapes
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
 from fleetfit.values import Facts

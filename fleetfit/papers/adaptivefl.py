@@ -1,9 +1,8 @@
 """AdaptiveFL's Table 1 (DAC 2024): the pool of sub-models of VGG-16."""
 
 from fleetfit.cost import submodel_cost
-from fleetfit.models.vgg16 import vgg16
+from fleetfit.papers.table import PaperTable, Value, beside, built_in
 from fleetfit.planner.pool import pool
-from fleetfit.report.papers.table import PaperTable, Value, beside
 
 _INPUT = (3, 32, 32)
 
@@ -21,7 +20,7 @@ TABLE_1 = {
 
 def adaptivefl_table_1() -> PaperTable:
     """Return AdaptiveFL's Table 1."""
-    architecture = vgg16()
+    architecture = built_in("vgg16")
     found = {model.name: model for model in pool(architecture)}
     costs = {name: submodel_cost(architecture, model.submodel, _INPUT) for name, model in found.items()}
     rows: list[tuple[Value, ...]] = []

@@ -10,8 +10,9 @@ from torch import Tensor
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference import Scores, calibrate
-from fleetfit.report import exits, stopping
-from fleetfit.report.exits import LOST, RIGHT, WRONG
+from fleetfit.papers import exits
+from fleetfit.papers.exits import LOST, RIGHT, WRONG
+from fleetfit.report import stopping
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
