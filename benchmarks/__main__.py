@@ -36,8 +36,8 @@ from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import cut, flat_of
 from fleetfit.tasks import classification
-from fleetfit.train import initial_state
-from fleetfit.train.allocator import keep_freed_memory
+from fleetfit.training import initial_state
+from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Clients, Federation, Local, Problem, Resources, Simulation
 
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)

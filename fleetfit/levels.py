@@ -1,12 +1,8 @@
-"""From the planner's splits and pools to the levels of a method: the `levels` hooks that methods share."""
+"""From the planner's splits to the levels of a method: the `levels` hooks that methods share."""
 
-from collections.abc import Sequence
 from typing import Literal
 
-from fleetfit.cost import cost_of
 from fleetfit.planner import Mode, Targets, grids_of, search
-from fleetfit.planner.pool import PoolModel
-from fleetfit.submodel import Submodel
 from fleetfit.values import Level, Problem
 
 
@@ -32,19 +28,6 @@ def split_levels(
         needs = split.share if split.needs is None else split.needs
         levels.append(Level(str(index + 1), piece, split.width, needs, split.further))
     return levels
-
-
-def pool_levels(problem: Problem, targets: Targets, models: Sequence[PoolModel]) -> list[Level]:
-    """Return the models of a pool, smallest first; S_1, M_1 and L_1 count in the average over levels."""
-
-    def cost(piece: Submodel) -> float:
-        return cost_of(problem.architecture, piece, problem.input_shape, targets.cost, targets.conditions)
-
-    full = cost(models[-1].submodel)
-    return [
-        Level(m.name, m.submodel, m.width, cost(m.submodel) / full, averaged=m.name in ("S1", "M1", "L1"))
-        for m in models
-    ]
 
 
 def smallest_width(problem: Problem, targets: Targets) -> list[Level]:

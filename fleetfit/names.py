@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 from fleetfit import paths, used
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 
+_SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning", "data": "data sets"}
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _TABLES = {"models": "SIZES", "data": "SETS"}
 """What the table of a kind's module is called, if it has one."""
@@ -94,7 +95,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     """Return the function that a name stands for.
 
     Args:
-        kind: The package that holds the built-in ones: "methods", "options", "choices", "models", "tuning", "data",
+        kind: The package that holds the built-in ones: "methods", "options", "selection", "models", "peft", "data",
             "engines".
         name: `identifier`, `package.module:function` or `file.py:function`.
 
@@ -115,7 +116,9 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         )
     known = available(kind)
     if name not in known:
-        raise ConfigError(f'"{shown(name)}" is not among the {kind}: {", ".join(known)}.{did_you_mean(name, known)}')
+        raise ConfigError(
+            f'"{shown(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.{did_you_mean(name, known)}'
+        )
     return typing.cast(Callable[..., Any], getattr(home(kind, name), name))
 
 

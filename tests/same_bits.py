@@ -7,9 +7,9 @@ import torch
 from tiny import tiny_federation
 
 from fleetfit.evaluate import Wanted
+from fleetfit.messages import pack
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.values import Evaluation, Federation, Local, Simulation
-from fleetfit.wire import pack
 
 SETTINGS = Settings(
     3,

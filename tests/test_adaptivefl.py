@@ -22,7 +22,9 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import Wanted, evaluate, level_module
 from fleetfit.layout import outputs
+from fleetfit.messages import pack
 from fleetfit.method import build
+from fleetfit.methods._pool import pool
 from fleetfit.methods._reinforcement import (
     Tables,
     after_refusal,
@@ -35,12 +37,11 @@ from fleetfit.methods._reinforcement import (
 )
 from fleetfit.models.vgg16 import vgg16
 from fleetfit.planner import Targets
-from fleetfit.planner.pool import pool
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
-from fleetfit.train import run_job
+from fleetfit.training import run_job
 from fleetfit.values import (
     Clients,
     Evaluation,
@@ -54,7 +55,6 @@ from fleetfit.values import (
     Simulation,
     Update,
 )
-from fleetfit.wire import pack
 
 SETTINGS = Settings(2, Local(lr=0.05, batch_size=8), wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60))
 S3, S2, S1, M3, M2, M1, L1 = range(7)

@@ -18,10 +18,10 @@ from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.evaluate import Wanted
+from fleetfit.messages import pack, unpack
 from fleetfit.method import Method
 from fleetfit.rounds import Round, Settings, one_round, run, start
 from fleetfit.values import Availability, Evaluation, Federation, Job, Local, Resources, Server, Simulation
-from fleetfit.wire import pack, unpack
 
 SETTINGS = Settings(
     5, Local(lr=0.1, batch_size=8), evaluate_every=2, wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60)
@@ -390,7 +390,7 @@ def test_a_table_of_another_choice_takes_the_old_keys_along() -> None:
 
 
 def test_statistics_and_evaluation_do_not_ask_who_is_there() -> None:
-    from fleetfit.train import run_job
+    from fleetfit.training import run_job
 
     federation, simulation = coming({"name": "scalefl"}, only(1), cohort=3)
     piece = federation.levels[2].submodel

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleetfit.config import experiment_of, read_experiment
-from fleetfit.config.budget_file import read_budget
+from fleetfit.config.reading import read_budget
 from fleetfit.config.writing import to_toml
 from fleetfit.errors import ConfigError
 

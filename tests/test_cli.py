@@ -272,7 +272,7 @@ def test_list_profiles_has_every_figure_and_its_source(fleetfit: Command) -> Non
         assert f"{name}: {profile.source}" in found.out
 
 
-@pytest.mark.parametrize("kind", ["methods", "options", "choices", "models", "engines"])
+@pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "engines"])
 def test_list_has_a_line_for_everything_built_in(fleetfit: Command, kind: str) -> None:
     from fleetfit import names
 
@@ -305,12 +305,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
     found = fleetfit("list", "options", "fedprox").out
     assert "mu" in found and "0.01" in found and "Strength" in found
-    assert "no keys of its own" in fleetfit("list", "choices", "uniform").out
+    assert "no keys of its own" in fleetfit("list", "selection", "uniform").out
     wrong = fleetfit("list", "models", "resnet21")
     assert wrong.code == 2 and "Did you mean" in wrong.err and "Traceback" not in wrong.err
 
 
-@pytest.mark.parametrize("kind", ["methods", "options", "choices", "models", "data", "engines"])
+@pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "data", "engines"])
 def test_every_key_is_explained(kind: str) -> None:
     for name in names.available(kind):
         assert all(meaning for _, _, meaning in planning.keys_of(kind, name).rows), name

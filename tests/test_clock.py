@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 from tiny import tiny_federation
 
-from fleetfit import wire
+from fleetfit import messages
 from fleetfit.config import assemble, experiment_of
 from fleetfit.config.speeds import slow_clients
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
 from fleetfit.profiles import PROFILES
-from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.rounds.reported import simulated_seconds
+from fleetfit.rounds import Settings, one_round, run, simulated_seconds, start
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Submodel
-from fleetfit.train import run_job
-from fleetfit.train.clock import STEP, forward_work, planned_passes
+from fleetfit.training import run_job
+from fleetfit.training.clock import STEP, forward_work, planned_passes
 from fleetfit.values import Failure, Federation, Job, Local, Resources, Simulation, Speed, Update
 
 FIGURES = ("multiply_adds_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
@@ -56,7 +55,7 @@ def replies(federation: Federation, simulation: Simulation, training: Local) -> 
                     yield job
 
             for index, reply in enumerate(engine.run(kept())):
-                sizes = {"bytes_down": wire.job_size(given[index]), "bytes_up": wire.reply_size(reply)}
+                sizes = {"bytes_down": messages.job_size(given[index]), "bytes_up": messages.reply_size(reply)}
                 found.append(replace(reply, **sizes))
                 yield reply
 
@@ -183,7 +182,7 @@ def test_who_went_away_is_waited_for_until_the_deadline(deadline_s: float | None
     device = replace(simulation.device(0), absent="went away")
     found, _ = run_job(job, device)
     assert isinstance(found, Failure) and found.absent and not found.late
-    assert found.simulated_s == pytest.approx(0.25 + wire.job_size(job) / 2e4 if deadline_s is None else 9.0)
+    assert found.simulated_s == pytest.approx(0.25 + messages.job_size(job) / 2e4 if deadline_s is None else 9.0)
 
 
 # ---- figures of a fleet --------------------------------------------------------------------------------------------

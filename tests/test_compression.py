@@ -12,18 +12,17 @@ from same_bits import SETTINGS, finished, fleets, same
 from tiny import tiny_federation
 
 import fleetfit
-from fleetfit.compression import compress, decompress
 from fleetfit.config import experiment_of
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.guard import examined, problem_with
 from fleetfit.layout import State
+from fleetfit.messages import compress, decompress, reply_size
 from fleetfit.rounds import one_round, start
 from fleetfit.submodel import Submodel, extract
-from fleetfit.train import run_job
+from fleetfit.training import run_job
+from fleetfit.validation import examined, problem_with
 from fleetfit.values import Failure, Job, Local, Update
-from fleetfit.wire import reply_size
 
 FEDERATION, _ = tiny_federation({"name": "fedavg"})
 LAYOUT = FEDERATION.problem.layout

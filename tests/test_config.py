@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from fleetfit.config import Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config.fleet import group_sizes, ranges
 from fleetfit.config.reading import merged, override
-from fleetfit.config.schedules import Schedule
+from fleetfit.config.schema import Schedule
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, PlanError
@@ -430,7 +430,7 @@ def test_the_defaults_of_a_mode_are_written_down() -> None:
 
 def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from fleetfit.tuning.serial_adapter import serial_adapter\n\n\n"
+        "from fleetfit.peft.serial_adapter import serial_adapter\n\n\n"
         "def mine(architecture, features: int = 2):\n"
         "    return serial_adapter(architecture, rank=features)\n"
     )

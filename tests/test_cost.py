@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from zoo import Attention, Deep
 
-from fleetfit import wire
+from fleetfit import messages
 from fleetfit.cost import (
     COSTS,
     WIDTHS,
@@ -335,7 +335,7 @@ def test_size_is_that_of_a_message(name: str) -> None:
         sizes = architecture.sizes(width)
         state = {name: torch.zeros(s) for name, s in layout.shapes(sizes, exits).items()}
         said = cost_of(architecture, (sizes, exits), shape, "size_bytes")
-        assert 0 <= len(wire.pack(state)) - said < 8
+        assert 0 <= len(messages.pack(state)) - said < 8
 
 
 # ---- training memory ---------------------------------------------------------------------------------------------

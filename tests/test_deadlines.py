@@ -12,15 +12,15 @@ from test_clock import fast
 from tiny import spec_of, tiny_federation
 
 import fleetfit
-from fleetfit import names, wire
+from fleetfit import messages, names
 from fleetfit.config import assemble, experiment_of
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
-from fleetfit.guard import problem_with
 from fleetfit.options import in_time
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import Submodel
-from fleetfit.train import clock, run_job
+from fleetfit.training import clock, run_job
+from fleetfit.validation import problem_with
 from fleetfit.values import Clock, Device, Failure, Federation, Job, Local, Simulation, Speed, Update
 
 SHALLOWER = {"name": "scalefl", "plus": {"in_time": {}}}
@@ -50,9 +50,9 @@ def seconds_of(federation: Federation, job: Job, exits: int, samples: int, speed
     shapes = federation.problem.layout.shapes(piece.sizes, piece.exits)
     reply = Update(0, 0, job.client, job.level, piece, piece, {n: torch.zeros(s) for n, s in shapes.items()}, 0, {})
     forward = submodel_cost(federation.problem.architecture, piece, (1, 4, 4)).multiply_adds
-    up = len(wire.pack(wire.reply_nest(reply))) + 1024
+    up = len(messages.pack(messages.reply_nest(reply))) + 1024
     work = 3 * forward * samples * job.local.epochs
-    return LATENCY + len(wire.pack(wire.job_nest(job))) / DOWN + work / speed + up / UP
+    return LATENCY + len(messages.pack(messages.job_nest(job))) / DOWN + work / speed + up / UP
 
 
 def test_the_deepest_exit_that_fits_is_trained() -> None:

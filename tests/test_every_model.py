@@ -17,7 +17,7 @@ from fleetfit.evaluate import Wanted
 from fleetfit.layout import State, infer_layout, outputs, some_input
 from fleetfit.method import build
 from fleetfit.rounds import Engine, Round, Settings, run, start
-from fleetfit.train import initial_state
+from fleetfit.training import initial_state
 from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Resources, Simulation
 
 MODELS = names.available("models")

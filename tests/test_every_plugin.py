@@ -28,10 +28,10 @@ from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Resources, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
-CHOICES, TUNING = names.available("choices"), names.available("tuning")
+CHOICES, TUNING = names.available("selection"), names.available("peft")
 DATA, ENGINES = names.available("data"), names.available("engines")
-KINDS = {"methods": METHODS, "options": OPTIONS, "choices": CHOICES, "models": MODELS, "data": DATA, "engines": ENGINES,
-         "tuning": TUNING}  # fmt: skip
+KINDS = {"methods": METHODS, "options": OPTIONS, "selection": CHOICES, "models": MODELS, "data": DATA,
+         "engines": ENGINES, "peft": TUNING}  # fmt: skip
 EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 
@@ -63,7 +63,7 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     factory = names.resolve(kind, name)
     parameters = inspect.signature(factory).parameters
     # a data set may have to be told where it is
-    given = {"engines": {"simulation"}, "data": {"folder", "file"}, "tuning": {"architecture"}}.get(kind, set())
+    given = {"engines": {"simulation"}, "data": {"folder", "file"}, "peft": {"architecture"}}.get(kind, set())
     hints = typing.get_type_hints(factory)
     doc = inspect.getdoc(factory) or ""
     assert doc and (name == OUTSIDE or names.summary(kind, name))

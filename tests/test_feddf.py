@@ -24,14 +24,14 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.work import setup_nest, simulation_of
 from fleetfit.errors import ConfigError, DataError, RunError
 from fleetfit.layout import State, build_module, outputs
+from fleetfit.messages import pack, unpack
 from fleetfit.method import Method, build, coverage_mean
 from fleetfit.methods._distillation import Distillation
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.submodel import Submodel, extract, whole
 from fleetfit.tasks import classification
-from fleetfit.train import initial_state, run_on_server
+from fleetfit.training import initial_state, run_on_server
 from fleetfit.values import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
-from fleetfit.wire import pack, unpack
 
 SETTINGS = Settings(2, Local(lr=0.1, batch_size=8))
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from test_train import close, fleet, job_for, last_exit, plain_outputs, plain_sgd, trained
 from torch import Tensor
 
-from fleetfit.train import run_job
+from fleetfit.training import run_job
 from fleetfit.values import Device, Failure, Local
 
 

@@ -17,8 +17,8 @@ from fleetfit.layout import State, infer_layout
 from fleetfit.method import build, by_samples, coverage_mean
 from fleetfit.models.vit import vit
 from fleetfit.options._factors import nearest
+from fleetfit.peft.lora import A, B, lora
 from fleetfit.submodel import Channels, Submodel, extract, prefix, put_back, random, rolling
-from fleetfit.tuning.lora import A, B, lora
 from fleetfit.values import Federation, Server, Update
 
 RANK = 3

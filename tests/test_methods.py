@@ -27,7 +27,7 @@ from fleetfit.planner import Split, Targets
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import extract, put_back
-from fleetfit.train import run_job, workpiece
+from fleetfit.training import run_job, workpiece
 from fleetfit.values import Evaluation, Failure, Federation, Job, Level, Local, Server, Simulation, Update
 
 AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=None)

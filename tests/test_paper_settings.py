@@ -12,8 +12,7 @@ import pytest
 from fleetfit import names
 from fleetfit.api.comparison import Planned
 from fleetfit.config.assembly import spec_of_method
-from fleetfit.config.checking import checked
-from fleetfit.config.reading import anchored, read_table
+from fleetfit.config.reading import anchored, checked, read_table
 from fleetfit.method import build, by_count, by_samples
 
 ROOT = Path(__file__).parents[1] / "experiments"

@@ -11,9 +11,9 @@ from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import PlanError
 from fleetfit.layout import infer_layout
+from fleetfit.methods._pool import narrowed, pool
 from fleetfit.models.cnn import cnn
 from fleetfit.models.vgg16 import vgg16
-from fleetfit.planner.pool import narrowed, pool
 
 CIFAR = (3, 32, 32)
 CHANNELS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512, 4096, 4096)

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from fleetfit.api import affordable, profiling
+from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, Profiled, profile, wished
 from fleetfit.cli import main, planning
 from fleetfit.config import assemble, experiment_of, read_experiment
-from fleetfit.config.beforehand import beforehand
-from fleetfit.config.enrolled import assemble_fleet
+from fleetfit.config.enrolled import assemble_fleet, beforehand
 from fleetfit.errors import ConfigError, DataError, PlanError
-from fleetfit.train.profiling import Asked, Energy, Found, Timing
+from fleetfit.training.profiling import (
+    Asked,
+    Energy,
+    Found,
+    Timing,
+)
 from fleetfit.values import Facts, Told
 
 FACTS = Facts("made-up samples", "classification", (1, 4, 4), 4)
@@ -196,10 +200,10 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_not_measured_is_not_afforded() -> None:
-    known = affordable.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
-    assert affordable.against(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
+    known = profiling.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
+    assert profiling.against(found_of(memory=90, energy_j=0.5), 200.0, known) == ()
     without = Found(found_of().step, None, None, None, None)
-    said = affordable.against(without, 200.0, known)
+    said = profiling.against(without, 200.0, known)
     assert [reason.partition(" ")[0] for reason in said] == ["inference", "a", "a"]
     assert "was not measured" in said[0] and "was not measured" in said[1] and "MB" in said[2], "memory is as predicted"
 
@@ -247,9 +251,9 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
 
 
 def test_a_tolerance_under_which_the_next_level_does_not_come_in() -> None:
-    assert affordable._tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
-    assert affordable._tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
-    assert affordable._tolerance(0.1, 0.5, []) == 0.1
+    assert profiling._tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
+    assert profiling._tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
+    assert profiling._tolerance(0.1, 0.5, []) == 0.1
 
 
 def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:

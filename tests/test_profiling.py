@@ -17,15 +17,20 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import experiment_of
-from fleetfit.config.beforehand import beforehand
+from fleetfit.config.enrolled import beforehand
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
 from fleetfit.seeds import torch_rng
-from fleetfit.train.profiling import energy_of, free_memory, measured, process, steps
-from fleetfit.train.profiling.findings import Timing
-from fleetfit.train.profiling.memory import ENVIRONMENT
-from fleetfit.train.profiling.started import Asked
-from fleetfit.train.synthetic import random_data
+from fleetfit.training.profiling import (
+    energy_of,
+    free_memory,
+    measured,
+    process,
+    steps,
+)
+from fleetfit.training.profiling.memory import ENVIRONMENT
+from fleetfit.training.profiling.started import Asked
+from fleetfit.training.profiling.steps import Timing, random_data
 from fleetfit.values import Job, Local
 
 CPU = torch.device("cpu")
@@ -107,7 +112,7 @@ def test_what_is_timed_is_the_methods_own_training(monkeypatch: pytest.MonkeyPat
 
 
 def steps_workpiece(problem: Any, piece: Any) -> Any:
-    from fleetfit.train import workpiece
+    from fleetfit.training import workpiece
 
     return workpiece(problem, piece, CPU)
 
@@ -209,7 +214,7 @@ def test_free_memory_is_the_least_of_what_limits_it(tmp_path: Path) -> None:
 
 PEAKS = """
 import torch
-from fleetfit.train.profiling.memory import peak_of
+from fleetfit.training.profiling.memory import peak_of
 cpu = torch.device("cpu")
 first, second = peak_of(lambda: torch.ones(16 * 2**20), cpu), peak_of(lambda: None, cpu)  # 64 MiB, gone at once
 print(first.taken_bytes, first.process_bytes, second.taken_bytes)
@@ -230,7 +235,7 @@ def test_a_peak_is_seen_though_it_is_over() -> None:
 
 
 def nest_of(what: Asked, **more: Any) -> str:
-    from fleetfit.train.profiling.started import _ask
+    from fleetfit.training.profiling.started import _ask
 
     pipe = io.StringIO()
     _ask(pipe, what, 0.0, 60.0)

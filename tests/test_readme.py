@@ -23,8 +23,14 @@ from fleetfit import errors, names
 from fleetfit.cli import main
 from fleetfit.cli.verbs import app
 from fleetfit.config import experiment_of
-from fleetfit.config.schedules import Constant, Cosine, Exponential, Step
-from fleetfit.config.schema import Experiment, Group
+from fleetfit.config.schema import (
+    Constant,
+    Cosine,
+    Experiment,
+    Exponential,
+    Group,
+    Step,
+)
 from fleetfit.config.section import Section
 from fleetfit.config.writing import to_table
 from fleetfit.engines.local import local as local_engine
@@ -387,7 +393,7 @@ def test_a_key_without_a_default_is_valid(key, value):
 
 def test_the_guide_names_every_mode_of_tuning():
     rows = tables_of_markdown(GUIDE, "`tuning.name`")
-    assert [code(row[0])[0] for row in rows] == sorted(names.available("tuning"), key=lambda n: (n != "full", n))
+    assert [code(row[0])[0] for row in rows] == sorted(names.available("peft"), key=lambda n: (n != "full", n))
 
 
 def fields(section: type[Section], where: str = "") -> Iterator[str]:
@@ -453,10 +459,10 @@ def test_the_pages_name_every_error_and_its_exit_code(capsys):
     assert [row[0] for row in tables_of_markdown(ERRORS, "exit code")] == ["0", "1", "2", "130", "141"]
 
 
-@pytest.mark.parametrize("kind", ["methods", "options", "choices"])
+@pytest.mark.parametrize("kind", ["methods", "options", "selection"])
 def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^#|\Z)", METHODS, re.DOTALL | re.MULTILINE))
-    assert {name for other in ("methods", "options", "choices") for name in names.available(other)} == set(parts)
+    assert {name for other in ("methods", "options", "selection") for name in names.available(other)} == set(parts)
     for name in names.available(kind):
         stated = tomllib.loads("\n".join(re.findall(r"^- `(\w+ = [^`]+)`", parts[name], re.MULTILINE)))
         defaults = {key: p.default for key, p in inspect.signature(names.resolve(kind, name)).parameters.items()}

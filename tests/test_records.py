@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fleetfit.errors import RunError
 from fleetfit.records import RunFolder, environment, flatten, jsonable, new_path, restore
-from fleetfit.records.writing import write_atomically
+from fleetfit.records.folder import write_atomically
 
 FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
 

@@ -23,11 +23,10 @@ from fleetfit.models.ree import PLACES, Ree, recurrent
 from fleetfit.models.resnet import resnet20
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import deit_s, vit
-from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.rounds.reported import counted
+from fleetfit.rounds import Settings, counted, one_round, run, start
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import classification
-from fleetfit.train import run_job
+from fleetfit.training import run_job
 from fleetfit.values import Local, Update
 
 SHAPE = (1, 8, 8)

@@ -25,7 +25,7 @@ PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "ma
 PICKLING_CALLS = {"torch.load", "torch.save", "pandas.read_pickle"}
 
 # The modules that seed torch's global generator: dropout and the like know no other.
-SEEDS_GLOBALLY = {"fleetfit/seeds.py", "fleetfit/train/job.py", "fleetfit/train/workpiece.py"}
+SEEDS_GLOBALLY = {"fleetfit/seeds.py", "fleetfit/training/job.py", "fleetfit/training/local_model.py"}
 TORCH_GLOBAL = re.compile(
     r"torch\.(random\.)?(manual_seed|seed|set_rng_state|fork_rng)"
     r"|torch\.cuda\.(random\.)?(manual_seed|manual_seed_all|seed|seed_all|set_rng_state|set_rng_state_all)"

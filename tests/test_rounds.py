@@ -16,11 +16,11 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import RunError
 from fleetfit.evaluate import Wanted
 from fleetfit.layout import State, outputs
+from fleetfit.messages import job_nest, pack, reply_nest
 from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, canonical, one_round, run, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Server, Simulation, Update
-from fleetfit.wire import job_nest, pack, reply_nest
 
 LOCAL = Local(lr=0.1, batch_size=8)
 Reply = Update | Failure

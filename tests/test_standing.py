@@ -322,7 +322,7 @@ def test_a_state_is_flat_or_not() -> None:
     """The check sees a number that is not finite wherever it stands, in one buffer or in many."""
     flat = torch.ones(12)
     state = FlatState(flat, {"a": (4,), "b": (2, 4)})
-    from fleetfit.rounds.standing import spoilt
+    from fleetfit.soundness import spoilt
 
     server = Server(state)
     for parts in (state, dict(state), {n: t.clone() for n, t in state.items()}):

@@ -15,7 +15,7 @@ from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import State
 from fleetfit.records import RunFolder
 from fleetfit.report import drawing
-from fleetfit.train import initial_state
+from fleetfit.training import initial_state
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {

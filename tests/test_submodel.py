@@ -27,7 +27,7 @@ from fleetfit.submodel import (
 )  # fmt: skip
 
 LAYOUT = infer_layout(Deep())
-CUT = import_module("fleetfit.submodel.cut")  # by name: the package has a function of that name
+CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
 RNG = np.random.default_rng(0)
 
 

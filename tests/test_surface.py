@@ -9,8 +9,13 @@ import pydantic
 
 import fleetfit
 from fleetfit.cli import verbs
-from fleetfit.config.schedules import Constant, Cosine, Exponential, Step
-from fleetfit.config.schema import Experiment
+from fleetfit.config.schema import (
+    Constant,
+    Cosine,
+    Experiment,
+    Exponential,
+    Step,
+)
 
 NAMES = {
     "Aggregate",

@@ -18,7 +18,7 @@ from fleetfit.layout import State, outputs
 from fleetfit.method import Method
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
-from fleetfit.train import joined, run_job
+from fleetfit.training import joined, run_job
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Simulation, Update
 
 Moments = Callable[[str, Tensor], tuple[Tensor, Tensor]]

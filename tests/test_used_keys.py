@@ -21,8 +21,7 @@ import fleetfit as ff
 from fleetfit import names
 from fleetfit.api import runs
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment
-from fleetfit.config.schedules import Cosine, Exponential, Step
-from fleetfit.config.schema import LevelSection, ProfileSection
+from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
 from fleetfit.config.writing import dumped
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
@@ -400,7 +399,7 @@ def test_every_key_beside_every_method(method: str, context: str) -> None:
     assert found["local.epochs"] == ("said" if method == "fedsgd" else "used")
 
 
-@pytest.mark.parametrize("kind", ["options", "choices"])
+@pytest.mark.parametrize("kind", ["options", "selection"])
 def test_every_option_and_choice_beside_every_method(kind: str) -> None:
     """An option changes the method, or is refused, or the run says that it does nothing."""
     place = "method.plus" if kind == "options" else "cohort.choose"
@@ -411,7 +410,7 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
         without = assemble(experiment_of(base))
         for name in names.available(kind):
             change = nest(f"{place}.{name}", {}) if kind == "options" else nest(place, {"name": name})
-            if kind == "choices" and name == "uniform":
+            if kind == "selection" and name == "uniform":
                 continue  # which is the default
             key = f"{place}.{name}" if kind == "options" else place
             try:

@@ -21,9 +21,9 @@ from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
-from fleetfit.records.tensors import Damaged
+from fleetfit.records.checkpoints import Damaged
 from fleetfit.report import recorded
-from fleetfit.rounds.restored import check_base, fitting
+from fleetfit.soundness import check_base, fitting
 from fleetfit.values import Server
 
 

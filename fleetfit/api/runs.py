@@ -2,27 +2,121 @@
 
 `run` writes a run folder (see `fleetfit.records`), `resume` goes on with one. After a kill at any moment, `resume`
 continues from the newest checkpoint, and the final state equals that of an unbroken run bit for bit.
+
+What is given for one run (`--set`, keywords) is refused where the run does not use it, for it was given to change that
+run. A run file serves many runs, so a key of it that this one does not use is a note; a hook or an option that its
+method never calls is a contradiction, and refused.
 """
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
-from fleetfit.api.asking import check_asked, check_single
 from fleetfit.api.described import settled, short_name
-from fleetfit.api.proving import proven
 from fleetfit.api.results import Run, load, usable_checkpoint
+from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
+from fleetfit.config.unused import Unused
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
-from fleetfit.errors import MissingExtra, RunError
+from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of
 from fleetfit.values import Server
+
+# ---- whether what a user asked for is used: keys that would be ignored are refused before a run begins, or said ----
+
+_CONTRADICTIONS = ("method.hooks.", "method.plus.", "cohort.choose")
+
+
+def check_single(experiment: Experiment, verb: str) -> None:
+    """Refuse a comparison where one run is asked for.
+
+    Raises:
+        ConfigError: The experiment has a `[compare]`.
+    """
+    parts = experiment.compare.given
+    if parts:
+        said = f"[[compare.{parts[0]}]]" if parts[0] in ("row", "setting") else f"[compare] {parts[0]}"
+        raise ConfigError(
+            f"{said}: {verb} is for one run, and this file compares several: use `fleetfit compare`. For one of its "
+            "runs, give `fleetfit run` the config.toml in that run's folder, or a file without [compare]."
+        )
+
+
+def check_asked(unused: Iterable[Unused], experiment: Experiment) -> None:
+    """Refuse keys that the run does not use, where they were asked for beside the file or contradict its method.
+
+    Args:
+        unused: The keys that the run does not use.
+        experiment: The description, as it was asked for.
+
+    Raises:
+        ConfigError: There is such a key.
+    """
+    for one in unused:
+        if one.key.startswith(_CONTRADICTIONS) or any(covers(one.key, key) for key in experiment.asked.keys):
+            raise ConfigError(f"{one} Leave it out.")
+
+
+def covers(unused: str, key: str) -> bool:
+    """Tell whether a key is among those of which one is not used: the same, inside of it, or around it."""
+    return f"{unused}.".startswith(f"{key}.") or f"{key}.".startswith(f"{unused}.")
+
+
+def gone(experiment: Experiment) -> list[str]:
+    """Return a note for the keys of a file that went with the name to which they belonged."""
+    by_section: dict[str, list[str]] = {}
+    for key in experiment.asked.gone:
+        section, _, inner = key.partition(".")
+        by_section.setdefault(section, []).append(inner)
+    return [
+        f"[{section}] {', '.join(keys)}, as the run file has it, went with the name to which it belonged."
+        for section, keys in by_section.items()
+    ]
+
+
+# ---- the proof of a layout before anything is trained with it ------------------------------------------------------
+
+_proven: "weakref.WeakSet[Assembly]" = weakref.WeakSet()
+
+
+def proven(assembly: Assembly, say: Callable[[str], None] | None = None) -> Assembly:
+    """Prove the layout of what is trained; once, however often it is asked for.
+
+    Args:
+        assembly: What is run.
+        say: Called with what is being done where it takes more than a moment.
+
+    Returns:
+        The assembly, with a warning among its notes if its architecture says why something cannot be proved.
+
+    Raises:
+        ModelError: The layout is wrong, or could not be proved.
+    """
+    if assembly in _proven:
+        return assembly
+    problem, levels = assembly.federation.problem, assembly.federation.levels
+    report = check_layout(
+        problem.architecture,
+        problem.layout,
+        [level.submodel for level in levels],
+        input_shape=problem.input_shape,
+        say=say,
+    )
+    if report.warning:
+        assembly = replace(assembly, notes=(*assembly.notes, report.warning))
+    _proven.add(assembly)
+    return assembly
+
+
+# ---- running and resuming ------------------------------------------------------------------------------------------
 
 OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round, as it stands in `metrics.jsonl`."""

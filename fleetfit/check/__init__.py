@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 
 from fleetfit.check.full import TOLERANCE, Full, describe, named
-from fleetfit.check.inert import inert
-from fleetfit.check.masked import WAYS, Cut, compared
+from fleetfit.check.masked import WAYS, Cut, compared, inert
 from fleetfit.check.parting import by_axis, failing_axes, fixed_groups, in_words, parting
-from fleetfit.check.permute import permuted
-from fleetfit.check.shapes import check_depths, loaded
+from fleetfit.check.shapes import check_depths, loaded, permuted
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, infer_layout, some_input
 from fleetfit.seeds import own_randomness, torch_rng

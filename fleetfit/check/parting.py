@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import Full, difference
+from fleetfit.check.full import Full, Places, difference
 from fleetfit.check.masked import WAYS, CannotRun, Cut, Masked, compare, cuts_of, masked, outputs_of
-from fleetfit.check.places import Places
 from fleetfit.check.replay import plain_attention
 from fleetfit.layout import Layout, same_number
 

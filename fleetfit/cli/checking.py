@@ -25,8 +25,8 @@ from fleetfit.report.text import EXITS, Table, exit_names, short
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
-from fleetfit.train import initial_state, run_job
-from fleetfit.train.synthetic import random_data
+from fleetfit.training import initial_state, run_job
+from fleetfit.training.profiling.steps import random_data
 from fleetfit.values import Device, Failure, Job, Level, Local, Problem
 
 _BUDGETS = (0.125, 0.25, 0.5, 1.0)

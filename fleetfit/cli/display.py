@@ -22,7 +22,7 @@ from fleetfit.planner import Plan
 from fleetfit.report import drawing
 from fleetfit.report.tables import OF_THE_PAPER, level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent
-from fleetfit.rounds.standing import in_words
+from fleetfit.soundness import in_words
 
 _PLAIN_WIDTH = 160  # where nobody says how wide the output is
 _TEXT_WIDTH = 110

@@ -64,7 +64,7 @@ class Shown:
 
 def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
     """Return the plan of a run file's method; of a file that compares, that of each row that has another."""
-    from fleetfit.api import asking
+    from fleetfit.api import runs
     from fleetfit.api.comparison import plans_of
     from fleetfit.api.runs import described
 
@@ -72,8 +72,8 @@ def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
     if file is not None and asked.compare.is_set:
         return [Shown(assembly.plan, _title(assembly, rows)) for rows, assembly in plans_of(file, overrides)]
     assembly = assemble(asked)
-    asking.check_asked(assembly.unused, asked)
-    notes = (*asking.gone(asked), *map(str, assembly.unused))
+    runs.check_asked(assembly.unused, asked)
+    notes = (*runs.gone(asked), *map(str, assembly.unused))
     return [Shown(assembly.plan, _title(assembly), notes)]
 
 

@@ -68,12 +68,12 @@ def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quie
     Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots.
     A run that was cut off goes on with `fleetfit resume FOLDER`.
     """
-    from fleetfit.api import asking, runs
+    from fleetfit.api import runs
     from fleetfit.cli import display
 
     asked = runs.described(file, overrides or ())
     prepared = runs.prepare(asked, out, None if quiet else display.say)
-    display.notes(asking.gone(asked))
+    display.notes(runs.gone(asked))
     display.trained(prepared, quiet)
 
 
@@ -245,8 +245,8 @@ class Kind(StrEnum):
     options = "options"
     models = "models"
     data = "data"
-    choices = "choices"
-    tuning = "tuning"
+    selection = "selection"
+    peft = "peft"
     engines = "engines"
     profiles = "profiles"
 

@@ -2,32 +2,220 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from fleetfit import used
-from fleetfit.config.devices import absences_of, clients_of, connected, resources_of
-from fleetfit.config.fleet import Fleet, fleet_of, notes_of, plan_of
+from fleetfit import names, paths, used
+from fleetfit.config.availability import availability_of
+from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, ranges, targets_of, with_further
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
-from fleetfit.config.needs import check_fits, check_needs
-from fleetfit.config.schema import CLIENTS, FRACTION, CohortSection, EvaluateSection, Experiment
-from fleetfit.config.server_data import server_accelerator, server_data
-from fleetfit.config.targets import only_full, targets_of, with_further
+from fleetfit.config.schema import (
+    CLIENTS,
+    FRACTION,
+    CohortSection,
+    DriftSection,
+    EvaluateSection,
+    Experiment,
+    ServerDataSection,
+)
+from fleetfit.config.speeds import speeds_of
 from fleetfit.config.unused import Unused, unused_of
-from fleetfit.data import Data, partition
+from fleetfit.data import Data, class_counts, partition, unlabelled
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.evaluate import Wanted
 from fleetfit.layout import State
-from fleetfit.method import build, is_portable, modelled
+from fleetfit.method import Method, build, is_portable, modelled
 from fleetfit.method.unused import reads_targets
+from fleetfit.peft.lora import B
 from fleetfit.planner import Plan, Targets
 from fleetfit.rounds import Engine, Settings
 from fleetfit.tasks import task_named
-from fleetfit.train import initial_base, notes_on_start
-from fleetfit.values import Clients, Evaluation, Facts, Federation, Level, Local, Problem, Simulation, tuned
+from fleetfit.training import accelerator_named, initial_base, notes_on_start
+from fleetfit.values import (
+    Clients,
+    Drift,
+    Evaluation,
+    Facts,
+    Federation,
+    Level,
+    Local,
+    Problem,
+    Resources,
+    Simulation,
+    tuned,
+)
+
+# ---- what a method needs of a run, checked before anything is loaded -----------------------------------------------
+
+
+def check_needs(experiment: Experiment, method: Method) -> None:
+    """Check that the run has what its method needs, and tells the server nothing that it must not know.
+
+    Raises:
+        ConfigError: Budgets are told, or not, against the method; or the server has no data and trains.
+    """
+    name, told = experiment.method.name, experiment.fleet.told
+    if told is False and method.told:
+        raise ConfigError(
+            f"[fleet] told: {name} needs the budgets that clients tell the server; adaptivefl does without. Leave told "
+            "out, or choose another method."
+        )
+    if told and not method.told:
+        raise ConfigError(f"[fleet] told: {name} never learns a budget; leave told out.")
+    if method.own_data and experiment.data.server is None:
+        raise ConfigError(
+            f"[method] {name} trains on the server, on data without labels. Say on which: server = "
+            '{ name = "cifar100" } in [data], or any set whose samples have the shape of the clients\'.'
+        )
+
+
+def check_fits(experiment: Experiment, problem: Problem) -> None:
+    """Check that the model has what the options average.
+
+    Raises:
+        ConfigError: LoRA's products are to be averaged, and the model has none.
+    """
+    if "lora_product" in experiment.method.plus and not any(name.endswith(B) for name in problem.layout.tensors):
+        raise ConfigError(
+            f"[method.plus.lora_product] averages LoRA's products, and this model has no tensor {B}. Set "
+            '[tuning] name = "lora", or leave the option out.'
+        )
+
+
+# ---- the server's own data (`[data] server`), and where it trains on them ------------------------------------------
+
+
+def server_data(experiment: Experiment, data: Data | Facts, load: Callable[..., Data]) -> Data:
+    """Return the server's own data, without labels.
+
+    Texts are cut into the tokens of the clients' texts, unless `tokenizer` says otherwise.
+
+    Args:
+        experiment: The run.
+        data: The clients' data.
+        load: Loads the data set of a section.
+
+    Raises:
+        FleetFitError: They cannot be had, or a model for the clients' data cannot take them.
+    """
+    section = experiment.data.server
+    assert section is not None
+    found = load(section, "[data] server", **_same_tokens(experiment, section, data))
+    _check_alike(data, found)
+    return unlabelled(found, experiment.seed)
+
+
+def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data | Facts) -> dict[str, Any]:
+    if "tokenizer" in section.settings or isinstance(section.name, Data):
+        return {}
+    factory = section.name if callable(section.name) else names.resolve("data", section.name)
+    theirs = experiment.data.settings.get("tokenizer") or data.tokenizer
+    return {"tokenizer": theirs} if theirs and "tokenizer" in inspect.signature(factory).parameters else {}
+
+
+def _check_alike(data: Data | Facts, server: Data) -> None:
+    """Refuse data that a model for the clients' data cannot take.
+
+    Raises:
+        ConfigError: Shapes or tokens differ.
+    """
+    if server.sample_shape != data.sample_shape:
+        raise ConfigError(
+            f"[data] server: a sample of {server.name} is {list(server.sample_shape)} and one of the clients' "
+            f"{data.name} is {list(data.sample_shape)}; they must be alike. Images can be brought to one size with "
+            "resize, texts with length."
+        )
+    if data.tokenizer and server.tokenizer and _text(data.tokenizer) != _text(server.tokenizer):
+        raise ConfigError(
+            f"[data] server: the texts of {server.name} are cut into other tokens than the clients' {data.name}. Give "
+            "both the same tokenizer, or none to the server's."
+        )
+    ours, theirs = (data.vocabulary, data.padding), (server.vocabulary, server.padding)
+    if ours != theirs:
+        raise ConfigError(
+            f"[data] server: {server.name} has {theirs[0]} tokens and padding {theirs[1]}, the clients' {data.name} "
+            f"{ours[0]} and {ours[1]}; the same token must mean the same in both. Give both the same tokenizer."
+        )
+
+
+def _text(file: str) -> str:
+    return paths.text_of(Path(file), ConfigError)
+
+
+def server_accelerator(experiment: Experiment) -> torch.device:
+    """Return where the server computes: on the engine's device, if there is one here."""
+    named = experiment.engine.settings.get("device", "cpu")
+    try:
+        return accelerator_named(named if isinstance(named, str) else "cpu")
+    except ConfigError:  # the engine will say so, if a run is started
+        return torch.device("cpu")
+
+
+# ---- devices, and what they tell -----------------------------------------------------------------------------------
+
+
+def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
+    """Return what the simulated devices afford, how fast they are, and when they are connected."""
+    section, seed, drift = experiment.fleet, experiment.seed, experiment.fleet.drift
+    moving = None if drift is None else _drift_of(drift)
+    budgets = {fleet.cost: fleet.budgets, **fleet.further}
+    speeds = speeds_of(section, fleet.group, seed)
+    coming = availability_of(section.availability, len(fleet.budgets), seed)
+    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
+
+
+def _drift_of(section: DriftSection) -> Drift:
+    """Return how budgets move; without jumps, how low they go says nothing."""
+    return Drift(section.sd, section.jump, section.low) if section.jump else Drift(section.sd, 0.0)
+
+
+def connected(resources: Resources) -> Callable[[int], np.ndarray] | None:
+    """Return what tells the server who is connected in a round."""
+    return None if resources.availability is None else resources.availability.online
+
+
+def clients_of(experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], fleet: Fleet) -> Clients:
+    """Return all that clients could tell the server, and whether they tell their classes.
+
+    Raises:
+        ConfigError: They are to tell classes, and the task has none.
+    """
+    counts, labels = np.array([len(part["train"]) for part in parts]), None
+    if experiment.fleet.tells_labels:
+        if data.task != "classification":
+            raise ConfigError(
+                f"[fleet] tells_labels: clients can tell how many samples of each class they have in a classification; "
+                f"the task of {data.name} is {data.task}. Leave tells_labels out."
+            )
+        labels = class_counts(data, [dict(part) for part in parts]).numpy()
+    return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)
+
+
+def absences_of(federation: Federation, resources: Resources) -> list[str]:
+    """Name the clients that could take part, but are in no round of the trace.
+
+    Raises:
+        ConfigError: That is all of them.
+    """
+    trace = None if resources.availability is None else resources.availability.trace
+    if trace is None:
+        return []
+    missing = federation.able[~np.asarray(trace[:, federation.able].any(axis=0))]
+    if not len(missing):
+        return []
+    if len(missing) == len(federation.able):
+        raise ConfigError("[fleet] availability.trace: no client that can take part is ever online.")
+    return [f"{len(missing)} clients cannot take part: the trace never has them online. Clients {ranges(missing)}."]
+
+
+# ---- the run -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,26 +1,226 @@
-"""Run files, overrides and keyword arguments become an `Experiment`.
+"""Run files, overrides and keyword arguments become an `Experiment`; every mistake is a sentence with its place.
 
 Sections are merged key by key, so an override changes one key and leaves the rest. One rule goes beyond that: where an
 override names another method, model, mode of tuning, data set, engine, partition or schedule, the keys that belonged to
 the old one go with it; options and single hooks, which go with any method, stay. Overrides and keywords are laid over
 each other first, so none of them is lost by the order in which they are given.
+
+`fleetfit profile` writes such files. A node's configuration and the groups of a run file name them instead of amounts.
 """
 
+import math
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
 from fleetfit import names
-from fleetfit.config.budget_file import is_budget_file, read_budget
-from fleetfit.config.checking import checked
-from fleetfit.config.schema import Asked, Experiment
+from fleetfit.config import schema as schedules
+from fleetfit.config.schema import Asked, Experiment, Group, ProfileSection
+from fleetfit.config.section import NotNegative, Positive, Section, Unit
+from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
 from fleetfit.config.writing import Table, dumped
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, did_you_mean, shown
+
+# ---- tables are held against the schema; every mistake names its place and the nearest valid key -------------------
+
+S = TypeVar("S", bound=Section)
+
+
+def checked(table: Mapping[str, Any]) -> Experiment:
+    """Make an experiment of complete tables.
+
+    Raises:
+        ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
+    """
+    experiment = validated(Experiment, table)
+    _check_finite(table, ())
+    _check_names(experiment)
+    cohort = experiment.cohort
+    if cohort.fraction is not None and cohort.count is not None:
+        raise ConfigError("[cohort] takes fraction or count, not both.")
+    check_profiles(experiment.fleet)
+    return experiment
+
+
+def _check_finite(value: Any, place: tuple[str, ...]) -> None:
+    """Refuse numbers that are none, wherever they stand: in the keys of a plug-in, too.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_finite(inner, (*place, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check_finite(inner, (*place, str(index)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{_place(place)}: should be a finite number, got {value}.")
+
+
+def _check_names(experiment: Experiment) -> None:
+    """Refuse what cannot stand for a name, and names that no folder can have.
+
+    Raises:
+        ConfigError: There is such a thing.
+    """
+    server = experiment.data.server
+    named = [("data", experiment.data.name), ("model", experiment.model.name), ("tuning", experiment.tuning.name),
+             ("method", experiment.method.name), ("engine", experiment.engine.name),
+             *([] if server is None else [("data.server", server.name)])]  # fmt: skip
+    for where, name in named:
+        if name is None or name == "" or isinstance(name, bool | int | float | list | tuple | Mapping | date | time):
+            section, _, inner = where.partition(".")
+            raise ConfigError(
+                f"[{section}] {inner}{'.' if inner else ''}name: should be a name in quotes, such as "
+                f'"{_SUCH_AS[where]}", got {shown(repr(name))}.'
+            )
+    strange = [what for what in experiment.fleet.measured if not what.startswith("latency_s ")]
+    if strange:
+        raise ConfigError(
+            f"[fleet] measured {shown(strange[0])}: unknown key; what a run measured begins with latency_s."
+        )
+    if not experiment.name.isprintable() or len(experiment.name) > 200:
+        raise ConfigError(f"name: at most 200 characters that can be printed, got {shown(repr(experiment.name))}.")
+
+
+_SUCH_AS = {"data": "digits", "data.server": "cifar100", "model": "cnn", "tuning": "lora", "method": "scalefl",
+            "engine": "local"}  # fmt: skip
+
+
+def validated(schema: type[S], table: Mapping[str, Any]) -> S:
+    """Make a section of a schema from a table.
+
+    Raises:
+        ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
+    """
+    try:
+        return schema.model_validate(dict(table))
+    except pydantic.ValidationError as error:
+        found = error.errors()
+        strange = [e for e in found if e["type"] == "extra_forbidden" and len(e["loc"]) == len(found[0]["loc"])]
+        if strange and found[0]["type"] == "missing":  # a misspelled key says more than that the right one is missing
+            found = strange
+        first = [e for e in found if e["loc"][:2] == found[0]["loc"][:2]]
+        deepest = max(first, key=lambda e: len(e["loc"]))  # of a table that may also be a number, its wrong key
+        raise ConfigError(_sentence(deepest, schema)) from None
+
+
+def _sentence(error: Any, schema: type[Section]) -> str:
+    """Say what is wrong and where: `[local] batch_sise: unknown key. Did you mean "batch_size"?`."""
+    path = [str(part) for part in error["loc"]]
+    place = _place(path)
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key.{_nearest(path, schema)}"
+    if error["type"] == "union_tag_not_found":
+        return f'{place}: needs a kind, such as kind = "step"; got {shown(repr(error["input"]))}.'
+    if error["type"] == "union_tag_invalid":
+        kinds = ("constant", "step", "cosine", "exponential")
+        kind = error["ctx"]["tag"]
+        return f'{place}: there is no kind "{shown(kind)}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
+    if path == ["fleet", "levels", "str"]:
+        message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
+        return f"{place}: {message}, got {shown(repr(error['input']))}."
+    if error["type"] == "missing":
+        return f"{place}: this key is needed."
+    message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
+    if error["type"] in ("model_type", "dict_type"):
+        message = "should be a table of keys"
+        if path[-1] in _SUCH_AS:
+            message += f', such as [{path[-1]}] name = "{_SUCH_AS[path[-1]]}"'
+    return f"{place}: {message}, got {shown(repr(error['input']))}."
+
+
+_INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "float", "constrained-int",
+                  "constrained-float", "constrained-str", "ProfileSection"}  # fmt: skip
+
+
+def _place(path: Sequence[str]) -> str:
+    """Return how a reader finds the key: `[local] schedule.at`, or `rounds` at the top."""
+    tidy = [part for i, part in enumerate(path) if i == 0 or not _noise(part)]
+    tidy = [f"#{int(part) + 1}" if part.isdigit() else part for part in tidy]
+    tidy = [shown(part) for part in tidy]
+    if len(tidy) == 1:
+        return tidy[0]
+    return f"[{tidy[0]}] {'.'.join(tidy[1:])}".replace(".#", " #")
+
+
+def _noise(part: str) -> bool:
+    return part in _INSIDE_UNIONS or "[" in part
+
+
+def _nearest(path: Sequence[str], schema: type[Section]) -> str:
+    """Hint at a key of the same section, else at the section where the key exists."""
+    section: Any = schema
+    for part in path[:-1]:
+        section = _inner(section, part)
+    word, here = path[-1], list(getattr(section, "model_fields", {}))
+    hint = did_you_mean(word, here)
+    elsewhere = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
+    if elsewhere and (not hint or len(path) == 1):
+        return f" Did you mean [{elsewhere[0]}] {shown(word)}?"
+    return hint or (f" Known here: {', '.join(here)}." if here else "")
+
+
+_TABLES = {
+    "constant": schedules.Constant,
+    "step": schedules.Step,
+    "cosine": schedules.Cosine,
+    "exponential": schedules.Exponential,
+    "ProfileSection": ProfileSection,
+}
+"""Sections that stand in unions."""
+
+
+def _inner(section: Any, part: str) -> Any:
+    if part in _TABLES:
+        return _TABLES[part]
+    if part == "groups" or part.isdigit():
+        return Group
+    field = getattr(section, "model_fields", {}).get(part)
+    return section if field is None else field.annotation
+
+
+# ---- a budget file -------------------------------------------------------------------------------------------------
+
+
+class BudgetFile(Section):
+    """What a budget file holds.
+
+    Attributes:
+        budget: What the device affords, as in `[fleet] groups`.
+        tolerance: How far a model may exceed that, as a fraction of it; what names the file says it otherwise.
+    """
+
+    budget: Positive | Unit | dict[str, Positive | Unit]
+    tolerance: NotNegative | None = None
+
+
+def is_budget_file(budget: Any) -> bool:
+    """Tell whether a budget is the name of a file and no amount."""
+    return isinstance(budget, str) and budget.endswith(".toml")
+
+
+def read_budget(path: Path) -> dict[str, Any]:
+    """Return what a budget file says: `budget`, and `tolerance` where the file has one.
+
+    Raises:
+        ConfigError: The file cannot be read, or says something else.
+    """
+    try:
+        found = validated(BudgetFile, read_table(path))
+    except ConfigError as error:
+        raise ConfigError(f"budget file {path}: {error}") from None
+    return {"budget": found.budget} | ({} if found.tolerance is None else {"tolerance": found.tolerance})
+
+
+# ---- merging -------------------------------------------------------------------------------------------------------
 
 _CHOOSER = {"data": "name", "model": "name", "tuning": "name", "method": "name", "engine": "name",
             "data.partition": "kind", "data.server": "name", "local.schedule": "kind",

@@ -3,15 +3,113 @@
 A section is a value; `reading` merges sections, `checking` has the messages, and `assembly` says what becomes of them.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
 from fleetfit.config.availability import AvailabilitySection
-from fleetfit.config.comparing import CompareSection
-from fleetfit.config.schedules import Constant, Schedule
 from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Probability, Section, Unit
+
+# ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
+
+
+class Constant(Section):
+    """The same learning rate in all rounds."""
+
+    kind: Literal["constant"] = "constant"
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return what the learning rate is multiplied by in a round, counted from 0."""
+        return 1.0
+
+
+class Step(Section):
+    """Multiply by `factor` from each round in `at` on."""
+
+    kind: Literal["step"]
+    at: list[Annotated[int, Field(ge=0)]]
+    factor: Positive = 0.1
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return factor^(how many of `at` have come), counted from round 0."""
+        return float(self.factor ** sum(round >= r for r in self.at))
+
+
+class Cosine(Section):
+    """Fall along half a cosine from 1 in the first round to `minimum` in the last."""
+
+    kind: Literal["cosine"]
+    minimum: NotNegative = 0.0
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return minimum + (1 - minimum) * (1 + cos(pi * round / (rounds - 1))) / 2."""
+        done = round / max(1, rounds - 1)
+        return self.minimum + (1 - self.minimum) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+class Exponential(Section):
+    """Multiply by `factor` each round."""
+
+    kind: Literal["exponential"]
+    factor: Positive
+
+    def factor_at(self, rounds: int, round: int) -> float:
+        """Return factor^round."""
+        return float(self.factor**round)
+
+
+Schedule = Annotated[Constant | Step | Cosine | Exponential, Field(discriminator="kind")]
+
+
+# ---- `[compare]`: what is run beside what, and what the table shows ------------------------------------------------
+
+
+class CompareSection(Section):
+    """`[compare]`: rows and settings of `fleetfit compare`, and what its table shows.
+
+    Attributes:
+        row: One table per row: keys of a run file that differ in it, an optional `label`, and `printed`, a paper's
+            numbers in the order of the table's columns.
+        setting: One table per setting: keys of a run file that differ in it, and its `label`.
+        grid: Keys of a run file, each with the list of its values; all combinations are run for every row.
+        tune: The same, but the best value of each row is chosen on validation data.
+        tune_on: What chooses: "local", "global", or the fewest "rounds" to the first target.
+        columns: What the table shows of each setting; by default local, global and, with a target, rounds.
+        target: An accuracy, or several, to which rounds are counted.
+        target_on: Which accuracy that is.
+        differs: How the file's setting differs from the paper's; a line below the table.
+    """
+
+    row: list[dict[str, Any]] = Field(default_factory=list)
+    setting: list[dict[str, Any]] = Field(default_factory=list)
+    grid: dict[str, Any] = Field(default_factory=dict)
+    tune: dict[str, Any] = Field(default_factory=dict)
+    tune_on: Literal["local", "global", "rounds"] = "local"
+    columns: Annotated[list[str], Field(min_length=1)] | None = None
+    target: Fraction | list[Fraction] | None = None
+    target_on: str = "global"
+    differs: str = ""
+
+    @property
+    def given(self) -> list[str]:
+        """The keys that say something."""
+        return [key for key in type(self).model_fields if key in self.model_fields_set and getattr(self, key)]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is anything to compare."""
+        return bool(self.row or self.setting or self.grid or self.tune)
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """The accuracies to reach, ascending."""
+        given = self.target if isinstance(self.target, list) else [self.target]
+        return tuple(sorted({t for t in given if t is not None}))
+
+
+# ---- the experiment ------------------------------------------------------------------------------------------------
 
 CLIENTS = 40
 """Clients, where the partition does not say."""
@@ -78,7 +176,7 @@ class Group(Section):
     Attributes:
         budget: What a device affords: of the fleet's cost, or a table of costs, all of which must fit. A number up to 1
             is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
-            A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.budget_file`).
+            A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.reading`).
         share: Its share of the clients; groups without one divide what the others leave, equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
         name: What reports call it; "1/8" for a budget of 0.125 by default.

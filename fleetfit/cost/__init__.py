@@ -8,7 +8,7 @@ count; cost(M), and so level L, is the full model without early classifiers (Tab
 | --- | --- |
 | `parameters` | trained numbers |
 | `multiply_adds` | of one forward pass of one sample; half of what torch counts as FLOPs on the meta device |
-| `size_bytes` | a message of `fleetfit.wire` that holds the state: 4 bytes a number and a header |
+| `size_bytes` | a message of `fleetfit.messages` that holds the state: 4 bytes a number and a header |
 | `memory_bytes` | the peak of one training step, predicted on the meta device |
 | `latency_s` | the median time of one sample on this machine, one thread |
 
@@ -17,8 +17,7 @@ of all depths and widths, put together from a `Profile` (rest, blocks, heads) of
 three add up exactly. Memory and latency do not: their grid is an estimate, and `Grid.exactly` counts or measures.
 """
 
-from fleetfit.cost.conditions import BATCH_SIZE, Conditions
-from fleetfit.cost.count import Cost, Piece, accepting, full_cost, submodel_cost
+from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, accepting, full_cost, submodel_cost
 from fleetfit.cost.grid import COSTS, WIDTHS, Grid, Kind, cost_grid, cost_of, kind_of
 from fleetfit.cost.latency import Latency, latency_now, latency_of
 from fleetfit.cost.memory import training_memory

@@ -8,7 +8,7 @@ module may add what it does not see, such as a Mamba scan, with a method `extra_
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,6 +18,26 @@ from torch.utils.flop_counter import FlopCounterMode
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, about_input, batch_norms, build_module, infer_layout, some_input
 from fleetfit.submodel import Submodel
+
+BATCH_SIZE = 16
+"""Samples in a training step, where nobody says."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions costs are counted.
+
+    Attributes:
+        batch_size: Samples in one training step, which memory depends on.
+        measured: What was measured on a machine, by what it is. Measuring adds to it and never measures twice, so that
+            a run can record it and be taken up again with the same numbers.
+    """
+
+    batch_size: int = BATCH_SIZE
+    measured: dict[str, list[float]] = field(default_factory=dict, hash=False, compare=False)
+
+
+# ---- counting ------------------------------------------------------------------------------------------------------
 
 Piece = Submodel | tuple[Mapping[str, int], Sequence[int]]
 """A sub-model, or a pair of sizes by axis (axes not named are whole) and exits."""

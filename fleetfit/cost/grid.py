@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fleetfit.cost.conditions import Conditions
-from fleetfit.cost.count import Piece, cached, layout_of, sizes_and_exits, submodel_cost
+from fleetfit.cost.count import Conditions, Piece, cached, layout_of, sizes_and_exits, submodel_cost
 from fleetfit.cost.latency import latency_of, latency_s
 from fleetfit.cost.memory import memory_bytes, training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size, multiply_adds, parameters, size_bytes

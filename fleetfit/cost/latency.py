@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.cost.conditions import Conditions
-from fleetfit.cost.count import accepting, layout_of, submodel_cost
+from fleetfit.cost.count import Conditions, accepting, layout_of, submodel_cost
 from fleetfit.cost.parts import Measure, Profile
 from fleetfit.layout import Architecture, batch_norms, build_module, some_input
 from fleetfit.seeds import own_randomness

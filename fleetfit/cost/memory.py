@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fleetfit.cost.conditions import Conditions
-from fleetfit.cost.count import accepting, cached, layout_of, on_meta
+from fleetfit.cost.count import Conditions, accepting, cached, layout_of, on_meta
 from fleetfit.cost.parts import Measure, Place, Profile, numel, place_of, profile_of
 from fleetfit.layout import Architecture, outputs
 

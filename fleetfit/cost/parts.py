@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fleetfit.cost.conditions import Conditions
-from fleetfit.cost.count import count, layout_of
+from fleetfit.cost.count import Conditions, count, layout_of
 from fleetfit.layout import Architecture, Layout
 
 _PROBES = (0.37, 0.53, 0.71)
@@ -63,7 +62,7 @@ def size_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditi
 
 
 def message_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the bytes of a message of `fleetfit.wire` that holds float32 tensors of these names and shapes.
+    """Return the bytes of a message of `fleetfit.messages` that holds float32 tensors of these names and shapes.
 
     Four bytes a number, and a header with each tensor's name and shape; the up to 7 bytes that fill the header up to a
     multiple of 8 are left out, so that the parts of a model add up.

@@ -7,8 +7,8 @@ import torch
 
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError
-from fleetfit.train import accelerator_named, run_job
-from fleetfit.train.allocator import keep_freed_memory
+from fleetfit.training import accelerator_named, run_job
+from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Failure, Job, Simulation, Update
 
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.engines.work import raised
 from fleetfit.errors import ConfigError, RunError, what_raised
+from fleetfit.messages import reply_of
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
-from fleetfit.wire import reply_of
 
 _TRIES = 3  # workers that a job may cost before it counts as failed
 _AHEAD = 2  # jobs waiting or in flight, per worker: the bound on early finishers

@@ -1,6 +1,6 @@
 """Worker processes, each with its modules cached and the data memory-mapped; same bits as `local`.
 
-A worker is a fresh Python. Jobs and updates travel as `fleetfit.wire` messages over a socket pair. Workers end when
+A worker is a fresh Python. Jobs and updates travel as `fleetfit.messages` messages over a socket pair. Workers end when
 this process does.
 """
 
@@ -24,10 +24,10 @@ from fleetfit.data.dataset import restored, store
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.train import accelerator_named
-from fleetfit.train.allocator import keep_freed_memory
+from fleetfit.messages import job_nest, pack, unpack
+from fleetfit.training import accelerator_named
+from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Job, Simulation
-from fleetfit.wire import job_nest, pack, unpack
 
 
 def processes(simulation: Simulation, workers: int | None = None, device: str = "cpu", threads: int = 1) -> "Processes":

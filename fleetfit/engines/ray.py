@@ -1,7 +1,7 @@
 """Actors of a Ray cluster, on this machine or on many; same bits as `local`. It needs the extra `ray`.
 
 An actor is made once and keeps its modules. The data set lies in Ray's object store, one copy for each machine, and the
-tensors of a level are put there once, however many clients train them; jobs and updates are `fleetfit.wire` messages.
+tensors of a level are put there once, however many clients train them; jobs and updates are messages.
 An actor or a machine that dies loses no round. Images that are read from files when they are needed are read by each
 machine, from the same place.
 
@@ -30,9 +30,9 @@ from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
-from fleetfit.train.allocator import keep_freed_memory
+from fleetfit.messages import job_nest, pack, unpack
+from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Job, Simulation
-from fleetfit.wire import job_nest, pack, unpack
 
 _PATIENCE_S = 120.0  # for the first of the actors, while none is there
 _SHARED = 8  # states that are kept in the store: those of jobs that wait or are in flight

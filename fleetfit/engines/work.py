@@ -13,12 +13,12 @@ import torch
 from fleetfit.data import Data
 from fleetfit.engines.local import on_accelerator
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
+from fleetfit.messages import job_of, pack, reply_nest
 from fleetfit.method import build, rebuilt
 from fleetfit.names import blamed, what_it_raised
-from fleetfit.train import accelerator_named, run_job
-from fleetfit.train.allocator import keep_freed_memory
+from fleetfit.training import accelerator_named, run_job
+from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Resources, Simulation
-from fleetfit.wire import job_of, pack, reply_nest
 
 
 def check_rebuildable(simulation: Simulation, engine: str) -> None:
@@ -31,7 +31,7 @@ def check_rebuildable(simulation: Simulation, engine: str) -> None:
 
 
 def setup_nest(simulation: Simulation, threads: int) -> dict[str, Any]:
-    """Return what a worker needs besides the data set, as a nest for `fleetfit.wire.pack`."""
+    """Return what a worker needs besides the data set, as a nest for `fleetfit.messages.pack`."""
     return {
         "problem": simulation.problem.spec, "base": simulation.problem.base, "threads": threads,
         "parts": [dict(part) for part in simulation.parts], "resources": simulation.resources.nest,

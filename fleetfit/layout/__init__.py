@@ -10,22 +10,27 @@ from fleetfit.layout.axes import (
     Architecture,
     Axis,
     Carry,
+    Declaration,
     ExitModel,
     HasSegments,
     State,
+    Wrapped,
+    alias,
+    block,
+    blocked,
     default_sizes,
+    exit_after,
+    interleaved,
     outputs,
     predictions,
+    product,
+    segments,
     some_input,
     with_segments,
 )
-from fleetfit.layout.declare import Declaration, alias, block, blocked, exit_after, interleaved, product, segments
-from fleetfit.layout.described import about_input, check_described
-from fleetfit.layout.dimension import explains
-from fleetfit.layout.groups import same_number
-from fleetfit.layout.infer import batch_norms, build_module, infer_layout, named_tensors
+from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
-from fleetfit.layout.wrapped import Wrapped
+from fleetfit.layout.undeclared import about_input, check_described, same_number
 
 __all__ = [
     "Architecture",

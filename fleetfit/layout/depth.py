@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fleetfit.errors import ModelError
-from fleetfit.layout.declare import OF_DEPTH, Declaration
+from fleetfit.layout.axes import OF_DEPTH, Declaration
 
 _BLOCK, _HEAD = re.compile(r"(?:.*\.)?blocks\.(\d+)\."), re.compile(r"(?:.*\.)?heads\.(\d+)\.")
 _NUMBER = re.compile(r"\d+")

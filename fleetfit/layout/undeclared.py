@@ -1,12 +1,209 @@
-"""What an architecture must declare and does not: which dimension, what it may be, and the line to write."""
+"""What an architecture says wrongly or leaves out: what it may be, and the line to write."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from fleetfit.errors import ModelError
-from fleetfit.layout.axes import Axis
-from fleetfit.layout.declare import Declaration
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from fleetfit.errors import FleetFitError, ModelError
+from fleetfit.layout.axes import Axis, Declaration
+from fleetfit.layout.layout import Layout
+
+# ---- what an architecture says of itself, looked at before anything is made of it ----------------------------------
+
+_WIDTHS = (0.01, 0.3, 0.5, 1.0)
+
+
+def check_described(architecture: Any) -> None:
+    """Check the types and ranges of what an architecture says of itself.
+
+    Raises:
+        ModelError: Something is of the wrong type, or out of range; the message says what, and what it must be.
+    """
+    try:
+        _check(type(architecture).__name__, architecture)
+    except FleetFitError:
+        raise
+    except Exception as error:  # of properties and methods of somebody's own
+        said = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{type(architecture).__name__} cannot say what it is made of: {said}.") from error
+
+
+def _check(who: str, architecture: Any) -> None:
+    _check_axes(who, architecture.axes)
+    blocks = architecture.blocks
+    if not _is_count(blocks, 1):
+        raise ModelError(f"{who}.blocks must be the number of its blocks, at least 1; got {blocks!r}.")
+    _check_positions(who, architecture.positions, blocks)
+    tokens = getattr(architecture, "tokens", 0)
+    if not _is_count(tokens, 0):
+        raise ModelError(
+            f"{who}.tokens must be the number of tokens that its samples are made of, or 0 where they are real "
+            f"numbers; got {tokens!r}."
+        )
+    why = getattr(architecture, "size_dependent", "")
+    if not isinstance(why, str):
+        raise ModelError(
+            f"{who}.size_dependent must say in words why a narrow model computes something else; got {why!r}."
+        )
+    for width in _WIDTHS:
+        _check_sizes(who, architecture.axes, architecture.sizes(width), width)
+
+
+def _check_axes(who: str, axes: Any) -> None:
+    if not isinstance(axes, Mapping):
+        raise ModelError(f'{who}.axes must be axes by name, such as {{"hidden": Axis(64)}}; got {type(axes).__name__}.')
+    for name, axis in axes.items():
+        if not isinstance(name, str) or not isinstance(axis, Axis):
+            raise ModelError(f'{who}.axes must be axes by name, such as {{"hidden": Axis(64)}}; {name!r} is {axis!r}.')
+
+
+def _check_positions(who: str, positions: Any, blocks: int) -> None:
+    """Check the places of classifiers: block counts, ascending, the last of them the depth."""
+    whole = isinstance(positions, tuple | list | range) and all(_is_count(p, 1) for p in positions)
+    if not whole or not positions or list(positions) != sorted(set(positions)) or positions[-1] != blocks:
+        raise ModelError(
+            f"{who}.positions must be the block counts after which a classifier may sit, ascending, the last of them "
+            f"the depth ({blocks}): such as ({blocks},) for one classifier at the end; got {positions!r}."
+        )
+
+
+def _check_sizes(who: str, axes: Mapping[str, Axis], sizes: Any, width: float) -> None:
+    """Check what a width makes of the axes."""
+    called = f"{who}.sizes({width:g})"
+    if not isinstance(sizes, Mapping) or axes.keys() - sizes.keys():
+        raise ModelError(f"{called} must return the size of each axis ({', '.join(axes)}) by name; got {sizes!r}.")
+    for name, axis in axes.items():
+        n = sizes[name]
+        if not _is_count(n, 1) or n > axis.size or (axis.scaled and n % axis.granule):
+            raise ModelError(
+                f'{called}: axis "{name}" must be a whole number from 1 to {axis.size}'
+                f"{f' in granules of {axis.granule}' if axis.granule > 1 else ''}; got {n!r}."
+            )
+        if width == 1 and n != axis.size:
+            raise ModelError(f'{called}: at full width axis "{name}" must be whole, {axis.size}; got {n}.')
+
+
+def _is_count(n: Any, least: int) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= least
+
+
+def about_input(architecture: Any, error: BaseException) -> str:
+    """Return what a failed call of a module has to do with what its samples are: tokens or real numbers; or ""."""
+    said, tokens = str(error), getattr(architecture, "tokens", 0)
+    if not tokens and "indices" in said and ("Long" in said or "Int" in said):
+        return (
+            " It seems to take tokens, and was given real numbers: take vocabulary as a parameter of the architecture "
+            "and set self.tokens = vocabulary (token ids are below it; the data give it)."
+        )
+    if tokens and "dtype" in said:
+        return f" It was given tokens below {tokens}, as the architecture's tokens say; 0 stands for real numbers."
+    return ""
+
+
+# ---- fixed numbers of groups and heads: where a model has them, and how an architecture says it --------------------
+
+_DIVISION = re.compile(r"divisible|not a multiple|multiple of", re.IGNORECASE)
+_COUNTS = {"groups": "groups", "num_groups": "groups", "num_heads": "heads", "heads": "heads", "nhead": "heads"}
+
+
+def groups_of(module: nn.Module) -> dict[str, int]:
+    """Return how many groups each grouped convolution and each group norm has, by the module's name; only above one."""
+    found: dict[str, int] = {}
+    for name, part in module.named_modules():
+        n = part.groups if isinstance(part, _ConvNd) else part.num_groups if isinstance(part, nn.GroupNorm) else 1
+        if isinstance(n, int) and n > 1:
+            found[name] = n
+    return found
+
+
+def if_fixed(n: int | None, axis: str | None, what: str = "groups", size: int | None = None) -> str:
+    """Return what to do where a model has a fixed number of groups or heads: they need no word of their own.
+
+    Args:
+        n: How many; None where that is not known.
+        axis: The axis that they divide; None where that is not known.
+        what: Groups or heads.
+        size: The axis's size, where it is known.
+    """
+    one, many, called = what.removesuffix("s"), "4" if n is None else str(n), axis or "mid"
+    shown = f"Axis({size // n})" if n and size and size % n == 0 else "its size"
+    return (
+        f'If its {what} are fixed, make axis "{called}" the channels of one {one} ({shown} in the full model), build '
+        f'{many} * axes["{called}"] where there are {many} of them, and declare blocked({many}) there. If {what} come '
+        f"and go whole, build size // granule of them, with the channels of one {one} as the axis's granule."
+    )
+
+
+def same_number(layout: Layout, large: nn.Module, small: nn.Module, axes: Collection[str]) -> str:
+    """Return which modules have as many groups or heads in a small model as in the large one, and what to do; or "".
+
+    Args:
+        layout: The layout of the large model.
+        large: A module of it.
+        small: A module in which some axes are smaller.
+        axes: Those axes; others do not matter.
+    """
+    here, there = _counts(large), _counts(small)
+    for name, n in here.items():
+        dims = [dim for t in layout.tensors if t.rpartition(".")[0] == name for dim in layout.tensors[t].dims]
+        cut = [dim for dim in dims if len(dim) % n and any(axis in axes for s in dim for axis in s.axes)]
+        if there.get(name) == n and cut:
+            axis = next(axis for s in cut[0] for axis in s.axes if axis in axes)
+            what = "heads" if isinstance(large.get_submodule(name), nn.MultiheadAttention) else "groups"
+            kind = type(large.get_submodule(name)).__name__
+            said = if_fixed(n, axis, what, layout.axes[axis].size)
+            return f' "{name}", a {kind}, has {n} {what} at every size of axis "{axis}". {said}'
+    return ""
+
+
+def _counts(module: nn.Module) -> dict[str, int]:
+    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention))
+    return groups_of(module) | {name: part.num_heads for name, part in parts if part.num_heads > 1}
+
+
+def indivisible(error: BaseException, axis: str | None) -> str:
+    """Return what to do where building failed since a size cannot be divided; "" where it failed for something else."""
+    if not _DIVISION.search(str(error)):
+        return ""
+    kind, n, what, where = _failed_at(error)
+    return f" It is {kind}{where}. {if_fixed(n, axis, what)}" if kind else f" {if_fixed(n, axis, what)}"
+
+
+def _failed_at(error: BaseException) -> tuple[str, int | None, str, str]:
+    """Return the kind of the module that could not be made, its groups, what they are called, and who made it."""
+    kind, n, what, where = "", None, "groups", ""
+    outside: FrameType | None = None
+    at = 0
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        own = frame.f_locals.get("self")
+        if isinstance(own, nn.Module) and type(own).__module__.startswith("torch.") and not kind:
+            kind = f"the {type(own).__name__}"
+            n, what = _counted(frame.f_locals)
+            if outside is not None:
+                maker = outside.f_locals.get("self")
+                inside = f" in {type(maker).__name__}" if isinstance(maker, nn.Module) else ""
+                where = f" made{inside} at line {at} of {Path(outside.f_code.co_filename).name}"
+        elif not kind:
+            outside, at = frame, line
+    return kind, n, what, where
+
+
+def _counted(values: Mapping[str, object]) -> tuple[int | None, str]:
+    for key, what in _COUNTS.items():
+        n = values.get(key)
+        if isinstance(n, int) and not isinstance(n, bool):
+            return n, what
+    return None, "groups"
+
+
+# ---- which dimension, what it may be, and the line to write --------------------------------------------------------
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _MOST_LISTED = 8

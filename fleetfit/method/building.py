@@ -115,7 +115,7 @@ def build_anew(spec: Mapping[str, Any]) -> Method:
     single, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
     if choice:
         name = choice.pop("name")
-        method = _with_option(method, _made("choices", name, "[cohort] choose", choice), str(name), set(single))
+        method = _with_option(method, _made("selection", name, "[cohort] choose", choice), str(name), set(single))
     for name, settings in plus.items():
         option = _made("options", name, f"[method.plus.{name}]", settings)
         method = _with_option(method, option, name, set(single))

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from fleetfit.layout import State, named_tensors, outputs
 from fleetfit.submodel import FlatState, Submodel, cut, flat_of, shapes_of
 from fleetfit.tasks import NOT_SCORED
-from fleetfit.train import joined, workpiece
+from fleetfit.training import joined, workpiece
 from fleetfit.values import Device, Job, Update
 
 _BATCH = 128

@@ -1,6 +1,6 @@
 """AdaptiveFL: a pool of sub-models, clients chosen by what they sent back, pruning on the device (DAC 2024).
 
-Jia et al. Algorithms 1 and 2. Each slot of a round draws a model of the pool (`fleetfit.planner.pool`) and then a
+Jia et al. Algorithms 1 and 2. Each slot of a round draws a model of the pool (`fleetfit.methods._pool`) and then a
 client for it, by the rewards of `_reinforcement`. The client trains the largest model of the pool that is contained in
 what it was sent and that it affords now; the server learns of its resources only by what comes back. It never gets a
 budget: `told` is false, and the clients it knows have none. Updates weigh by samples (Algorithm 2).
@@ -24,8 +24,8 @@ import numpy as np
 from fleetfit.aggregate import Aggregate
 from fleetfit.cost import cost_of
 from fleetfit.errors import ConfigError
-from fleetfit.levels import pool_levels
 from fleetfit.method import Method
+from fleetfit.methods._pool import PoolModel, around, pool, pool_levels
 from fleetfit.methods._reinforcement import (
     Credit,
     Rewards,
@@ -36,7 +36,6 @@ from fleetfit.methods._reinforcement import (
     probabilities,
     reward,
 )
-from fleetfit.planner.pool import PoolModel, around, pool
 from fleetfit.submodel import Submodel, recut
 from fleetfit.values import Device, Failure, Federation, Job, Problem, Server, Update
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State
-from fleetfit.levels import pool_levels, split_levels
+from fleetfit.levels import split_levels
 from fleetfit.method import Method, Weight
+from fleetfit.methods._pool import pool, pool_levels
 from fleetfit.planner import Targets
-from fleetfit.planner.pool import pool
 from fleetfit.submodel import Submodel, extract
 from fleetfit.values import Federation, Level, Problem, Server, Update
 

@@ -29,7 +29,7 @@ from fleetfit.method import Method, Weight, by_count, coverage_mean
 from fleetfit.methods._distillation import Distillation
 from fleetfit.seeds import seed_of
 from fleetfit.submodel import FlatState, Submodel, flat_of, shapes_of, whole
-from fleetfit.train import run_on_server
+from fleetfit.training import run_on_server
 from fleetfit.used import idle
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 

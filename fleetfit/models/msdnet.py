@@ -18,7 +18,7 @@ Differs from the paper: a 1x1 convolution before a 3x3 one may widen, where base
 Differs from ScaleFL's released code: wherever features are cut, each concatenated part is cut by itself, so that a
 sub-model computes with the channels that it was given (there, behind the first exit, it is the leading ones of all). As
 there, the finer scales in the last layer of a sub-model feed nothing: they belong to its size, but no gradient reaches
-them, so they are neither moved by weight decay nor counted in the average (see `fleetfit.train`).
+them, so they are neither moved by weight decay nor counted in the average (see `fleetfit.training`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes, segments
-from fleetfit.layout.declare import Declaration
+from fleetfit.layout.axes import Declaration
 from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming
 from fleetfit.names import Row, entries
 

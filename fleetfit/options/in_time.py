@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fleetfit.method import Method
 from fleetfit.submodel import Submodel
-from fleetfit.train import fits
+from fleetfit.training import fits
 from fleetfit.values import Device, Job
 
 

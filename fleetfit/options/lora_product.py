@@ -36,8 +36,8 @@ from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.layout import Layout, State, TensorLayout
 from fleetfit.method import Method, Weight, coverage_mean
 from fleetfit.options._factors import balanced, nearest
-from fleetfit.train import one_thread
-from fleetfit.tuning.lora import A, B
+from fleetfit.peft.lora import A, B
+from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
 
 BARELY = 1e-30

@@ -1,8 +1,8 @@
 """AdaptiveFL's Table 1 (DAC 2024): the pool of sub-models of VGG-16."""
 
 from fleetfit.cost import submodel_cost
+from fleetfit.methods._pool import pool
 from fleetfit.papers.table import PaperTable, Value, beside, built_in
-from fleetfit.planner.pool import pool
 
 _INPUT = (3, 32, 32)
 

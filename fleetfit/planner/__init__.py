@@ -26,18 +26,20 @@ Differs from the paper:
 from fleetfit.planner.budgets import (
     Amount,
     Budget,
+    Mode,
+    Split,
+    Targets,
     absolute,
     affords,
     as_fractions,
     assign,
     budget_problem,
     budgets_by_cost,
+    given_levels,
     levels_of_budgets,
 )
-from fleetfit.planner.making import further_costs, make_plan
-from fleetfit.planner.plan import Plan, PlannedLevel
+from fleetfit.planner.plan import Plan, PlannedLevel, further_costs, make_plan
 from fleetfit.planner.search import grids_of, one_level, search
-from fleetfit.planner.targets import Mode, Split, Targets, given_levels
 
 __all__ = [
     "Amount",

@@ -16,12 +16,11 @@ checkpoint that it starts from, a half-written one too. Files of tensors carry a
 
 A folder may come from anybody. What is no regular file is not read, a link in the folder is not followed when writing,
 and what is read is looked at before it is used: types and ranges in `forms`, the parts of a checkpoint in `saved`, its
-tensors by their layout in `fleetfit.rounds.restored`.
+tensors by their layout in `fleetfit.soundness`.
 """
 
 from fleetfit.records.checkpoints import FORMAT, flatten, restore
-from fleetfit.records.folder import RunFolder, checksums, new_path
-from fleetfit.records.writing import environment, jsonable, write_atomically
+from fleetfit.records.folder import RunFolder, checksums, environment, jsonable, new_path, write_atomically
 
 __all__ = [
     "FORMAT", "RunFolder", "checksums", "environment", "flatten", "jsonable", "new_path", "restore", "write_atomically",

@@ -84,7 +84,7 @@ def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
     """
     settings = {key: value for key, value in spec.items() if key != "name"}
     name = spec.get("name", "full")
-    function = name if callable(name) else names.resolve("tuning", name)
+    function = name if callable(name) else names.resolve("peft", name)
     made: Architecture = names.call(function, str(name), "[tuning]", settings, architecture=architecture)
     return made
 

@@ -29,7 +29,7 @@ class Local:
             is then counted in steps. None: after every epoch.
         optimiser: "sgd", or "adam", which has no use for `momentum`.
         cosine: Let the learning rate fall to 0 along half a cosine, over `max_steps` steps.
-        compress: Send what training changed in "float16" or "int8" (`fleetfit.compression`); None: the state itself.
+        compress: Send what training changed in "float16" or "int8" (`fleetfit.messages`); None: the state itself.
     """
 
     lr: float = 0.1
@@ -119,7 +119,7 @@ class Update:
         level: That of the job.
         dispatched: The sub-model that was sent.
         submodel: The sub-model that this is the state of: a part of what was sent.
-        state: Its tensors, by name; what `fleetfit.compression` makes of them until the update is validated.
+        state: Its tensors, by name; what `fleetfit.messages` makes of them until the update is validated.
         num_examples: Samples that the client trained on.
         metrics: Plain values: "loss", what the method's loss adds, and what the server notes.
         bytes_down: Of the job, as it is sent.

@@ -32,7 +32,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "fedrolex", "plus": {"fedavgm": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": "test_standing:in_the_second"}},  # undone
-    *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.available("choices")),
+    *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.available("selection")),
     {"name": "scalefl", "cohort": {"name": "diversity"}, "plus": {"fedadam": {}}},
     {"name": "reefl", "modulate": False, "estimate": "kept", "plus": {"feddyn": {}}},
     {"name": "reefl", "ree": False, "teacher": "batch", "ramp": 0},

@@ -17,8 +17,8 @@ from tiny import spec_of, tiny_data
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.cli import main
-from fleetfit.compression import DTYPES
 from fleetfit.errors import ConfigError, FleetFitError, RunError
+from fleetfit.messages import DTYPES
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -31,8 +31,8 @@ from fleetfit.engines.flower import flower, messages
 from fleetfit.engines.flower import node as nodes_side
 from fleetfit.engines.flower import post as posting
 from fleetfit.engines.flower.post import Letter, Post
+from fleetfit.messages import pack, unpack
 from fleetfit.report import plots
-from fleetfit.wire import pack, unpack
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,10 @@ from fleetfit.engines.flower.node import answer, node_of
 from fleetfit.engines.flower.protocol import answer_of, checked_header, hello_of, packed
 from fleetfit.engines.flower.remembered import Remembered, digest_of
 from fleetfit.engines.flower.settings import read_settings
+from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.rounds import start
-from fleetfit.train import run_job
+from fleetfit.training import run_job
 from fleetfit.values import Device, Job, Local
-from fleetfit.wire import job_nest, pack, unpack
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
 THREE = {"kind": "iid", "clients": 3}
@@ -366,7 +366,7 @@ def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
 
 
 def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
-    from fleetfit.api.enrolment import rules_of
+    from fleetfit.api.fleet import rules_of
     from fleetfit.config import read_experiment
 
     write_app(tmp_path / "app")

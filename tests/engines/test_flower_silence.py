@@ -15,9 +15,9 @@ from local_fleet import CLIENTS, Lab, described
 
 from fleetfit.engines.flower import messages
 from fleetfit.engines.flower import node as nodes_side
+from fleetfit.messages import job_of, reply_of, unpack
 from fleetfit.report import plots
 from fleetfit.values import Update
-from fleetfit.wire import job_of, reply_of, unpack
 
 SILENT = {"name": "adaptivefl"}
 # The tiny model's levels cost 0.21, 0.41 and 1 of it, and a node takes what costs up to 1.45 of its budget.

@@ -184,7 +184,7 @@ if "fleetfit.engines.flower.zygote" in sys.orig_argv:
             return told(message, parts)
         turn = os.path.getsize(count) if os.path.exists(count) else 0
         open(count, "a").write("x")
-        from fleetfit.wire import pack, unpack
+        from fleetfit.messages import pack, unpack
         nest = unpack(bytearray(parts["answer"]))
         reply, state = nest["reply"], nest["reply"]["state"]
         name = max(state, key=lambda key: state[key].numel())

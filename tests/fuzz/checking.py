@@ -25,11 +25,11 @@ from fleetfit.engines.flower.node import answer
 from fleetfit.engines.flower.protocol import answer_of, hello_of
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
-from fleetfit.guard import problem_with_job
 from fleetfit.layout import State
+from fleetfit.messages import job_of, reply_of, unpack
 from fleetfit.rounds import checked, one_round
+from fleetfit.validation import problem_with_job
 from fleetfit.values import Failure, Job, Server, Update
-from fleetfit.wire import job_of, reply_of, unpack
 
 ASKED = ("hello", "setup", "train", "train", "evaluate", "statistics")
 UNPARSED = "not parsed"
@@ -287,11 +287,11 @@ def lines_in_functions(code: types.CodeType) -> set[int]:
 
 
 if __name__ == "__main__":
-    from fleetfit import guard, wire
+    from fleetfit import messages, validation
 
     number = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     totals: Counter[str] = Counter()
-    reached = lines_reached((guard, wire), lambda: totals.update(many(number)))
+    reached = lines_reached((validation, messages), lambda: totals.update(many(number)))
     print(dict(totals), f"{100 * past_parsing(totals):.1f}% past parsing")
     for module, (hit, total, missed) in reached.items():
         print(f"{module}: {hit} of {total} lines in functions ({100 * hit / total:.0f}%); not reached: {missed}")

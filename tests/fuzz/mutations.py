@@ -14,13 +14,18 @@ from typing import Any, Protocol
 import torch
 from tiny import tiny_federation
 
-from fleetfit.compression import compress
 from fleetfit.engines.flower.protocol import packed
 from fleetfit.engines.local import local
 from fleetfit.evaluate import Wanted, evaluate
+from fleetfit.messages import (
+    compress,
+    job_nest,
+    pack,
+    reply_nest,
+    unpack,
+)
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Server, Update
-from fleetfit.wire import job_nest, pack, reply_nest, unpack
 
 Reply = Update | Failure
 SETTINGS = Settings(1, Local(lr=0.1, batch_size=16))

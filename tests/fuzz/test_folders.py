@@ -33,7 +33,7 @@ import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.cli import main
 from fleetfit.report import drawing
-from fleetfit.train.profiling import Found, Timing
+from fleetfit.training.profiling import Found, Timing
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "folders"
 CHECKPOINTS = ["checkpoints/round-000002.safetensors", "checkpoints/round-000003.safetensors"]

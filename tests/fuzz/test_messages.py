@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from fuzz.checking import UNPARSED, heard, hello, introduced, lives, many, one, past_parsing, taken
 from fuzz.mutations import answer_to, asked, parent, real
 
-from fleetfit.wire import pack, unpack
+from fleetfit.messages import pack, unpack
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "messages").glob("*.json"))
 

@@ -27,7 +27,7 @@ from fleetfit.api.comparison import Rehearsal, planned
 from fleetfit.api.described import settled
 from fleetfit.api.runs import described
 from fleetfit.config import Experiment, assemble, read_experiment, to_toml
-from fleetfit.config.checking import checked
+from fleetfit.config.reading import checked
 from fleetfit.errors import FleetFitError
 
 ROOT = Path(__file__).parents[2]

@@ -25,12 +25,12 @@ from fleetfit.models.bert import Bert, bert
 from fleetfit.models.ree import recurrent
 from fleetfit.models.resnet import resnet
 from fleetfit.models.vit import Vit, vit
+from fleetfit.peft.frozen import frozen
+from fleetfit.peft.lora import lora
+from fleetfit.peft.parallel_adapter import parallel_adapter
+from fleetfit.peft.serial_adapter import serial_adapter
+from fleetfit.peft.ssf import ssf
 from fleetfit.report import drawing
-from fleetfit.tuning.frozen import frozen
-from fleetfit.tuning.lora import lora
-from fleetfit.tuning.parallel_adapter import parallel_adapter
-from fleetfit.tuning.serial_adapter import serial_adapter
-from fleetfit.tuning.ssf import ssf
 
 hf: Any = pytest.importorskip("transformers", reason="the library that opens the folders is not installed")
 tokenizers = pytest.importorskip("tokenizers")

@@ -16,7 +16,7 @@ from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.bert import Bert, bert, bert_base
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import classification
-from fleetfit.train import initial_state
+from fleetfit.training import initial_state
 from fleetfit.values import Problem
 
 TINY: dict[str, Any] = {"hidden": 12, "layers": 3, "attention_heads": 3, "intermediate": 18, "max_positions": 8}

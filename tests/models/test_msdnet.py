@@ -14,13 +14,13 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ModelError
-from fleetfit.guard import examined
 from fleetfit.layout import build_module, infer_layout, segments
 from fleetfit.method import build
 from fleetfit.models.msdnet import Msdnet, msdnet, msdnet24
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
+from fleetfit.validation import examined
 from fleetfit.values import Clients, Federation, Job, Level, Local, Problem, Resources, Simulation, Update
 
 EXITS = (15, 18, 21, 24)

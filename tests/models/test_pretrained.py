@@ -20,7 +20,7 @@ from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
 from fleetfit.report import drawing
 from fleetfit.tasks import classification
-from fleetfit.train import initial_state, notes_on_start
+from fleetfit.training import initial_state, notes_on_start
 from fleetfit.values import Problem
 
 hf: Any = pytest.importorskip("transformers", reason="the library to compare with is not installed")

@@ -13,7 +13,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vit import Vit, deit_s, vit
 from fleetfit.tasks import classification
-from fleetfit.train import initial_state
+from fleetfit.training import initial_state
 from fleetfit.values import Problem
 
 SHAPE = (1, 8, 12)

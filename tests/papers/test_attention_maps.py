@@ -16,9 +16,9 @@ from fleetfit.models.ree import recurrent
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import Vit, vit
 from fleetfit.papers.attention import attention_maps
-from fleetfit.tuning.lora import lora
-from fleetfit.tuning.serial_adapter import serial_adapter
-from fleetfit.tuning.ssf import ssf
+from fleetfit.peft.lora import lora
+from fleetfit.peft.serial_adapter import serial_adapter
+from fleetfit.peft.ssf import ssf
 
 SHAPE = (1, 4, 6)  # 2 x 3 patches
 HEADS = 2

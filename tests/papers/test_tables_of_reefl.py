@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fleetfit.layout import build_module
+from fleetfit.messages import packed_size
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import deit_s
 from fleetfit.papers import paper_table
 from fleetfit.papers.reefl import MODES
 from fleetfit.papers.table import PaperTable
 from fleetfit.values import tuned
-from fleetfit.wire import packed_size
 
 pytest.importorskip("peft", reason="LoRA is peft's")
 

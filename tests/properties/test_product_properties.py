@@ -27,7 +27,7 @@ from fleetfit.submodel import (
 )  # fmt: skip
 
 patient = settings(deadline=None, max_examples=50)
-CUT = import_module("fleetfit.submodel.cut")  # by name: the package has a function of that name
+CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
 CHOICES = {"prefix": prefix, "window": window, "rolling": rolling, "random": random}
 NAMES = ("a", "b", "c")
 Factors = tuple[str | int, ...]

@@ -20,8 +20,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import Assembly, Experiment, to_table, to_toml
 from fleetfit.config.assembly import with_measured
-from fleetfit.config.checking import checked
-from fleetfit.config.reading import anchored, changes_of, leaves, merged, sections_of, value_at
+from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table, table_of
 from fleetfit.errors import ConfigError, RunError, shown
 from fleetfit.records import RunFolder

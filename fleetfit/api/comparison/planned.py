@@ -15,9 +15,8 @@ from typing import Any
 
 from fleetfit.config import Experiment
 from fleetfit.config.assembly import spec_of_method
-from fleetfit.config.checking import checked
 from fleetfit.config.naming import check_keys, function_of
-from fleetfit.config.reading import leaves, merged, names_among, sections_of, value_at
+from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 from fleetfit.method import build, hyperparameters
 from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded

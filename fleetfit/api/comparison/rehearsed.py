@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleetfit.api.asking import covers
 from fleetfit.api.comparison.planned import Entry, Planned, nested
 from fleetfit.api.described import settled
 from fleetfit.api.results import load
+from fleetfit.api.runs import covers
 from fleetfit.config import Assembly, Experiment, assemble
 from fleetfit.config.assembly import with_measured
-from fleetfit.config.checking import checked
-from fleetfit.config.reading import leaves, merged, value_at
+from fleetfit.config.reading import checked, leaves, merged, value_at
 from fleetfit.config.unused import Unused
 from fleetfit.errors import ConfigError, FleetFitError
 

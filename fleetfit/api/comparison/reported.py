@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fleetfit.api.comparison.planned import Planned
 from fleetfit.api.results import Run
-from fleetfit.config.checking import checked
-from fleetfit.config.reading import leaves, value_at
+from fleetfit.config.reading import checked, leaves, value_at
 from fleetfit.errors import MissingExtra
 from fleetfit.records import write_atomically
 from fleetfit.report import plots

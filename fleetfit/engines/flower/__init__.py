@@ -1,7 +1,7 @@
 """A real fleet over the network, by Flower: nodes train on their own data. It needs the extra `flower`.
 
 `fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
-The server sends each node the piece of the model that fits it, as `fleetfit.wire` messages.
+The server sends each node the piece of the model that fits it, as `fleetfit.messages` messages.
 
 - The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `roll` (who takes part), `post`
   (messages and threads).

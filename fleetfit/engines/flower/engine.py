@@ -19,9 +19,9 @@ from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.roll import Roll
 from fleetfit.errors import ConfigError, one_line, what_raised
 from fleetfit.layout import State
+from fleetfit.messages import job_nest, pack, reply_of
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
-from fleetfit.wire import job_nest, pack, reply_of
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
 _SHARED = 4  # states that are kept as Flower objects

@@ -1,4 +1,4 @@
-"""Flower messages: named parts, each a run of bytes, whose meaning `fleetfit.wire` knows.
+"""Flower messages: named parts, each a run of bytes, whose meaning `fleetfit.messages` knows.
 
 A part that several messages share (the state of a level) is the same Flower object in all of them, so that it is
 stored once and sent to each node from there. Nothing in a message is pickled, and no label of Flower's is believed: a

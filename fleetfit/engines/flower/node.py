@@ -23,13 +23,13 @@ from fleetfit.engines.flower.protocol import Header, checked_header, facts_of, h
 from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
-from fleetfit.guard import problem_with_job
+from fleetfit.messages import job_of, reply_nest, unpack
 from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
-from fleetfit.train import accelerator_named, run_job
-from fleetfit.train.allocator import give_back_freed_memory, keep_freed_memory
+from fleetfit.training import accelerator_named, run_job
+from fleetfit.training.devices import give_back_freed_memory, keep_freed_memory
+from fleetfit.validation import problem_with_job
 from fleetfit.values import Device, Failure, Job, Problem
-from fleetfit.wire import job_of, reply_nest, unpack
 
 
 @functools.lru_cache(maxsize=64)

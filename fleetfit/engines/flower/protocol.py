@@ -1,4 +1,4 @@
-"""What server and nodes say to each other, as nests for `fleetfit.wire`; whatever comes in is checked here first.
+"""What server and nodes say to each other, as nests for `fleetfit.messages`; whatever comes in is checked here first.
 
 Server to node, in part `header`: `what` is one of
 - hello: what may the server know of you? (`asks_budget`, `asks_labels`)
@@ -16,10 +16,10 @@ from typing import Any
 
 from fleetfit.data import Data
 from fleetfit.errors import RunError, one_line
+from fleetfit.messages import pack, unpack
 from fleetfit.method import is_portable
 from fleetfit.planner import Budget
 from fleetfit.values import Facts, Told
-from fleetfit.wire import pack, unpack
 
 PROTOCOL = 1
 _NAME = re.compile(r"[\w.-]{1,60}")

@@ -1,8 +1,8 @@
 """What a node keeps on its own disk: what it remembers of a run, and tensors that are never trained.
 
 It is never sent. Of a run's memory the last two versions are there: the one that the last job began with, and the one
-that it left, since the server's next job says which of them was accepted. Files are `fleetfit.wire` messages, written
-beside their place and renamed (`fleetfit.files`), so that a loss of power leaves one or the other.
+that it left, since the server's next job says which of them was accepted. Files are `fleetfit.messages` messages,
+written beside their place and renamed (`fleetfit.files`), so that a loss of power leaves one or the other.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.wire import pack, unpack
+from fleetfit.messages import pack, unpack
 
 _RUNS = 8  # whose memory is kept
 _BASES = 3

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fleetfit import files, names
-from fleetfit.config.budget_file import is_budget_file, read_budget
-from fleetfit.config.checking import validated
-from fleetfit.config.reading import anchored
+from fleetfit.config.reading import anchored, is_budget_file, read_budget, validated
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
 from fleetfit.config.tables import read_table
 from fleetfit.cost import COSTS

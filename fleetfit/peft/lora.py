@@ -1,0 +1,99 @@
+"""LoRA: a product of two thin matrices beside the query and value projections (Hu et al., ICLR 2022), by way of peft.
+
+W x becomes W x + (alpha / rank) B A x, with W frozen, A [rank, in] drawn and B [out, rank] zero at first; all else is
+frozen but the classifiers. Rank 32 and alpha 64 are those of ReeFL (ICML 2024, appendix A): 49,152 numbers per block of
+DeiT-S. Federated averages take A and B apart, as the papers do; the average of B A is not that, and
+`method.plus.lora_product` takes it.
+"""
+
+import re
+from dataclasses import dataclass
+
+from torch import nn
+
+from fleetfit.errors import MissingExtra, ModelError
+from fleetfit.layout import Architecture, State
+from fleetfit.peft._tuned import Tuned
+
+A, B = "lora_A.default.weight", "lora_B.default.weight"
+"""What peft calls the two matrices of a layer."""
+BASE = "base_layer"
+"""What peft calls the layer itself."""
+
+
+@dataclass(frozen=True)
+class Lora(Tuned):
+    """The family; made by `lora`, which says what the fields mean."""
+
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.alpha > 0:
+            raise ModelError(f"[tuning] rank must be at least 1 and alpha above 0, got {self.rank} and {self.alpha}.")
+        super().__post_init__()
+
+    def takes(self, part: nn.Module) -> bool:
+        """Tell whether it is a linear layer."""
+        return isinstance(part, nn.Linear)
+
+    def put_into(self, module: nn.Module, places: list[str]) -> None:
+        """Let peft replace the linear layers."""
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+        except ImportError:
+            raise MissingExtra("tuning", "LoRA") from None
+        pattern = "|".join(re.escape(place) for place in places)
+        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=f"({pattern})")  # type: ignore[arg-type]
+        inject_adapter_in_model(config, module)
+
+    def added(self, name: str) -> bool:
+        """Tell whether a tensor is one of the thin matrices."""
+        return name.endswith((A, B))
+
+    def adopted(self, state: State) -> State:
+        """Return another model's tensors by peft's names."""
+        found = {}
+        for name, tensor in super().adopted(state).items():
+            layer, _, kind = name.rpartition(".")
+            found[f"{layer}.{BASE}.{kind}" if layer in self.places else name] = tensor
+        return found
+
+    def merged(self, state: State) -> State:
+        """Return the tensors with W + (alpha / rank) B A for W, computed in double precision."""
+        found = {name: tensor for name, tensor in state.items() if not self.added(name) and f".{BASE}." not in name}
+        for layer in self.places:
+            for kind in ("weight", "bias"):
+                if (tensor := state.get(f"{layer}.{BASE}.{kind}")) is not None:
+                    found[f"{layer}.{kind}"] = tensor
+            if f"{layer}.{B}" in state:
+                product = state[f"{layer}.{B}"].double() @ state[f"{layer}.{A}"].double()
+                weight = found[f"{layer}.weight"]
+                found[f"{layer}.weight"] = (weight.double() + self.alpha / self.rank * product).to(weight.dtype)
+        return found
+
+    def follows(self, name: str) -> dict[str, dict[int | None, int | None]]:
+        """Return that B's rows are declared like the layer's, and A's columns like its columns."""
+        layer, _, kind = name.rpartition(".")
+        if layer not in self.places:
+            return {}
+        own: dict[str, dict[int | None, int | None]] = {f"{layer}.{BASE}.{kind}": {None: None, 0: 0, 1: 1}}
+        return own | ({f"{layer}.{B}": {0: 0}, f"{layer}.{A}": {1: 1}} if kind == "weight" else {})
+
+
+def lora(
+    architecture: Architecture, rank: int = 32, alpha: float = 64.0, targets: tuple[str, ...] = ("*.query", "*.value")
+) -> Architecture:
+    """Put thin matrices beside linear layers.
+
+    Args:
+        architecture: The model family.
+        rank: Rows of A and columns of B.
+        alpha: The product is multiplied by alpha / rank.
+        targets: Patterns of the names of the linear layers.
+
+    Raises:
+        ModelError: No linear layer has such a name.
+        MissingExtra: peft is not installed.
+    """
+    return Lora(architecture, tuple(targets), rank, alpha)

@@ -1,0 +1,58 @@
+"""Power of choice: of some candidates drawn by data, those with the highest loss (Cho, Wang and Joshi, AISTATS 2022).
+
+The paper's variant without further messages, rpow-d: a client's loss is the one that it last reported with an update,
+the mean over its local steps, and infinite before its first.
+
+Differs from the paper: candidates are drawn among those connected, and equal losses at random. What methods report is
+their own local loss: with ScaleFL and DepthFL larger levels add more terms, so that they tend to have the higher one.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.errors import in_range
+from fleetfit.method import Method
+from fleetfit.selection._drawing import (
+    best,
+    by_weight,
+    listed,
+    remembering,
+    table,
+)
+from fleetfit.values import Failure, Federation, Server, Update
+
+
+def loss(candidates: int = 0) -> Method:
+    """Make the choice.
+
+    Args:
+        candidates: d, how many are drawn by data size; never fewer than the cohort; 0 is twice as many.
+    """
+    in_range("candidates", candidates, 0, closed=True)
+    return Method(choose=partial(choose, candidates=candidates), observe=observe)
+
+
+def choose(federation: Federation, server: Server, rng: np.random.Generator, candidates: int) -> list[int]:
+    """Draw candidates, and take those with the highest loss."""
+    here, cohort = federation.reachable(server.round), federation.cohort
+    drawn = by_weight(here, federation.clients.num_examples[here], max(cohort, candidates or 2 * cohort), rng)
+    return listed(best(drawn, _losses(federation, server)[drawn], cohort, rng))
+
+
+def observe(
+    federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
+) -> Server:
+    """Note what the clients report."""
+    losses = _losses(federation, server)
+    for update in reports:
+        if isinstance(update, Update) and update.client is not None and np.isfinite(update.metrics["loss"]):
+            losses[update.client] = update.metrics["loss"]
+    return remembering(server, losses=torch.from_numpy(losses))
+
+
+def _losses(federation: Federation, server: Server) -> np.ndarray:
+    return table(server, "losses", len(federation.clients), float("inf"), torch.float32)

@@ -1,0 +1,463 @@
+"""Sub-models: which channels of each axis and which exits are kept; cut them out, put them back, move between them.
+
+ScaleFL 3.1.2 and Algorithm 2 (CVPR 2023): the layers behind the exit are removed and each hidden dimension keeps
+floor(s_w * D) channels, the first ones by default. FedRolex (NeurIPS 2022): the kept channels roll over the axis.
+
+Differs from the paper: channels are chosen per axis and not per matrix, so that a concatenated or stacked dimension
+keeps the same channels in each of its stretches (the literal upper-left block is wrong there); rolling starts at
+round 0 with the prefix and moves forward.
+
+Speed: a state lives in one flat buffer. All index work of a (layout, sub-model) is done once, in a `Cut`: small
+tensors are gathered by one flat index, tensors above `LARGE` elements by slices, so that the index never weighs more
+than the model.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetfit.errors import ModelError
+from fleetfit.layout import Axis, Layout, Segment, State
+from fleetfit.state import FlatState, flat_of, shapes_of
+
+__all__ = [
+    "LARGE",
+    "Channels",
+    "Cut",
+    "FlatState",
+    "Submodel",
+    "check_shapes",
+    "cut",
+    "extract",
+    "finite",
+    "flat_of",
+    "narrowed",
+    "norm",
+    "prefix",
+    "put_back",
+    "random",
+    "recut",
+    "rolling",
+    "shapes_of",
+    "whole",
+    "window",
+]
+
+
+# ---- a sub-model as a value: the kept channels of each axis, and the exits -----------------------------------------
+
+Channels = range | tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Submodel:
+    """A piece of a model: kept channels by axis (axes not named are whole) and exits; no blocks after the last exit."""
+
+    channels: Mapping[str, Channels]
+    exits: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "channels", {a: tidy(c) for a, c in self.channels.items()})
+        object.__setattr__(self, "exits", tuple(int(e) for e in self.exits))
+        object.__setattr__(self, "_key", (frozenset(self.channels.items()), self.exits))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Submodel) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    _key = (frozenset[tuple[str, Channels]](), ())  # replaced per object; equality and hash by value
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Kept channels per axis, as a count."""
+        return {axis: len(channels) for axis, channels in self.channels.items()}
+
+    @property
+    def depth(self) -> int:
+        """Blocks kept."""
+        return self.exits[-1]
+
+    def inside(self, other: "Submodel") -> bool:
+        """Tell whether every element of this sub-model is in the other; both name the axes that the other narrows."""
+        if not set(self.exits) <= set(other.exits):
+            return False
+        return all(
+            axis in self.channels and _within(self.channels[axis], kept) for axis, kept in other.channels.items()
+        )
+
+
+def _within(some: Channels, kept: Channels) -> bool:
+    if isinstance(some, range) and isinstance(kept, range):
+        return not some or (kept.start <= some.start and some.stop <= kept.stop)
+    return set(some) <= set(kept)
+
+
+def tidy(channels: Iterable[int]) -> Channels:
+    """Return a range where the channels are one, else a tuple."""
+    if isinstance(channels, range) and channels.step == 1:
+        return channels
+    found = tuple(int(c) for c in channels)
+    if found and found == tuple(range(found[0], found[0] + len(found))):
+        return range(found[0], found[0] + len(found))
+    return found
+
+
+# ---- which channels to keep: the functions for the `channels` hook of a method -------------------------------------
+
+
+def prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
+    """Keep the first n channels (upper left; ScaleFL's default)."""
+    return range(n)
+
+
+def window(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
+    """Keep n neighbouring channels that start at a granule drawn for each client and round; evaluation: the first n."""
+    if client is None:
+        return range(n)
+    first = int(rng.integers((axis.size - n) // axis.granule + 1)) * axis.granule
+    return range(first, first + n)
+
+
+def rolling(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
+    """Keep n channels from granule `round` on, wrapping around (FedRolex); evaluation: the first n."""
+    if client is None or n == axis.size:
+        return range(n)
+    granules = axis.size // axis.granule
+    chosen = sorted((round + i) % granules for i in range(n // axis.granule))
+    return _of_granules(chosen, axis.granule)
+
+
+def random(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
+    """Keep n channels of random granules, drawn for each client and round; evaluation: the first n."""
+    if client is None or n == axis.size:
+        return range(n)
+    chosen = np.sort(rng.choice(axis.size // axis.granule, n // axis.granule, replace=False))
+    return _of_granules(chosen.tolist(), axis.granule)
+
+
+def _of_granules(granules: Sequence[int], granule: int) -> Channels:
+    return tidy(g * granule + i for g in granules for i in range(granule))
+
+
+# ---- the index work of a sub-model, done once: from the full model's flat buffer to the sub-model's and back -------
+
+LARGE = 1 << 20  # elements above which a tensor is cut by slices
+_KEPT_CUTS = 64
+
+Span = tuple[int, int]  # start, length
+
+
+def _spans(
+    dim: Sequence[Segment], axes: Mapping[str, Axis], full_sizes: Mapping[str, int], channels: Mapping[str, Channels]
+) -> list[Span]:
+    """Return the kept stretches of one dimension, neighbours merged, in the order of the kept channels."""
+    found: list[Span] = []
+    start = 0
+    for segment in dim:
+        found.extend((start + s, n) for s, n in _segment_spans(segment, axes, full_sizes, channels))
+        start += segment.length(axes, full_sizes)
+    merged: list[Span] = []
+    for s, n in found:
+        if merged and merged[-1][0] + merged[-1][1] == s:
+            merged[-1] = (merged[-1][0], merged[-1][1] + n)
+        else:
+            merged.append((s, n))
+    return merged
+
+
+def _segment_spans(
+    segment: Segment, axes: Mapping[str, Axis], full_sizes: Mapping[str, int], channels: Mapping[str, Channels]
+) -> Iterable[Span]:
+    if segment.axis is None or not any(axis in channels for axis in segment.axes):
+        return [(0, segment.length(axes, full_sizes))]
+    kept, granule, per = channels.get(segment.axis), axes[segment.axis].granule, segment.per
+    if kept is None:
+        kept = range(full_sizes[segment.axis])
+    if segment.per_granule:
+        return [(c // granule, 1) for c in kept[::granule]]
+    if segment.within:
+        per = sum(inner.length(axes, full_sizes) for inner in segment.within)
+        owned = _spans(segment.within, axes, full_sizes, channels)
+        if owned != [(0, per)]:
+            return [(c * per + s, n) for c in kept for s, n in owned]
+    if isinstance(kept, range):
+        return [(kept.start * per, len(kept) * per)]
+    return [(c * per, per) for c in kept]
+
+
+def _take(tensor: Tensor, spans: Sequence[Sequence[Span]]) -> Tensor:
+    """Return the kept elements of a tensor: a view where each dimension has one stretch."""
+    for d, kept in enumerate(spans):
+        if len(kept) == 1:
+            tensor = tensor.narrow(d, *kept[0])
+        elif len(kept) <= 4:
+            tensor = torch.cat([tensor.narrow(d, s, n) for s, n in kept], dim=d)
+        else:
+            index = torch.cat([torch.arange(s, s + n) for s, n in kept])
+            tensor = tensor.index_select(d, index.to(tensor.device))
+    return tensor
+
+
+class Cut:
+    """The compiled index work of one sub-model: from the full model's flat buffer to the sub-model's and back.
+
+    Attributes:
+        names: Its tensors in canonical order.
+        shapes: Their shapes in the sub-model.
+        size: Elements of its flat buffer.
+    """
+
+    def __init__(self, layout: Layout, submodel: Submodel) -> None:
+        """Do the index work.
+
+        Raises:
+            ModelError: The sub-model does not fit the layout.
+        """
+        _check_fits(layout, submodel)
+        self.shapes = layout.shapes(submodel.sizes, submodel.exits)
+        self.names = list(self.shapes)
+        self.size = sum(_numel(shape) for shape in self.shapes.values())
+        full_shapes = layout.shapes(layout.full_sizes, layout.exits)
+        self._full_size = sum(_numel(shape) for shape in full_shapes.values())
+        self.whole = self.size == self._full_size and all(isinstance(c, range) for c in submodel.channels.values())
+        self._source = (layout.axes, layout.full_sizes, layout.tensors, submodel.channels, full_shapes)
+
+    @cached_property
+    def _pieces(self) -> list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]]:
+        """Small neighbouring tensors under one flat index, each large one with its slices. Made at the first use."""
+        full_shapes = self._source[-1]
+        offsets = dict(zip(full_shapes, accumulate(map(_numel, full_shapes.values()), initial=0), strict=False))
+        pieces: list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]] = []
+        small: list[Tensor] = []
+        done = 0  # elements of the sub-model's buffer that are placed
+
+        def close() -> None:
+            nonlocal done
+            if small:
+                index = torch.cat(small)
+                pieces.append(("index", slice(done, done + len(index)), index, slice(0, self._full_size), ()))
+                done += len(index)
+                small.clear()
+
+        for name, spans in self._stretches.items():
+            shape, first, n = full_shapes[name], offsets[name], _numel(full_shapes[name])
+            if n <= LARGE:
+                places = torch.arange(first, first + n).view(shape)
+                small.append(_take(places, spans).reshape(-1))
+            else:
+                close()
+                kept = _numel(self.shapes[name])
+                pieces.append(("slices", slice(done, done + kept), spans, slice(first, first + n), shape))
+                done += kept
+        close()
+        return pieces
+
+    def gather(self, full: Tensor) -> Tensor:
+        """Return the sub-model's flat buffer [size], a copy, of the full model's [full size]."""
+        if self.whole:
+            return full.clone()
+        out = full.new_empty(self.size)
+        for kind, here, how, there, shape in self._pieces:
+            if kind == "index":
+                torch.index_select(full, 0, self._on(how, full), out=out[here])
+            else:
+                piece = _take(full[there].view(shape), how)  # type: ignore[arg-type]
+                out[here].view(piece.shape).copy_(piece)
+        return out
+
+    @cached_property
+    def _stretches(self) -> dict[str, list[list[Span]]]:
+        axes, full_sizes, tensors, channels, _ = self._source
+        return {name: [_spans(dim, axes, full_sizes, channels) for dim in tensors[name].dims] for name in self.names}
+
+    def through(self, full: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sub-model's tensors as parts of the full model's, through which gradients flow into them."""
+        return {name: _take(full[name], spans) for name, spans in self._stretches.items()}
+
+    def scatter(self, full: Tensor, flat: Tensor, add: bool = False) -> None:
+        """Write a sub-model's flat buffer to its places in the full one, or add it there, in place."""
+        if self.whole:
+            full.add_(flat) if add else full.copy_(flat)
+            return
+        for kind, here, how, there, shape in self._pieces:
+            if kind == "index":
+                index = self._on(how, full)
+                full.scatter_add_(0, index, flat[here]) if add else full.index_copy_(0, index, flat[here])
+            else:
+                _write(full[there].view(shape), how, flat[here], add)  # type: ignore[arg-type]
+
+    def scatter_scalar(self, full: Tensor, value: float) -> None:
+        """Add one number to each of the sub-model's places in the full buffer, in place."""
+        if self.whole:
+            full.add_(value)
+            return
+        for kind, here, how, there, shape in self._pieces:
+            flat = full.new_full((1,), value).expand(here.stop - here.start)
+            if kind == "index":
+                full.scatter_add_(0, self._on(how, full), flat)
+            else:
+                _write(full[there].view(shape), how, flat, True)  # type: ignore[arg-type]
+
+    def views(self, flat: Tensor) -> State:
+        """Return a flat buffer as named tensors that share its memory."""
+        return FlatState(flat, self.shapes)
+
+    def _on(self, index: object, full: Tensor) -> Tensor:
+        assert isinstance(index, Tensor)
+        return index if full.device == index.device else index.to(full.device)
+
+
+def narrowed(layout: Layout, state: State, sizes: Mapping[str, int], channels: Mapping[str, Channels]) -> State:
+    """Return some channels of a sub-model's state.
+
+    Args:
+        layout: The model's layout.
+        state: The sub-model's state, or some of its tensors.
+        sizes: The sub-model's sizes; axes not named are whole.
+        channels: By axis, which of the sub-model's channels to keep; axes not named stay as they are.
+    """
+    sizes, tensors = {**layout.full_sizes, **sizes}, layout.tensors
+    return {
+        name: _take(tensor, [_spans(dim, layout.axes, sizes, channels) for dim in tensors[name].dims])
+        for name, tensor in state.items()
+    }
+
+
+def _write(target: Tensor, spans: Sequence[Sequence[Span]], flat: Tensor, add: bool) -> None:
+    """Write (or add) a flat piece into the kept stretches of a tensor, in place."""
+    shape = [sum(n for _, n in kept) for kept in spans]
+    source = flat.view(shape) if flat.is_contiguous() else flat.reshape(shape)
+
+    def visit(t: Tensor, s: Tensor, d: int) -> None:
+        if d == len(spans):
+            t.add_(s) if add else t.copy_(s)
+            return
+        at = 0
+        for start, n in spans[d]:
+            visit(t.narrow(d, start, n), s.narrow(d, at, n), d + 1)
+            at += n
+
+    visit(target, source, 0)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _check_fits(layout: Layout, submodel: Submodel) -> None:
+    for axis, kept in submodel.channels.items():
+        if axis not in layout.axes:
+            raise ModelError(f'a sub-model names axis "{axis}"; the model has {", ".join(layout.axes)}.')
+        size, granule = layout.axes[axis].size, layout.axes[axis].granule
+        if not len(kept) or min(kept) < 0 or max(kept) >= size or len(set(kept)) != len(kept):
+            raise ModelError(f'kept channels of axis "{axis}" must be distinct and in 0..{size - 1}, got {kept!r}.')
+        if layout.axes[axis].scaled and granule > 1:
+            _check_granules(axis, list(kept), granule)
+    if not submodel.exits or any(e not in layout.exits for e in submodel.exits):
+        raise ModelError(f"a sub-model has exits {submodel.exits}; the model has {layout.exits}.")
+
+
+def _check_granules(axis: str, kept: list[int], granule: int) -> None:
+    for i in range(0, len(kept), granule):
+        if kept[i] % granule or kept[i : i + granule] != list(range(kept[i], kept[i] + granule)):
+            raise ModelError(f'kept channels of axis "{axis}" must be whole granules of {granule}, got {kept}.')
+
+
+def cut(layout: Layout, submodel: Submodel) -> Cut:
+    """Return the index work of a sub-model, from the layout's small cache."""
+    cuts = layout.cuts
+    found: Cut | None = cuts.pop(submodel, None)
+    if found is None:
+        found = Cut(layout, submodel)
+        while len(cuts) >= _KEPT_CUTS:
+            cuts.pop(next(iter(cuts)))
+    cuts[submodel] = found  # last used, last dropped
+    return found
+
+
+# ---- states of sub-models: extract them, put them back, move them from one sub-model to another, check them --------
+
+
+def norm(state: State) -> float:
+    """Return the Euclidean norm of a state; infinite or not a number where its square is none in float32."""
+    if not state:
+        return 0.0
+    flat = flat_of(state)
+    return math.sqrt(flat.dot(flat))
+
+
+def finite(state: State) -> bool:
+    """Tell whether all numbers of a state are finite, and small enough for the square of its norm to be.
+
+    Values of which that is not true are as good as infinite: no variance, norm or product of them is a number.
+    """
+    return math.isfinite(norm(state))
+
+
+def whole(layout: Layout) -> Submodel:
+    """Return the sub-model that is the full model."""
+    return Submodel({name: range(axis.size) for name, axis in layout.axes.items()}, layout.exits)
+
+
+def extract(layout: Layout, state: State, submodel: Submodel) -> State:
+    """Return a sub-model's state, a copy, from the full model's.
+
+    Raises:
+        ModelError: The sub-model or the state does not fit the layout.
+    """
+    _check_names(layout, state)
+    compiled = cut(layout, submodel)
+    return compiled.views(compiled.gather(flat_of(_ordered(layout, state))))
+
+
+def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:
+    """Return a new full state in which the sub-model's elements come from `piece`, and all others from `state`."""
+    _check_names(layout, state)
+    compiled = cut(layout, submodel)
+    check_shapes(piece, compiled.shapes)
+    full = flat_of(_ordered(layout, state)).clone()
+    compiled.scatter(full, flat_of({name: piece[name] for name in compiled.names}))
+    return cut(layout, whole(layout)).views(full)
+
+
+def recut(layout: Layout, state: State, source: Submodel, target: Submodel, fill: State | None = None) -> State:
+    """Move a state from one sub-model to another: what both have is kept, the rest is from `fill` (full; or zeros)."""
+    if source == target:
+        return {name: tensor.clone() for name, tensor in state.items()}
+    compiled = cut(layout, whole(layout))
+    base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
+    return extract(layout, put_back(layout, base, source, state), target)
+
+
+def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare a state with the expected names and shapes, by equality: a size of one never stands for another.
+
+    Raises:
+        ModelError: A tensor is missing, unexpected, or of another shape.
+    """
+    if state.keys() != shapes.keys():
+        missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
+        raise ModelError(f"a state does not fit its sub-model: missing {missing[:3]}, unexpected {extra[:3]}.")
+    for name, shape in shapes.items():
+        if tuple(state[name].shape) != shape:
+            raise ModelError(
+                f'a state does not fit its sub-model: "{name}" is {tuple(state[name].shape)}, expected {shape}.'
+            )
+
+
+def _check_names(layout: Layout, state: State) -> None:
+    if state.keys() != layout.tensors.keys():
+        odd = sorted(state.keys() ^ layout.tensors.keys())
+        raise ModelError(f"a full state must have the layout's tensors; these differ: {odd[:4]}.")
+
+
+def _ordered(layout: Layout, state: State) -> State:
+    return state if list(state) == list(layout.tensors) else {name: state[name] for name in layout.tensors}

@@ -1,0 +1,38 @@
+"""Run one job: the only place that runs local SGD, evaluation and batch-norm statistics.
+
+Modules are built once per shape and kept; a job copies tensors in and reads an update out. All parameters of a module
+lie in one flat buffer, and so do their gradients, so that clearing, clipping and the fused optimiser are one kernel
+each.
+
+A parameter that no gradient reaches in a job, of loss or penalty, is not trained: decay leaves it as it was sent,
+and the update says so, so that it does not count in the average. Decay does reach all others at every step, whether the
+step's batch used them or not.
+"""
+
+from fleetfit.training.clock import fits
+from fleetfit.training.devices import accelerator_named
+from fleetfit.training.job import one_thread, run_job, run_on_server
+from fleetfit.training.local_model import (
+    Workpiece,
+    initial_base,
+    initial_state,
+    workpiece,
+)
+from fleetfit.training.measure import with_statistics
+from fleetfit.training.start import notes_on_start
+from fleetfit.training.steps import joined
+
+__all__ = [
+    "Workpiece",
+    "accelerator_named",
+    "fits",
+    "initial_base",
+    "initial_state",
+    "joined",
+    "notes_on_start",
+    "one_thread",
+    "run_job",
+    "run_on_server",
+    "with_statistics",
+    "workpiece",
+]

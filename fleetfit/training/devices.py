@@ -1,0 +1,60 @@
+"""Where tensors are computed on, by name; and keeping freed memory for the next step.
+
+glibc maps each large block anew and zeroes it page by page; training allocates the same blocks at every step. Keeping
+them saves up to a third of the CPU time of small models. Where there is no glibc, nothing happens.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import sys
+
+import torch
+
+from fleetfit.errors import ConfigError
+
+
+def accelerator_named(device: str) -> torch.device:
+    """Return the torch device of a name: "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
+    try:
+        found = torch.device(device or "nothing")
+    except RuntimeError:
+        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".') from None
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".')
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise ConfigError(f'engine.device is "{device}", but this machine has {count} CUDA devices.')
+        found = torch.device("cuda", found.index or 0)
+    return found
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+_LARGEST = 32 * 1024 * 1024  # the largest threshold that glibc takes
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Ask this process's allocator to keep what is freed; once per process."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGEST)
+    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_back_freed_memory() -> None:
+    """Give the memory that this process does not use back to the system, as far as its allocator can."""
+    gc.collect()
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

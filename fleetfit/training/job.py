@@ -1,0 +1,334 @@
+"""Run one job of any kind: the only local training loop, what holds it back, and what a gradient reached."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetfit.errors import FleetFitError, RunError
+from fleetfit.layout import outputs
+from fleetfit.messages import compress
+from fleetfit.method import Method, build
+from fleetfit.seeds import own_randomness, seed_of, torch_rng
+from fleetfit.submodel import Submodel, finite
+from fleetfit.training.clock import (
+    STEP,
+    forward_work,
+    learn,
+    looked_at,
+    out_of_time,
+    passes_in_time,
+    started,
+    timed,
+)
+from fleetfit.training.local_model import Workpiece, workpiece
+from fleetfit.training.measure import evaluate, statistics
+from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at
+from fleetfit.values import Clock, Device, Failure, Job, Local, Update
+
+# ---- which parameters a gradient reaches in a job ------------------------------------------------------------------
+
+
+class Reached:
+    """Watches the trained parameters of a module until each has had its first gradient; costs nothing after that.
+
+    A gradient of zeros is one; a parameter that the loss does not depend on has none.
+    """
+
+    def __init__(self, piece: Workpiece) -> None:
+        """Begin to watch."""
+        self._waiting = {
+            name: tensor.register_post_accumulate_grad_hook(partial(self._noted, name))
+            if tensor.requires_grad
+            else None
+            for name, tensor in piece.parameters.items()
+        }
+
+    def _noted(self, name: str, tensor: Tensor) -> None:
+        handle = self._waiting.pop(name)
+        if handle is not None:
+            handle.remove()
+
+    def closed(self) -> tuple[str, ...]:
+        """Stop watching, and return the names of those that had no gradient, in the module's order."""
+        for handle in self._waiting.values():
+            if handle is not None:
+                handle.remove()
+        return tuple(self._waiting)
+
+
+# ---- limits: gradients that are cut, a deadline, and stopping early on held-out data -------------------------------
+
+_BATCH = 128
+
+
+def clip(grad: Tensor, local: Local) -> None:
+    """Cut a flat gradient in place, by value and then by norm, as far as asked for."""
+    if local.clip_value is not None:
+        grad.clamp_(-local.clip_value, local.clip_value)
+    if local.clip_norm is not None:
+        norm = torch.linalg.vector_norm(grad)
+        grad.mul_(torch.clamp(local.clip_norm / (norm + 1e-6), max=1.0))
+
+
+Admits = Callable[[int, int], bool]
+"""Whether so many more passes, after so many, end in time; see `fleetfit.training.clock` for passes."""
+
+
+def deadline(job: Job, device: Device) -> Admits | None:
+    """Return what tells before each step whether it ends in time; None where there is no deadline."""
+    if job.local.deadline_s is None:
+        return None
+    if device.clock.speed is None:
+        end = device.clock.began + job.local.deadline_s
+        return _Passing(device.clock, end, device.accelerator).admits
+    most = passes_in_time(job, device)
+
+    def admits(done: int, more: int) -> bool:
+        return done + more <= most
+
+    return admits
+
+
+class _Passing:
+    """The deadline of a device without figures: what comes next should take as long as what came before."""
+
+    def __init__(self, clock: Clock, end: float, accelerator: torch.device) -> None:
+        self._clock, self._end, self._accelerator = clock, end, accelerator
+        self._first = clock.now()
+
+    def admits(self, done: int, more: int) -> bool:
+        if self._accelerator.type == "cuda":  # steps run behind the host's back
+            torch.cuda.synchronize(self._accelerator)
+        now = self._clock.now()
+        if not done:
+            return now < self._end
+        return now + (now - self._first) * more / done <= self._end
+
+
+class EarlyStopping:
+    """Watches a loss on the device's validation data, epoch by epoch or every so many steps, and keeps the best.
+
+    What is watched is the task's loss of the deepest exit, or `loss.held_out(module)` where the method's loss has that.
+
+    Attributes:
+        cost: Samples of each look; 0 where nobody looks.
+        looked: Samples looked at so far.
+    """
+
+    def __init__(self, device: Device, piece: Workpiece, local: Local, loss: Any) -> None:
+        """Measure nothing yet, but with `check_every` the start; without patience or validation data, never."""
+        self._device, self._piece, self._local = device, piece, local
+        self._own = getattr(loss, "held_out", None)
+        self.cost = looked_at(device, local)
+        self.looked = 0
+        self._best, self._best_at, self._epochs = math.inf, 0, 0
+        self._kept: Tensor | None = None
+        self._stopped = False
+        if self.cost and local.check_every is not None:
+            self._now(0)
+
+    def after_step(self, steps: int) -> bool:
+        """Tell, after so many steps, whether to stop."""
+        every = self._local.check_every
+        if every is not None and self.cost and (steps % every == 0 or steps == self._local.max_steps):
+            self._now(steps)
+        return self._stopped
+
+    def after_epoch(self) -> bool:
+        """Tell, after an epoch, whether to stop."""
+        self._epochs += 1
+        if self.cost and self._local.check_every is None:
+            self._now(self._epochs)
+        return self._stopped
+
+    def restore(self) -> None:
+        """Go back to the weights of the best moment."""
+        if self._kept is not None:
+            self._piece.flat.copy_(self._kept)
+
+    def _now(self, done: int) -> None:
+        found = self._loss()
+        self.looked += self.cost
+        if found < self._best:
+            self._best, self._best_at, self._kept = found, done, self._piece.flat.clone()
+        self._stopped = done - self._best_at >= (self._local.patience or 0)
+
+    @torch.no_grad()
+    def _loss(self) -> float:
+        device, module = self._device, self._piece.module
+        training = module.training
+        module.eval()
+        if self._own is not None:
+            found = float(self._own(module))
+            module.train(training)
+            return found
+        total, indices = torch.zeros((), device=device.accelerator), device.data.split("validation")
+        for batch in joined(indices, _BATCH):
+            x, y = device.data.batch(batch)
+            total += device.problem.task.loss(outputs(module, device.put(x))[-1], device.put(y)) * len(batch)
+        module.train(training)
+        return total.item() / len(indices)
+
+
+# ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
+    """Run one job on a device.
+
+    Returns:
+        The update, or a failure that says why; and what the client remembers if the update is accepted.
+    """
+    if job.kind == "train" and device.absent:
+        gone = replace(_failure(job, device.absent), absent=True)
+        return timed(gone, job, started(job, device)), device.memory
+    remembered, kind = device.memory, job.local.compress
+    own, lost = _parted(remembered)
+    device = started(job, replace(device, memory=own))
+    reply, memory = _done(job, device)
+    if isinstance(reply, Failure):
+        memory = remembered
+    elif job.kind == "train" and kind is not None:
+        reply, lost = compress(reply, job, device.problem.layout, kind, lost)
+        memory = {_OWN: memory, _LOST: lost}
+    return timed(reply, job, device), memory
+
+
+_OWN, _LOST = "of the method", "lost by compression"
+
+
+def _parted(memory: Any) -> tuple[Any, Any]:
+    """Return what the method remembers, and what compression has lost."""
+    both = isinstance(memory, Mapping) and memory.keys() == {_OWN, _LOST}
+    return (memory[_OWN], memory[_LOST]) if both else (memory, None)
+
+
+def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
+    try:
+        method = build(job.method)
+        adapted = method.adapt(job, device)
+        if adapted is None:
+            return _failure(job, "declined: the client affords no part of what it was sent", True), device.memory
+        work = {"train": _train, "evaluate": evaluate, "statistics": statistics}[adapted.kind]
+        with own_randomness(device.accelerator):
+            return work(adapted, device, method, job.submodel)
+    except FleetFitError as error:
+        return _failure(job, str(error)), device.memory
+    except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
+        return _failure(job, f"{type(error).__name__}: {error}"), device.memory
+    except SystemExit as error:  # of a plug-in: it would end a worker, or the whole run, without a word
+        return _failure(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, so that the server's own work has the same bits everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_on_server(job: Job, device: Device) -> Update:
+    """Run one job in this process, on the server's own device; one thread, as every job by default.
+
+    Raises:
+        RunError: It failed.
+    """
+    with one_thread():
+        reply, _ = run_job(job, device)
+    if isinstance(reply, Failure):
+        raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}")
+    return reply
+
+
+def _failure(job: Job, reason: str, declined: bool = False, late: bool = False, spent: int = 0) -> Failure:
+    return Failure(
+        job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined, late=late,
+        multiply_adds=spent,
+    )  # fmt: skip
+
+
+def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
+    indices = device.data.split("train")
+    if not len(indices):
+        return _failure(job, "the client has no training data"), device.memory
+    piece = workpiece(device.problem, job.submodel, device.accelerator)
+    piece.load(job.state)
+    loss, penalty = method.loss(job, device), method.penalty(job, device)
+    torch.manual_seed(seed_of(job.seed, "torch"))  # after module and loss are built: building draws from it
+    piece.module.train()
+    reached = Reached(piece)
+    try:
+        done = _local_sgd(job, device, piece, loss, penalty, indices)
+    finally:
+        untrained = reached.closed()
+    piece.put(job.state, untrained)  # weight decay moves what no gradient reaches, too
+    spent = done.passes * forward_work(device.problem, job.submodel)
+    if job.local.deadline_s is not None and device.clock.speed is None:
+        learn(device, spent)
+    if done.stopped and (not done.steps or job.local.late == "drop"):
+        return _failure(job, out_of_time(job), late=True, spent=spent), device.memory
+    state = piece.read()
+    if not finite(state) or not math.isfinite(done.loss):
+        reason = "its training diverged: the loss or the weights are not finite"
+        return _failure(job, reason, spent=spent), device.memory
+    memory = method.remember(job, device, state, loss)
+    sent, state = method.reply(job, device, state)
+    extra = loss.metrics() if hasattr(loss, "metrics") else {}
+    metrics = {"loss": done.loss, "steps": done.steps, **({"stopped": True} if done.stopped else {}), **extra}
+    update = Update(
+        job.round, job.index, job.client, job.level, dispatched, sent, state, len(indices), metrics,
+        multiply_adds=spent, untrained=tuple(name for name in untrained if name in state),
+    )  # fmt: skip
+    return update, memory
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What local training did: mean loss per sample, steps, passes (see `train.clock`), whether time ran out."""
+
+    loss: float
+    steps: int
+    passes: int
+    stopped: bool
+
+
+def _local_sgd(job: Job, device: Device, piece: Workpiece, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
+    """Run the local epochs, as far as the deadline and the other limits let them."""
+    local, rng = job.local, torch_rng(job.seed, "batches")
+    optimiser = optimiser_of(piece, local)
+    total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
+    stopping, in_time, stopped = EarlyStopping(device, piece, local, loss), deadline(job, device), False
+    for epoch in epochs(indices, local, rng):
+        for batch in epoch:
+            if in_time is not None and not in_time(STEP * seen + stopping.looked, STEP * len(batch)):
+                stopped = True
+                break
+            x, y = device.data.batch(batch, rng)
+            x, y = device.put(x), device.put(y)
+            piece.grad.zero_()
+            value = loss(piece.module, x, y)
+            (value if penalty is None else value + penalty(piece.module)).backward()
+            clip(piece.grad, local)
+            if local.cosine:
+                optimiser.param_groups[0]["lr"] = rate_at(steps, local)
+            optimiser.step()
+            total += value.detach() * len(batch)
+            seen, steps = seen + len(batch), steps + 1
+            if stopping.after_step(steps) or steps == local.max_steps:
+                break
+        if in_time is not None and not in_time(STEP * seen + stopping.looked, stopping.cost):
+            stopped = True
+        if stopped or stopping.after_epoch() or steps == local.max_steps:
+            break
+    stopping.restore()
+    return _Trained(total.item() / max(seen, 1), steps, STEP * seen + stopping.looked, stopped)

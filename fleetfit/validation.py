@@ -1,0 +1,434 @@
+"""The one check of what comes from elsewhere, before it touches a state, a table or a column.
+
+A reply may come from a device that is broken, old or hostile, and a job from such a server. Each field is looked at for
+its type before anything is done with it; sizes are compared before anything is made of them; shapes are compared by
+equality, never by broadcasting; numbers that a client adds up are held against what so many samples can give. Whatever
+is raised on the way is that reply's failure, and its reason says what and where.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
+from fleetfit.layout import Layout, batch_norms, build_module, outputs, some_input
+from fleetfit.messages import DTYPES, decompress, rows_of
+from fleetfit.submodel import Submodel, check_shapes, cut, finite
+from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Update
+
+_WORD = 200  # characters of a stranger's text that go into a sentence,
+_REASON = 500  # and of a whole reason
+_NAME = 100  # characters of what a metric is called
+_METRICS = 10_000  # numbers and texts in an update's metrics,
+_DEEP = 8  # and how deep they nest
+_MOST_COUNTED = 1e15  # of a number in a table that is added up over clients
+_MOST_UNITS = 2**53  # above it, floats do not count
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def paired(
+    run: Callable[[Iterator[Job]], Iterator[Update | Failure]], jobs: Iterable[Job]
+) -> Iterator[tuple[Job, Update | Failure]]:
+    """Yield each job with its reply, and hold an engine to its promise: one reply each, in the jobs' order.
+
+    Raises:
+        RunError: The engine gives more or fewer.
+    """
+    waiting: deque[Job] = deque()
+
+    def noted() -> Iterator[Job]:
+        for job in jobs:
+            waiting.append(job)
+            yield job
+
+    for reply in run(noted()):
+        if not waiting:
+            raise RunError("the engine gave more replies than it was given jobs: one each, in the jobs' order.")
+        yield waiting.popleft(), reply
+    if waiting:
+        raise RunError(f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.")
+
+
+def examined(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
+    """Return a reply that may be used: an update as it is, or a failure that says why it was refused.
+
+    A failure comes back with the job's own numbers, whatever it says it answers, and its reason in one line. Nothing is
+    raised, whatever the reply holds.
+    """
+    try:
+        return _looked_at(reply, job, federation)
+    except Exception as error:
+        return refused(job, f"it could not be looked at: {what_raised(error)}")
+
+
+def refused(job: Job, why: str, **more: Any) -> Failure:
+    """Return the failure that stands for a reply which is not used."""
+    what = "update" if job.kind == "train" else "answer"
+    reason = one_line(f"its {what} was refused: {why}", _REASON)
+    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, **more)
+
+
+def _looked_at(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
+    spent = reply.multiply_adds if _count(reply.multiply_adds) else 0
+    seconds = reply.simulated_s if _seconds(reply.simulated_s) else None
+    if isinstance(reply, Failure):
+        reason = one_line(reply.reason, _REASON) if isinstance(reply.reason, str) else ""
+        flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
+        return Failure(job.round, job.index, job.client, job.level, job.submodel, reason or "none given",
+                       multiply_adds=spent, simulated_s=seconds, **flags)  # fmt: skip
+    wrong = problem_with(reply, job, federation)
+    if wrong is None and reply.compressed:
+        reply = decompress(reply, job, federation.problem.layout)
+        wrong = problem_with(reply, job, federation)
+    return reply if wrong is None else refused(job, wrong, multiply_adds=spent, simulated_s=seconds)
+
+
+def problem_with(update: Update, job: Job, federation: Federation) -> str | None:
+    """Return what is wrong with an update, as a sentence, or None.
+
+    It must answer this job; hold what its kind of job asks for, in the right types, shapes and numbers; be a piece of
+    what was sent; and count no more training samples than the client has registered.
+    """
+    try:
+        return _fields(update) or _answers(update, job, federation) or _KINDS[job.kind](update, job, federation)
+    except FleetFitError as error:
+        return one_line(str(error))
+    except RecursionError:
+        return "it is nested too deeply."
+    except Exception as error:
+        return f"it is malformed: {what_raised(error)}"
+
+
+def _count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _number(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and abs(value) < 1e300  # neither infinite nor NaN
+
+
+def _seconds(value: Any) -> bool:
+    return value is None or (_number(value) and value >= 0)
+
+
+def _shown(value: Any) -> str:
+    """Return a stranger's value in a few words; a number of thousands of digits has no text."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "a number of more than 64 bits"
+    return one_line(repr(value)) if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+# ---- what all kinds have in common -------------------------------------------------------------------------------
+
+
+def _fields(update: Update) -> str | None:
+    """Look at the types, so that everything after it may compare and count."""
+    for name in ("round", "index", "num_examples", "multiply_adds"):
+        if not _count(getattr(update, name)):
+            return f"its {name} is {_shown(getattr(update, name))}, expected a whole number."
+    if type(update.level) is not int:
+        return f"its level is {_shown(update.level)}, expected a whole number."
+    if not isinstance(update.client, int | None) or isinstance(update.client, bool):
+        return f"its client is {_shown(update.client)}."
+    if not _seconds(update.simulated_s):
+        return f"its simulated_s is {_shown(update.simulated_s)}."
+    if not all(isinstance(piece, Submodel) for piece in (update.submodel, update.dispatched)):
+        return "it does not say what it contains."
+    if not isinstance(update.metrics, Mapping) or not all(isinstance(key, str) for key in update.metrics):
+        return "its metrics are no table."
+    wrong = _Metrics().wrong(update.metrics)
+    if wrong is not None:
+        return wrong
+    if not isinstance(update.compressed, str) or update.compressed not in ("", *DTYPES):
+        return f"its state is compressed by {_shown(update.compressed)}, which is unknown here."
+    return _tensors("state", update.state) or _tensors("scales", update.scales) or _names(update)
+
+
+def _names(update: Update) -> str | None:
+    """Look at the names of what no gradient reached: some of the state's, each once."""
+    names = update.untrained
+    if not isinstance(names, tuple) or len(names) > len(update.state) or not all(isinstance(n, str) for n in names):
+        return "what it has not trained is no list of its tensors."
+    if len(set(names)) < len(names) or not update.state.keys() >= set(names):
+        return "what it has not trained is not in its state, or there twice."
+    return None
+
+
+def _tensors(what: str, found: Any) -> str | None:
+    if not isinstance(found, Mapping):
+        return f"its {what} is no table of tensors."
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            return f"{_shown(name)} of its {what} is {_shown(tensor)}, expected a tensor."
+    return None
+
+
+class _Metrics:
+    """Looks through the metrics of one update."""
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self._seen = 0
+
+    def wrong(self, nest: Any, depth: int = 0) -> str | None:
+        """Return what is wrong with a part of the metrics, or None."""
+        self._seen += 1
+        if self._seen > _METRICS or depth > _DEEP:
+            return f"its metrics are more than {_METRICS} values, or nest more than {_DEEP} deep."
+        if isinstance(nest, Mapping):
+            if not all(_named(key) for key in nest):
+                return f"its metrics have names that are no printable text of at most {_NAME} characters, or number."
+            if any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in nest.values()) and depth:
+                return "its metrics have a table with numbers that cannot be added up."
+        elif isinstance(nest, str):
+            return None if len(nest) <= _REASON else "its metrics have a text that is too long."
+        elif isinstance(nest, int) and not -(2**63) <= nest < 2**63:
+            return "its metrics have a number of more than 64 bits."
+        for value in nest.values() if isinstance(nest, Mapping) else nest if isinstance(nest, list | tuple) else ():
+            found = self.wrong(value, depth + 1)
+            if found is not None:
+                return found
+        return None
+
+
+def _named(key: Any) -> bool:
+    if isinstance(key, str):
+        return 0 < len(key) <= _NAME and key.isprintable()
+    return type(key) is int and abs(key) < 2**53
+
+
+def _answers(update: Update, job: Job, federation: Federation) -> str | None:
+    if (update.round, update.index) != (job.round, job.index):
+        return f"it answers round {update.round}, job {update.index}, not round {job.round}, job {job.index}."
+    if update.client != job.client or update.dispatched != job.submodel:
+        return "it answers for another client, or another sub-model than it was sent."
+    if update.level != job.level:
+        return f"its level is {_shown(update.level)}, of a job at level {job.level}."
+    return _strange(update.submodel, federation.problem.layout)
+
+
+def _strange(piece: Submodel, layout: Layout) -> str | None:
+    """Return why a sub-model is none of this model, without making anything of its size."""
+    for axis, kept in piece.channels.items():
+        size = layout.axes[axis].size if axis in layout.axes else 0
+        ends = (kept.start, kept.stop - 1) if isinstance(kept, range) else kept[: size + 1]
+        distinct = isinstance(kept, range) or (len(kept) <= size and len(set(kept)) == len(kept))
+        if not len(ends) or min(ends) < 0 or max(ends) >= size or not len(kept) or not distinct:
+            return "its sub-model keeps channels that the model does not have."
+    if not piece.exits or not set(piece.exits) <= set(layout.exits) or tuple(sorted(set(piece.exits))) != piece.exits:
+        return "its sub-model has exits that the model does not have."
+    return None
+
+
+# ---- kinds of jobs -----------------------------------------------------------------------------------------------
+
+
+def _trained(update: Update, job: Job, federation: Federation) -> str | None:
+    most = None if job.client is None else int(federation.clients.num_examples[job.client])
+    if update.num_examples < 1 or (most is not None and update.num_examples > most):
+        return f"it counts {update.num_examples} training samples; the client has {most}."
+    if not update.submodel.inside(job.submodel):
+        return "its sub-model is no piece of the one that it was sent."
+    loss = update.metrics.get("loss")
+    if not _number(loss) or abs(loss) > _LARGEST:
+        return "it does not say its training loss, or a loss that is not finite."
+    check_shapes(update.state, cut(federation.problem.layout, update.submodel).shapes)  # whole granules, too
+    expected = DTYPES.get(update.compressed, torch.float32)
+    for name, tensor in update.state.items():
+        if tensor.dtype != expected:
+            return f'"{name}" is {tensor.dtype}, expected {expected}.'
+    if update.compressed:
+        return _scaled(update)
+    return None if finite(update.state) else _DIVERGED
+
+
+_DIVERGED = (
+    "it has numbers that are not finite, or so large that the square of their norm is not: its training diverged."
+)
+
+
+def _scaled(update: Update) -> str | None:
+    """Look at the scales of a compressed state, whose own values are looked at once they are numbers again."""
+    rows = {name: (rows_of(tuple(tensor.shape)),) for name, tensor in update.state.items()}
+    check_shapes(update.scales, rows if update.compressed == "int8" else {})
+    good = all(s.dtype == torch.float32 and bool((s >= 0).all()) and bool(s.isfinite().all())
+               for s in update.scales.values())  # fmt: skip
+    return None if good else "its scales are not finite numbers from 0 on."
+
+
+def _evaluated(update: Update, job: Job, federation: Federation) -> str | None:
+    metrics, piece = update.metrics, update.submodel
+    if job.evaluation.own:
+        federation.level_index(piece)  # raises where it is none
+    elif piece != job.submodel:
+        return "it has evaluated another sub-model than it was sent."
+    n, correct, ensemble = metrics.get("n"), metrics.get("correct"), metrics.get("ensemble")
+    if not _count(n) or n > _MOST_UNITS or not _number(ensemble):
+        return "it does not say how many samples it has evaluated, and how well."
+    if not isinstance(correct, list) or len(correct) != len(piece.exits) or not all(_number(c) for c in correct):
+        return f"it has no score for each of {len(piece.exits)} exits."
+    # of a regression a hit is at most 1 and may be far below 0; of all other tasks it is between 0 and 1
+    least = -math.inf if federation.problem.task.name == "regression" else 0.0
+    if not all(least <= hits <= n for hits in (*correct, ensemble)):
+        return f"it scores {_shown(max(correct, key=abs))} of {n}: more than there are, or below 0."
+    return None
+
+
+def _summed(update: Update, job: Job, federation: Federation) -> str | None:
+    if update.submodel != job.submodel:
+        return "it has measured another sub-model than it was sent."
+    n, most = update.num_examples, job.evaluation.samples
+    if job.client is not None and job.evaluation.split == "train":
+        registered = int(federation.clients.num_examples[job.client])
+        most = registered if most is None else min(most, registered)
+    if most is not None and n > most:
+        return f"it has measured {n} samples; it was asked for at most {most}."
+    if not n and not update.state:
+        return None  # a client without samples
+    positions = _positions(federation.problem, update.submodel)
+    check_shapes(update.state, {f"{name}.{key}": (size,) for name, (width, _) in positions.items()
+                                for key, size in (("sum", width), ("squares", width), ("count", 1))})  # fmt: skip
+    if not all(tensor.dtype == torch.float64 for tensor in update.state.values()):
+        return "its sums are not in torch.float64."
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in update.state.values()):
+        return "it has sums that are not finite."
+    wrongs = (_impossible(update.state, name, n, each) for name, (_, each) in positions.items())
+    return next((wrong for wrong in wrongs if wrong is not None), None)
+
+
+def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:
+    """Return why so many samples cannot give these sums over the inputs of a batch-norm layer, or None.
+
+    Args:
+        sums: `.sum` and `.squares` [C] and `.count` [1], by name of the layer.
+        name: Of the layer.
+        n: Samples.
+        positions: Inputs of one sample in each channel, or None where the shapes do not tell.
+    """
+    total, squares, count = (sums[f"{name}.{key}"] for key in ("sum", "squares", "count"))
+    counted = float(count)
+    right = counted == n * positions if positions is not None else counted >= n and counted == int(counted)
+    if not right or not 0 < counted < _MOST_UNITS:
+        return f'it counts {counted:g} inputs of "{name}", for {n} samples.'
+    if not bool((squares >= 0).all()):
+        return f'it has sums of squares below 0 for "{name}".'
+    # (sum x)^2 <= n sum x^2, but for what float32 loses in a square: a part, and all of one below its range
+    if not bool((total * total <= counted * (squares * (1 + 1e-5) + counted * 1e-37)).all()):
+        return f'it has sums for "{name}" whose variance would be below 0.'
+    if not bool((squares <= counted * _LARGEST).all()):
+        return f'it has sums for "{name}" whose variance is not finite.'
+    return None
+
+
+_KINDS = {"train": _trained, "evaluate": _evaluated, "statistics": _summed}
+
+
+@lru_cache(maxsize=64)
+def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | None]]:
+    """Return each batch-norm layer's channels, and how many inputs of each channel a sample gives it.
+
+    The latter is read off a pass on the meta device; None for a layer, or a model, that does not tell.
+    """
+    batch = 2
+    with torch.device("meta"):
+        module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
+        x = some_input(problem.architecture, problem.input_shape, batch)
+    norms, seen = batch_norms(module), dict[str, int]()
+
+    def counting(name: str) -> Callable[..., None]:
+        def hook(norm: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[name] = seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[1]
+
+        return hook
+
+    for name, norm in norms.items():
+        norm.register_forward_pre_hook(counting(name))
+    try:
+        with torch.no_grad():
+            outputs(module.eval(), x)
+    except Exception:  # a module that cannot be run without numbers
+        seen = {}
+    each = {name: divmod(found, batch) for name, found in seen.items()}
+    return {name: (norm.num_features, each[name][0] if name in each and not each[name][1] else None)
+            for name, norm in norms.items()}  # fmt: skip
+
+
+# ---- what a node is asked ----------------------------------------------------------------------------------------
+
+
+def problem_with_job(job: Job, problem: Problem) -> str | None:
+    """Return what is wrong with a job that a server sent, as a sentence, or None.
+
+    It must be of a known kind, with a sub-model of this problem and a state that fits it, and settings in range.
+    """
+    try:
+        return _job_fields(job) or _settings(job.local, job.evaluation) or _sent(job, problem)
+    except FleetFitError as error:
+        return one_line(str(error))
+    except Exception as error:
+        return f"it is malformed: {what_raised(error)}"
+
+
+def _job_fields(job: Job) -> str | None:
+    if job.kind not in _KINDS:
+        return f"it asks for {_shown(job.kind)}, which is unknown here."
+    for name in ("round", "rounds", "index", "client", "seed", "level"):
+        if not _count(getattr(job, name)):
+            return f"its {name} is {_shown(getattr(job, name))}, expected a whole number."
+    if type(job.memory_version) is not int or not -1 <= job.memory_version < 2**63:
+        return f"its memory_version is {_shown(job.memory_version)}."
+    if not isinstance(job.method, Mapping):
+        return "it names no method."
+    return _tensors("state", job.state) or _tensors("statistics", job.statistics)
+
+
+def _settings(local: Local, evaluation: Evaluation) -> str | None:
+    whole: dict[str, Any] = {
+        "epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
+        "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
+        "evaluation's batch_size": evaluation.batch_size,
+    }  # fmt: skip
+    numbers = ("lr", "momentum", "weight_decay", "clip_norm", "clip_value", "deadline_s")
+    for name, value in whole.items():
+        needed = name in ("epochs", "evaluation's batch_size")
+        if not (_count(value) and (value > 0 or name == "samples")) and (value is not None or needed):
+            return f"its {name} is {_shown(value)}, expected a whole number above 0."
+    for name in numbers:
+        value = getattr(local, name)
+        right = _count(value) if type(value) is int else _number(value) and 0 <= value <= _LARGEST
+        if not right and (value is not None or name in numbers[:3]):
+            return f"its {name} is {_shown(value)}, expected a number from 0 on."
+    words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+        (local.late, ("shallower", "stop", "drop")),
+        (local.optimiser, ("sgd", "adam")),
+        (local.compress, (None, *DTYPES)),
+        (evaluation.norm, ("static", "batch")),
+        (evaluation.split, ("test", "validation", "train")),
+    )
+    for value, known in words:
+        if not isinstance(value, str | None) or value not in known:
+            return f"it says {_shown(value)}, expected one of {', '.join(map(str, known))}."
+    flags = (local.cosine, evaluation.shuffle, evaluation.own)
+    return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
+
+
+def _sent(job: Job, problem: Problem) -> str | None:
+    wrong = _strange(job.submodel, problem.layout)
+    if wrong is not None:
+        return wrong
+    check_shapes(job.state, cut(problem.layout, job.submodel).shapes)
+    for name, tensor in (*job.state.items(), *job.statistics.items()):
+        if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
+            return f'"{one_line(name)}" has numbers that are no finite torch.float32.'
+    if job.statistics and not job.evaluation.own:  # otherwise those of all levels, for the device to choose from
+        norms = _positions(problem, job.submodel)
+        check_shapes(job.statistics, {f"{name}.{key}": (width,) for name, (width, _) in norms.items()
+                                      for key in ("mean", "var")})  # fmt: skip
+        if any(bool((t < 0).any()) for name, t in job.statistics.items() if name.endswith(".var")):
+            return "it has a variance below 0."
+    return None

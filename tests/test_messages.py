@@ -1,0 +1,238 @@
+"""Messages round-trip, damage is refused with a sentence, and a bad update never reaches the state."""
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import tiny_federation
+
+from fleetfit.engines.flower.protocol import PROTOCOL, answer_of
+from fleetfit.errors import RunError, one_line
+from fleetfit.messages import (
+    job_nest,
+    job_of,
+    pack,
+    packed_size,
+    reply_nest,
+    reply_of,
+    unpack,
+)
+from fleetfit.rounds import start
+from fleetfit.submodel import FlatState, extract, flat_of
+from fleetfit.values import Failure, Job, Local, Update
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    seed = draw(st.integers(0, 99))
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 9
+    return numbers.to(draw(st.sampled_from(DTYPES)))
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5)
+nests = st.recursive(
+    scalars | tensors(),
+    lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, FlatState) or isinstance(b, FlatState):
+        return same(dict(a), dict(b))  # type: ignore[call-overload]
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)  # type: ignore[attr-defined, index]
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))  # type: ignore[arg-type]
+    return a == b
+
+
+@given(nests)
+@settings(max_examples=150, deadline=None)
+def test_round_trip(nest: object) -> None:
+    message = pack(nest)
+    assert same(unpack(message), nest)
+    assert packed_size(nest) == len(message)
+
+
+@given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
+@settings(max_examples=200, deadline=None)
+def test_damage_is_a_sentence(extra: bytes, place: int, byte: int) -> None:
+    """Truncated, prolonged or altered messages either still parse or raise RunError; nothing else escapes."""
+    message = bytearray(pack({"a": torch.arange(5.0), "b": [1, "x", (None,)]}))
+    message[place % len(message)] = byte
+    for damaged in (bytes(message), bytes(message[: place % len(message)]), bytes(message) + extra, extra):
+        refused = ""
+        try:
+            unpack(damaged)
+        except RunError as error:
+            refused = str(error)
+        assert not refused or "message" in refused
+
+
+def job_and_update() -> tuple[Job, Update]:
+    federation, _ = tiny_federation({"name": "fedavg"})
+    server = start(federation)
+    piece = federation.levels[1].submodel
+    state = extract(federation.problem.layout, server.state, piece)
+    job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1, Local(lr=0.5, clip_norm=1.0))
+    return job, Update(3, 2, 4, 1, piece, piece, state, 10, {"loss": 0.5})
+
+
+def test_jobs_and_replies_round_trip() -> None:
+    job, update = job_and_update()
+    back = job_of(unpack(pack(job_nest(job))))
+    assert {k: v for k, v in vars(back).items() if k != "state"} == {k: v for k, v in vars(job).items() if k != "state"}
+    assert same(back.state, job.state)
+    found = reply_of(unpack(pack(reply_nest(update))))
+    assert isinstance(found, Update) and found.submodel == update.submodel and same(found.state, update.state)
+    assert flat_of(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
+    assert found.untrained == () and "untrained" not in reply_nest(update)
+    some = replace(update, untrained=("heads.1.weight", "heads.1.bias"))
+    assert reply_of(unpack(pack(reply_nest(some)))).untrained == some.untrained  # type: ignore[union-attr]
+    failure = Failure(3, 2, None, 1, job.submodel, "no data")
+    assert vars(reply_of(unpack(pack(reply_nest(failure))))) == vars(failure)
+
+
+@given(st.dictionaries(st.text(max_size=9), nests, max_size=4), st.sets(st.integers(0, 20), max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_a_reply_that_is_none_is_a_sentence(odd: dict[str, object], gone: set[int]) -> None:
+    """Fields that are missing or unknown, or a sub-model that is none."""
+    _, update = job_and_update()
+    nest = reply_nest(update)
+    kept = {name: value for i, (name, value) in enumerate(nest.items()) if i not in gone}
+    for damaged in (kept | odd, kept, odd, {**nest, "submodel": odd}, {**nest, "dispatched": odd}):
+        refused = ""
+        try:
+            assert isinstance(reply_of(damaged), Update | Failure)
+        except RunError as error:
+            refused = str(error)
+        assert not refused or "no update and no failure" in refused
+
+
+# ---- what strangers may announce -------------------------------------------------
+
+
+def raw(header: str, data: bytes = b"") -> bytes:
+    """A message with any header."""
+    text = header.encode()
+    return b"FFIT" + bytes([1, 0, 0, 0]) + len(text).to_bytes(8, "little") + text + data
+
+
+def sized(*sizes: str) -> str:
+    return '{"$t":["float32",[' + ",".join(sizes) + "]]}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        sized(*["1e308"] * 20_000),  # a product of six million digits
+        sized(*["99999999999999999999"] * 500),  # 10 kB: a number that has no text
+        sized(*["1"] * 64), sized("4294967296", "4294967296"), sized("-1"), sized("1.0"), sized("true"), sized('"1"'),
+        '{"$t":["float32",{"0":1}]}', '{"$t":["float32"]}',
+        '{"$t":["object",[1]]}', '{"$t":[["float32"],[1]]}', '{"$t":"float32"}', '{"$t":["float32",[0]],"more":1}',
+        '{"$u":{"0":1}}', '{"$u":5}', '{"$d":[[1]]}', '{"$d":[[[1],2]]}', '{"$d":{"a":1}}',
+        "[" * 70 + "]" * 70, "[" * 100_000, '{"a":' * 70 + "1" + "}" * 70, "9" * 5000, "[1e999999,", "\x00", "",
+    ],
+    ids=lambda header: f"{header[:40]} ({len(header)})",
+)  # fmt: skip
+@pytest.mark.parametrize("data", [b"", bytes(64)])
+def test_what_a_header_announces_is_held_against_what_there_is(header: str, data: bytes) -> None:
+    with pytest.raises(RunError, match="a message") as refused:
+        unpack(raw(header, data))
+    assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "element", ['{"":0}', "[]", "{}", '"ab"', '"\\u20ac\\u20ac"', "1.5", "99999", "[[0]]", '{"$u":[]}',
+                '{"$d":[[1,2]]}', '{"$t":["bool",[0]]}']
+)  # fmt: skip
+@pytest.mark.parametrize("length", [20_000, 2_000_000])
+def test_a_message_becomes_a_small_multiple_of_its_bytes(element: str, length: int) -> None:
+    """Also where it is refused: 16 times, and a MiB. Unbounded, it is up to 91 times."""
+    elements = ",".join([element] * (length // len(element)))
+    content, said = raw('{"protocol":1,"x":[' + elements + "]}"), ""
+    tracemalloc.start()
+    try:
+        try:
+            answer_of(content)
+        except RunError as error:
+            said = str(error)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * len(content) + 2**20 and (not said or "memory" in said)
+
+
+def test_what_honest_clients_send_is_within_the_bounds() -> None:
+    """Hundreds of tensors of a few numbers with short names, random channels, a table of counts."""
+    state = {f"b{i}.w": torch.ones(2) for i in range(600)}
+    channels = {f"axis{i}": list(range(i % 2, 512, 2)) for i in range(40)}
+    nest = {"protocol": PROTOCOL, "reply": {"state": state, "submodel": {"channels": channels, "exits": [1, 2]},
+            "metrics": {"loss": 0.5, "teachers": {str(e): 7 for e in range(50)}}}}  # fmt: skip
+    assert answer_of(pack(nest))["reply"]["state"].keys() == state.keys()
+    assert answer_of(pack({"protocol": PROTOCOL, "submodel": channels}))["submodel"] == channels
+
+
+def test_keys_that_share_one_hash_are_refused() -> None:
+    """Multiples of 2^61 - 1 all have the hash 0: a table of them takes the square of their number."""
+    same_hash = ",".join(f"[{i * (2**61 - 1)},0]" for i in range(1, 40))
+    with pytest.raises(RunError, match="60 bits"):
+        unpack(raw('{"$d":[' + same_hash + "]}"), bounded=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "cat\x1b[31m\nx"}, "it says that it is cat [31m x"),
+        ({"kind": [1]}, "it says that it is (list)"),
+        ({"dispatched": {"channels": {"a": {"from": 0, "to": 1e308}}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": {"from": 0}}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": "0123"}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": [True, 2]}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": {"a": [2**70]}, "exits": [1]}}, "no list, or range"),
+        ({"dispatched": {"channels": [1], "exits": [1]}}, "no table of channels and exits"),
+        ({"dispatched": {"channels": {}, "exits": ["1"]}}, "exits are no list"),
+        ({"submodel": {"channels": {}, "exits": [1.5]}}, "exits are no list"),
+        ({"dispatched": torch.ones(2)}, "no table of channels and exits"),
+        ({"unknown\x1b]0;x\x07field": 1}, "unexpected keyword"),
+    ],
+)
+def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: str) -> None:
+    _, update = job_and_update()
+    with pytest.raises(RunError) as refused:
+        reply_of({**reply_nest(update), **change})
+    assert said in str(refused.value) and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda n: {}, lambda n: {**n, "local": [1]}, lambda n: {**n, "local": {**n["local"], "x": 1}},
+               lambda n: {**n, "submodel": 5}, lambda n: {k: v for k, v in n.items() if k != "seed"}]
+)  # fmt: skip
+def test_a_job_that_is_none_is_a_sentence(change: Callable[[dict[str, object]], dict[str, object]]) -> None:
+    job, _ = job_and_update()
+    with pytest.raises(RunError, match=r"job is none|no table of channels"):
+        job_of(change(job_nest(job)))
+
+
+@given(st.text(max_size=300) | st.integers() | st.none(), st.integers(4, 100))
+def test_a_strangers_text_is_one_line(text: object, most: int) -> None:
+    found = one_line(text, most)
+    assert len(found) <= most and found.isprintable() and found.encode() is not None
+
+
+def test_escapes_and_marks_do_not_reach_a_terminal() -> None:
+    assert one_line("a\x1b[2Jb\r\nc\u202ed\ud800e\u2028f\x9bg") == "a [2Jb c d e f g"
+    assert one_line("x" * 500, 10) == "xxxxxxx..." and one_line(["a"]) == "(list)"

@@ -1,0 +1,408 @@
+"""Fine-tuning modes: what is trained and travels, what is put in, that it begins as nothing, and cuts like the rest."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_models import FOREIGN
+from sampling import one_of_each, some_quick
+from tiny import spec_of
+from torch import Tensor, nn
+
+import fleetfit as ff
+from fleetfit import names
+from fleetfit.check import check_layout
+from fleetfit.errors import FleetFitError, ModelError
+from fleetfit.layout import Architecture, State, build_module, infer_layout, named_tensors, outputs
+from fleetfit.models.bert import bert
+from fleetfit.models.ree import recurrent
+from fleetfit.models.vim import vim
+from fleetfit.models.vit import deit_s, vit
+from fleetfit.peft.frozen import frozen
+from fleetfit.peft.lora import lora
+from fleetfit.peft.parallel_adapter import parallel_adapter
+from fleetfit.peft.serial_adapter import serial_adapter
+from fleetfit.peft.ssf import ssf
+from fleetfit.report import drawing
+from fleetfit.submodel import extract
+from fleetfit.values import tuned
+
+MODES = [name for name in names.available("peft") if name != "full"]
+SMALL = {"hidden": 24, "attention_heads": 3, "patch": 4}
+
+
+def small(heads: Any = "whole", depth: int = 3) -> Architecture:
+    return vit(5, (1, 8, 8), depth=depth, heads=heads, **SMALL)
+
+
+def texts() -> Architecture:
+    return bert(3, (7,), vocabulary=11, hidden=24, layers=3, attention_heads=3, max_positions=8, dropout=0.0)
+
+
+def mamba() -> Architecture:
+    return vim(3, (1, 8, 8), depth=2, hidden=16, patch=4, state=4)
+
+
+def mode(name: str, architecture: Architecture, **settings: Any) -> Architecture:
+    if name in ("lora", "serial_adapter", "parallel_adapter"):
+        settings = {"rank": 4, **settings}
+    return tuned(architecture, {"name": name, **settings})
+
+
+def built(architecture: Architecture, exits: tuple[int, ...] | None = None, width: float = 1.0) -> nn.Module:
+    torch.manual_seed(3)
+    return build_module(architecture, architecture.sizes(width), exits or tuple(architecture.positions)).eval()
+
+
+def filled(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    for name, tensor, _ in named_tensors(module):
+        if name in state:
+            tensor.data.copy_(state[name])
+    return module
+
+
+def redrawn(module: nn.Module) -> dict[str, Tensor]:
+    """Draw every tensor anew, so that nothing is zero, one or a multiple of what it was."""
+    rng = torch.Generator().manual_seed(4)
+    for _, tensor, _ in named_tensors(module):
+        tensor.data = 0.4 * torch.randn(tensor.shape, generator=rng) + 0.1
+    return {name: tensor.detach() for name, tensor, _ in named_tensors(module)}
+
+
+def proven(architecture: Architecture, shape: tuple[int, ...], exits: tuple[int, ...]) -> None:
+    """The proof of a layout."""
+    report = check_layout(architecture, infer_layout(architecture, exits), input_shape=shape)
+    assert max(report.permutation.values()) < 1e-9
+    assert not report.not_proved
+    assert report.cuts and all(error < 1e-9 for error in report.cuts.values())
+
+
+# ---- what is put in, and how much of it -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("put", "each", "rest"),
+    [(lora, 49_152, 0), (serial_adapter, 49_984, 0), (parallel_adapter, 49_984, 0), (ssf, 8_448, 768), (frozen, 0, 0)],
+)
+def test_numbers_per_block_of_deit_s(put: Any, each: int, rest: int) -> None:
+    """ReeFL (ICML 2024): rank 32; SSF scales what the patches become too. The classifiers stay as they are."""
+    architecture = put(deit_s(classes=100))
+    with torch.device("meta"):
+        module = build_module(architecture, architecture.sizes(1.0), (3, 12))
+    trained = {n: p.numel() for n, p in module.named_parameters() if architecture.trains(n)}
+    found = [sum(n for name, n in trained.items() if name.startswith(f"blocks.{i}.")) for i in range(12)]
+    assert found == [each] * 12
+    heads = sum(n for name, n in trained.items() if name.startswith("heads."))
+    assert heads == 2 * 39_268
+    assert sum(trained.values()) == 12 * each + heads + rest
+    assert {n for n, p in module.named_parameters() if p.requires_grad} == set(trained)
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("make", [small, texts, mamba], ids=lambda f: f.__name__)
+def test_a_tuned_model_begins_as_the_plain_one(name: str, make: Any) -> None:
+    """With the plain model's tensors under their new names, outputs are the plain model's."""
+    if name == "lora" and make is mamba:
+        pytest.skip("Vision Mamba has no query and value; its targets have to be said")
+    plain = make()
+    tuned_one = mode(name, plain)
+    theirs = built(plain)
+    state = {n: t.detach() for n, t, _ in named_tensors(theirs)}
+    ours = filled(built(tuned_one), tuned_one.adopted(state))
+    adopted = tuned_one.adopted(state)
+    own = {n for n, _, _ in named_tensors(ours)}
+    assert set(adopted) <= own and {n for n in own - set(adopted) if not tuned_one.added(n)} == set()
+    x = torch.randint(11, (4, 7)) if make is texts else torch.randn(4, 1, 8, 8)
+    for a, b in zip(outputs(ours, x), outputs(theirs, x), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+
+
+def test_lora_is_its_formula() -> None:
+    """W x + b + (alpha / rank) B A x in query and value, and nothing in key (Hu et al., 2022)."""
+    module = built(lora(small(), rank=4, alpha=6.0))
+    state = redrawn(module)
+    x = torch.randn(2, 5, 24)
+    attention = module.get_submodule("blocks.1.attention")
+    for layer in ("query", "value"):
+        at = f"blocks.1.attention.{layer}."
+        w, b = state[f"{at}base_layer.weight"], state[f"{at}base_layer.bias"]
+        a_, b_ = state[f"{at}lora_A.default.weight"], state[f"{at}lora_B.default.weight"]
+        expected = x @ w.T + b + (6.0 / 4) * (x @ a_.T) @ b_.T
+        torch.testing.assert_close(attention.get_submodule(layer)(x), expected, atol=1e-5, rtol=0)
+    assert "blocks.1.attention.key.weight" in state
+
+
+@pytest.mark.parametrize(("put", "serial"), [(serial_adapter, True), (parallel_adapter, False)])
+def test_an_adapter_is_its_formula(put: Any, serial: bool) -> None:
+    """f(x) + up(gelu(down(z))) with z the sub-layer's output (serial) or input (parallel), at both sub-layers."""
+    module = built(put(small(), rank=4))
+    plain = built(small())
+    filled(plain, redrawn(module))
+    x = torch.randn(2, 5, 24)
+    for name in ("blocks.1.attention", "blocks.2.mlp"):
+        part, other = module.get_submodule(name), plain.get_submodule(name)
+        down, up = part.get_submodule("tuning.down"), part.get_submodule("tuning.up")
+        y = other(x)
+        z = down(y if serial else x)
+        gelu = z * 0.5 * (1 + torch.erf(z / math.sqrt(2)))
+        torch.testing.assert_close(part(x), y + up(gelu), atol=1e-5, rtol=1e-5)
+
+
+def test_ssf_is_its_formula() -> None:
+    """scale * f(x) + shift per channel, after linear layers, norms and the patches' convolution."""
+    module = built(ssf(small()))
+    plain = built(small())
+    state = redrawn(module)
+    filled(plain, state)
+    x = torch.randn(2, 5, 24)
+    for name in ("blocks.0.norm1", "blocks.1.attention.key", "blocks.2.mlp.fc1"):
+        expected = plain.get_submodule(name)(x) * state[f"{name}.tuning.scale"] + state[f"{name}.tuning.shift"]
+        torch.testing.assert_close(module.get_submodule(name)(x), expected)
+    images, name = torch.randn(2, 1, 8, 8), "embeddings.patches"
+    by_hand = plain.get_submodule(name)(images).permute(0, 2, 3, 1)
+    by_hand = (by_hand * state[f"{name}.tuning.scale"] + state[f"{name}.tuning.shift"]).permute(0, 3, 1, 2)
+    torch.testing.assert_close(module.get_submodule(name)(images), by_hand)
+
+
+# ---- cut by width and depth -------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("heads", ["whole", "fixed"])
+def test_the_layout_of_a_tuned_vit_is_proven(name: str, heads: str) -> None:
+    proven(mode(name, small(heads)), (1, 8, 8), (1, 2, 3))
+
+
+@pytest.mark.parametrize("name", [m for m in MODES if m != "lora"])
+def test_the_layout_of_a_tuned_mamba_is_proven(name: str) -> None:
+    proven(mode(name, mamba()), (1, 8, 8), (1, 2))
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_layout_of_a_tuned_bert_is_proven(name: str) -> None:
+    proven(mode(name, texts()), (7,), (1, 3))
+
+
+def test_lora_on_other_layers_follows_their_declarations() -> None:
+    """With fixed heads the output projection is stacked along its input: A's columns are."""
+    architecture = lora(small("fixed"), rank=2, targets=("*.out", "*.in_proj", "*.fc2"))
+    proven(architecture, (1, 8, 8), (1, 3))
+    proven(lora(mamba(), rank=2, targets=("*.in_proj",)), (1, 8, 8), (2,))
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_only_what_is_trained_is_in_the_layout(name: str) -> None:
+    architecture = mode(name, small())
+    layout = infer_layout(architecture)
+    assert all(architecture.trains(n) for n in layout.tensors) and not any(architecture.trains(n) for n in layout.base)
+    plain = infer_layout(small())
+    assert set(architecture.adopted(dict.fromkeys(plain.tensors))) == set(layout.base) | {  # type: ignore[arg-type]
+        n for n in layout.tensors if n.startswith("heads.")
+    }
+
+
+# ---- in a run -------------------------------------------------
+
+RUN: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},
+    "model": {"name": "vit", "hidden": 16, "depth": 4, "attention_heads": 2, "patch": 4},
+    "fleet": {
+        "levels": [{"depth": 1, "budget": 0.25}, {"depth": 2, "budget": 0.5}, {"budget": 1.0}],
+        "groups": [{"budget": 0.25}, {"budget": 0.5}, {"budget": 1.0}],
+        "tolerance": 0.3,
+    },
+    "local": {"epochs": 1, "lr": 0.1, "clip_value": 1.0},
+    "cohort": {"count": 4},
+    "evaluate": {"norms": ["static"], "every": 0},
+}
+METHODS = ("depthfl", "inclusivefl", "exclusivefl", "scalefl", "reefl", "fedavg", "heterofl", "decoupled", "fedrolex")
+OTHERS = [name for name in names.available("methods") if name not in METHODS]
+CASES = [*((name, mode) for name in METHODS for mode in ("full", *MODES)), *((name, "lora") for name in OTHERS)]
+
+
+def settings(name: str, tuning: str) -> dict[str, Any]:
+    rank = {"rank": 4} if tuning in ("lora", "serial_adapter", "parallel_adapter") else {}
+    fleet = RUN["fleet"]
+    if name not in ("depthfl", "inclusivefl", "exclusivefl", "reefl"):  # they cut width
+        fleet = {"groups": RUN["fleet"]["groups"], "tolerance": 0.5}
+    data = {**RUN["data"], "server": {"name": "digits", "seed": 1}} if name == "feddf" else RUN["data"]
+    return {**RUN, "data": data, "fleet": fleet, "method": spec_of(name), "tuning": {"name": tuning, **rank}}
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the plain model to start from."""
+    return ff.run(
+        {**RUN, "rounds": 1, "method": {"name": "all_large"}}, out=tmp_path_factory.mktemp("runs") / "all"
+    ).folder
+
+
+@pytest.mark.parametrize(("name", "tuning"), some_quick(CASES, one_of_each(CASES)))
+def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: Path, tmp_path: Path) -> None:
+    """Two rounds; what is frozen stays as it began, and only the rest travels and is in the checkpoint."""
+    run = ff.run({**settings(name, tuning), "start": str(pretrained)}, out=tmp_path / "run")
+    assert not [f for m in run.metrics for f in m["failures"]]
+    assert all(m["train"]["clients"] for m in run.metrics)
+    layout, base = run.assembly.federation.problem.layout, run.assembly.federation.problem.base
+    assert set(base) == set(layout.base) and (tuning == "full") == (not base)
+    kept = {n.rpartition("/")[2] for n in run.server.state}
+    assert kept == set(layout.tensors)
+    began = ff.load(pretrained).server.state
+    adopted = run.assembly.federation.problem.architecture.adopted(began)
+    for key, tensor in base.items():
+        assert torch.equal(tensor, adopted[key]), key
+    for level in run.assembly.federation.levels:
+        module = run.model(level.name)  # type: ignore[arg-type]  # AdaptiveFL's are called S1, M1 and so on
+        here: State = extract(layout.frozen, base, level.submodel) if base else {}
+        own = {n: t for n, t, _ in named_tensors(module)}
+        assert all(torch.equal(own[n], t) for n, t in here.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "tuning"),
+    [
+        ("reefl", "lora"),
+        pytest.param("scalefl", "frozen", marks=pytest.mark.slow),
+        pytest.param("scalefl", "lora", marks=pytest.mark.slow),
+        pytest.param("depthfl", "ssf", marks=pytest.mark.slow),
+    ],
+)
+def test_engines_agree_on_tuned_models(name: str, tuning: str, pretrained: Path, tmp_path: Path) -> None:
+    described = {**settings(name, tuning), "start": str(pretrained)}
+    here = ff.run(described, out=tmp_path / "local")
+    there = ff.run({**described, "engine": {"name": "processes", "workers": 2}}, out=tmp_path / "processes")
+    assert here.server.state.keys() == there.server.state.keys()
+    assert all(torch.equal(t, there.server.state[n]) for n, t in here.server.state.items())
+
+
+def test_a_run_goes_on_when_what_it_started_from_is_gone(pretrained: Path, tmp_path: Path) -> None:
+    """What is frozen is in the run folder, once."""
+    start = tmp_path / "start"
+    start.mkdir()
+    for part in ("config.toml", "checkpoints", "summary.json", "metrics.jsonl", "plan.toml", "environment.json"):
+        source = pretrained / part
+        (start / part).symlink_to(source)
+    described = {**settings("reefl", "lora"), "start": str(start)}
+    whole = ff.run(described, out=tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(report: Any) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        ff.run(described, out=tmp_path / "half", on_round=stop)
+    for part in start.iterdir():
+        part.unlink()
+    start.rmdir()
+    resumed = ff.resume(tmp_path / "half")
+    assert all(torch.equal(t, whole.server.state[n]) for n, t in resumed.server.state.items())
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(resumed.model(2)(x)[-1], whole.model(2)(x)[-1])
+
+
+def test_a_tuned_run_can_be_started_from(pretrained: Path, tmp_path: Path) -> None:
+    """Another run takes both what was frozen and what was trained."""
+    first = ff.run({**settings("depthfl", "ssf"), "start": str(pretrained)}, out=tmp_path / "first")
+    second = ff.run({**settings("depthfl", "ssf"), "start": str(first.folder), "local": {"lr": 1e-12, "momentum": 0.0}},
+                    out=tmp_path / "second")  # fmt: skip
+    assert all(torch.allclose(t, first.server.state[n], atol=1e-6) for n, t in second.server.state.items())
+    problem = second.assembly.federation.problem
+    assert all(torch.equal(t, first.assembly.federation.problem.base[n]) for n, t in problem.base.items())
+
+
+def test_a_frozen_backbone_that_begins_drawn_is_said(tmp_path: Path) -> None:
+    run = ff.run({**settings("depthfl", "frozen"), "rounds": 1}, out=tmp_path / "run")
+    assert any("never trained begins drawn" in note for note in run.notes)
+
+
+def test_a_frozen_backbone_gets_no_gradients_and_keeps_no_activations() -> None:
+    """Below the first thing that is trained, nothing is kept for a backward pass."""
+    module = built(frozen(small())).train()
+    for logits in outputs(module, torch.randn(2, 1, 8, 8)):
+        logits.sum().backward()
+    assert {n for n, p in module.named_parameters() if p.grad is not None} == {
+        n for n, _ in module.named_parameters() if n.startswith("heads.")
+    }
+    seen = []
+    module.get_submodule("blocks.1").register_forward_hook(lambda part, inputs, output: seen.append(output))
+    module(torch.randn(2, 1, 8, 8))
+    assert not seen[0].requires_grad
+    adapted = built(serial_adapter(small(), rank=2, targets=("blocks.2.*",))).train()
+    adapted.get_submodule("blocks.1").register_forward_hook(lambda part, inputs, output: seen.append(output))
+    adapted.get_submodule("blocks.2").register_forward_hook(lambda part, inputs, output: seen.append(output))
+    adapted(torch.randn(2, 1, 8, 8))
+    assert [output.requires_grad for output in seen[1:]] == [False, True]
+
+
+# ---- what does not fit -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"name": "lorra"}, "lora"),
+        ({"name": "lora", "rank": 0}, "rank must be at least 1"),
+        ({"name": "serial_adapter", "rank": 0}, "rank must be at least 1"),
+        ({"name": "lora", "targets": ["*.qery"]}, r"no module of the backbone.*blocks\.\*\.attention\.query"),
+        ({"name": "lora", "alpha": -1.0}, "alpha above 0"),
+        ({"name": "frozen", "rank": 3}, 'no "rank"'),
+    ],
+)
+def test_what_does_not_fit_is_said(spec: Any, said: str) -> None:
+    with pytest.raises(FleetFitError, match=said):
+        tuned(small(), spec)
+
+
+def test_lora_without_a_target_names_what_there_is() -> None:
+    with pytest.raises(ModelError, match=r"blocks\.\*\.mixer\.in_proj"):
+        lora(mamba())
+
+
+def test_recurrent_exits_and_tuning_go_together() -> None:
+    proven(recurrent(mode("lora", small("fixed")), (1, 8, 8)), (1, 8, 8), (1, 3))
+
+
+# ---- models of other people --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ViT", "Text", "Mixer"])
+def test_classifiers_of_other_names_are_trained_and_nothing_else_of_the_backbone(name: str) -> None:
+    plain = FOREIGN[name].made()
+    found = built(mode("frozen", plain))
+    by_exit = infer_layout(plain, tuple(plain.positions)).tensors
+    classifiers = {tensor for tensor, layout in by_exit.items() if layout.exit is not None and layout.trainable}
+    assert {tensor for tensor, p in found.named_parameters() if p.requires_grad} == classifiers
+    assert 2 * len(plain.positions) <= len(classifiers) < len(list(found.parameters())) // 2
+
+
+class Plain(Architecture):
+    """One block, and a classifier whose name says nothing."""
+
+    blocks = 1
+
+    def __init__(self, **declared: Any) -> None:
+        self.axes = {"hidden": ff.Axis(6), "classes": ff.Axis(3, scaled=False)}
+        self.declared = declared
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        parts = [("body", nn.Linear(5, axes["hidden"])), ("act", nn.ReLU()), ("fc", nn.Linear(axes["hidden"], 3))]
+        return nn.Sequential(OrderedDict(parts))
+
+
+def test_a_classifier_that_cannot_be_told_is_not_frozen_in_silence() -> None:
+    with pytest.raises(ModelError, match=r'"fc\.\*": exit_after\(1\)'):
+        built(mode("frozen", Plain()))
+    found = built(mode("frozen", Plain(**{"fc.*": ff.exit_after(1)})))
+    assert {name for name, p in found.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}

@@ -1,0 +1,410 @@
+"""No reply but a right one gets past the guard, whatever it holds; a right one does, of every method and kind."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from same_bits import SETTINGS, fleets
+from sampling import some_quick
+from test_messages import nests
+from tiny import tiny_federation
+from torch import Tensor
+
+from fleetfit.data import Data
+from fleetfit.engines.local import local
+from fleetfit.errors import RunError
+from fleetfit.evaluate import evaluate
+from fleetfit.method import build
+from fleetfit.rounds import one_round, run, start
+from fleetfit.submodel import Submodel, extract
+from fleetfit.tasks import task_named
+from fleetfit.training import run_job
+from fleetfit.validation import (
+    examined,
+    paired,
+    problem_with,
+    problem_with_job,
+)
+from fleetfit.values import (
+    Clients,
+    Evaluation,
+    Failure,
+    Federation,
+    Job,
+    Level,
+    Local,
+    Problem,
+    Simulation,
+    Update,
+)
+
+FEDERATION, SIMULATION = tiny_federation({"name": "fedavg"})
+
+
+def job_of(kind: str, level: int = 1) -> Job:
+    piece = FEDERATION.levels[level].submodel
+    state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)
+    return Job(kind, 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, level, Local(lr=0.1),
+               Evaluation(norm="batch", split="train", samples=20))  # fmt: skip
+
+
+def answered(kind: str) -> tuple[Job, Update]:
+    job = job_of(kind)
+    reply = next(local(SIMULATION).run(iter([job])))
+    assert isinstance(reply, Update)
+    return job, reply
+
+
+ANSWERED = {kind: answered(kind) for kind in ("train", "evaluate", "statistics")}
+JOB, UPDATE = ANSWERED["train"]
+NAME = "blocks.0.4.bias"
+
+
+@pytest.mark.parametrize("kind", ANSWERED)
+def test_a_right_reply_comes_through_as_it_is(kind: str) -> None:
+    job, update = ANSWERED[kind]
+    assert examined(update, job, FEDERATION) is update
+
+
+def with_state(change: Callable[[Tensor], Any]) -> dict[str, Any]:
+    return {"state": {**UPDATE.state, NAME: change(UPDATE.state[NAME])}}
+
+
+def poisoned(value: float) -> Callable[[Tensor], Tensor]:
+    def change(tensor: Tensor) -> Tensor:
+        found = tensor.clone()
+        found[-1] = value
+        return found
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (with_state(lambda t: t[:1]), f'"{NAME}" is (1,)'),
+        (with_state(lambda t: t[None]), f'"{NAME}" is (1, '),
+        (with_state(lambda t: t.double()), "float64"),
+        (with_state(lambda t: t.half()), "float16"),
+        (with_state(lambda t: t.to_sparse()), "expected a tensor"),
+        (with_state(lambda t: t.tolist()), "expected a tensor"),
+        (with_state(poisoned(math.nan)), "not finite"),
+        (with_state(poisoned(math.inf)), "not finite"),
+        (with_state(poisoned(-math.inf)), "not finite"),
+        ({"state": {k: v for k, v in UPDATE.state.items() if k != NAME}}, "missing"),
+        ({"state": {**UPDATE.state, "more": torch.zeros(1)}}, "unexpected"),
+        ({"state": []}, "no table"),
+        ({"round": 2}, "answers round 2"),
+        ({"index": 5}, "job 5"),
+        ({"client": 5}, "another client"),
+        ({"client": "4"}, "its client"),
+        ({"dispatched": FEDERATION.levels[2].submodel}, "another sub-model than it was sent"),
+        ({"dispatched": None}, "what it contains"),
+        ({"level": 9}, "its level is 9, of a job at level 1"),
+        ({"level": -1}, "its level is -1"),
+        ({"num_examples": 0}, "counts 0"),
+        ({"num_examples": -3}, "its num_examples is -3"),
+        ({"num_examples": True}, "its num_examples"),
+        ({"num_examples": 7.0}, "its num_examples is 7.0"),
+        ({"num_examples": 10**9}, "counts 1000000000 training samples; the client has"),
+        ({"num_examples": 10**30}, "its num_examples"),
+        ({"untrained": None}, "no list of its tensors"),
+        ({"untrained": [NAME]}, "no list of its tensors"),
+        ({"untrained": (7,)}, "no list of its tensors"),
+        ({"untrained": (NAME,) * 10_000}, "no list of its tensors"),
+        ({"untrained": (NAME, NAME)}, "there twice"),
+        ({"untrained": ("more",)}, "not in its state"),
+        ({"metrics": {}}, "training loss"),
+        ({"metrics": {"loss": math.nan}}, "training loss"),
+        ({"metrics": {"loss": "0.1"}}, "training loss"),
+        ({"metrics": {"loss": 1e200}}, "training loss"),
+        ({"metrics": {"loss": 10**400}}, "more than 64 bits"),
+        ({"metrics": {"loss": 1.0, "steps": [[[10**400]]]}}, "more than 64 bits"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1": 1e300}}}, "cannot be added up"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1": math.nan}}}, "cannot be added up"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1\x1b[2J": 1}}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "teachers": {"x" * 101: 1}}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "teachers": {(1, 2): 1}}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "\ud800": 1}}, "names that are no printable text"),
+        ({"metrics": {"loss": 1.0, "x": {str(i): i for i in range(10_001)}}}, "more than 10000 values"),
+        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nest more than 8 deep"),
+        ({"metrics": {"loss": 1.0, "x": "y" * 501}}, "text that is too long"),
+        (with_state(poisoned(1e38)), "square of their norm"),
+        (with_state(poisoned(-2e19)), "square of their norm"),
+        ({"level": 0}, "its level is 0, of a job at level 1"),
+        ({"level": 10**5000}, "more than 64 bits"),
+        ({"num_examples": 10**5000}, "more than 64 bits"),
+        ({"metrics": None}, "no table"),
+        ({"simulated_s": -1.0}, "simulated_s"),
+        ({"simulated_s": math.inf}, "simulated_s"),
+        ({"multiply_adds": 1.5}, "multiply_adds"),
+        ({"submodel": Submodel({"a": (0, 1, 99), "b": range(8)}, (1, 2))}, "channels"),
+        ({"submodel": Submodel({"a": (0, 0, 1), "b": range(8)}, (1, 2))}, "channels"),
+        ({"submodel": Submodel({"a": range(10**15), "b": range(8)}, (1, 2))}, "channels"),
+        ({"submodel": Submodel({"a": range(0), "b": range(8)}, (1, 2))}, "channels"),
+        ({"submodel": Submodel({"a": (), "b": range(8)}, (1, 2))}, "channels"),
+        ({"submodel": Submodel({"z": range(1)}, (1, 2))}, "channels"),
+        ({"submodel": Submodel(UPDATE.submodel.channels, (1, 7))}, "exits"),
+        ({"submodel": Submodel(UPDATE.submodel.channels, (2, 1))}, "exits"),
+        ({"submodel": Submodel(UPDATE.submodel.channels, ())}, "exits"),
+        ({"submodel": FEDERATION.levels[2].submodel}, "no piece of the one"),
+        ({"submodel": Submodel({}, UPDATE.submodel.exits)}, "no piece of the one"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
+    wrong = replace(UPDATE, **changes)
+    assert message in str(problem_with(wrong, JOB, FEDERATION))
+    found = examined(wrong, JOB, FEDERATION)
+    assert isinstance(found, Failure) and found.reason.startswith("its update was refused: ")
+    assert (found.round, found.index, found.client, found.dispatched) == (3, 2, 4, JOB.submodel)
+
+
+def test_a_larger_sub_model_with_a_fitting_state_is_refused() -> None:
+    """It would be averaged without complaint."""
+    piece = FEDERATION.levels[2].submodel
+    state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)
+    assert "no piece of the one" in str(problem_with(replace(UPDATE, submodel=piece, state=state), JOB, FEDERATION))
+
+
+def test_exits_that_were_never_sent_are_refused() -> None:
+    """A classifier before the last one, that the server kept: its tensors are in the layout, and its shapes fit."""
+    channels, layout = UPDATE.submodel.channels, FEDERATION.problem.layout
+    one, two = Submodel(channels, (2,)), Submodel(channels, (1, 2))
+    job = replace(JOB, submodel=one, state=extract(layout, start(FEDERATION).state, one))
+    state = extract(layout, start(FEDERATION).state, two)
+    right = replace(UPDATE, dispatched=one, submodel=one, state=job.state, untrained=())
+    assert problem_with(right, job, FEDERATION) is None
+    assert "no piece of the one" in str(problem_with(replace(right, submodel=two, state=state), job, FEDERATION))
+    assert not two.inside(one) and one.inside(two)
+
+
+def test_half_a_granule_is_refused() -> None:
+    """Axis b comes and goes in granules of 2; a mean over half of one raises an error."""
+    piece = Submodel({**UPDATE.submodel.channels, "b": (0, 3)}, (1, 2))
+    assert "whole granules" in str(problem_with(replace(UPDATE, submodel=piece), JOB, FEDERATION))
+
+
+SCORES = {"n": 5, "correct": [1.0, 2.0], "ensemble": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [({}, True), ({"correct": [0.0, 5.0]}, True), ({"correct": [1.0, 5.5]}, False), ({"correct": [-1.0, 2.0]}, False),
+     ({"ensemble": 6.0}, False), ({"ensemble": -0.5}, False), ({"n": 2**60}, False), ({"n": 10**400}, False),
+     ({"correct": [10**400, 1]}, False)],
+)  # fmt: skip
+def test_no_more_is_right_than_was_asked(changes: dict[str, Any], right: bool) -> None:
+    job, update = ANSWERED["evaluate"]
+    found = examined(replace(update, metrics={**SCORES, **changes}), job, FEDERATION)
+    assert isinstance(found, Update) == right, found
+
+
+def test_a_regression_may_score_below_zero() -> None:
+    """1 - (output - y)^2 of a bad model: far below 0, and at most 1 for each."""
+    job, update = ANSWERED["evaluate"]
+    federation = replace(FEDERATION, problem=replace(FEDERATION.problem, task=task_named("regression")))
+    below = replace(update, metrics={**SCORES, "correct": [-700.0, -3.0], "ensemble": -9.0})
+    assert examined(below, job, federation) is below
+    above = replace(below, metrics={**SCORES, "correct": [-700.0, 5.5]})
+    assert isinstance(examined(above, job, federation), Failure)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "message"),
+    [
+        ("count", lambda t: t + 1, "counts 21 inputs"),
+        ("count", lambda t: t / 2, "counts 10 inputs"),
+        ("count", lambda t: t * 0, "counts 0 inputs"),
+        ("sum", lambda t: t * 0 + 1e6, "variance would be below 0"),
+        ("sum", lambda t: t * 0 + 1e300, "variance would be below 0"),
+        ("squares", lambda t: t * 0, "variance would be below 0"),
+        ("squares", lambda t: t * 0 + 1e60, "variance is not finite"),
+    ],
+)
+def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tensor], Tensor], message: str) -> None:
+    """20 samples, one input of each channel each; (sum x)^2 <= n sum x^2."""
+    job, update = ANSWERED["statistics"]
+    name = next(n for n in update.state if n.endswith(f".{key}"))
+    wrong = replace(update, state={**update.state, name: change(update.state[name])})
+    assert message in str(problem_with(wrong, job, FEDERATION))
+
+
+def test_no_more_samples_are_measured_than_asked_for() -> None:
+    job, update = ANSWERED["statistics"]
+    more = {name: tensor * 2 for name, tensor in update.state.items()}
+    assert "at most 20" in str(problem_with(replace(update, num_examples=40, state=more), job, FEDERATION))
+    assert "missing" in str(problem_with(replace(update, state={}), job, FEDERATION))
+    assert problem_with(replace(update, num_examples=0, state={}), job, FEDERATION) is None
+
+
+@pytest.mark.parametrize("name", some_quick(["resnet20", "cnn", "msdnet24", "mobilenetv2"], ["cnn"]))
+def test_honest_sums_of_pictures_pass(name: str) -> None:
+    """Positions of each layer are read off its shapes; a last batch of another size makes no difference."""
+    given = {"classes": 3, "channels": 3, "input_shape": [3, 32, 32]}
+    problem = Problem.rebuilt({"model": {"name": name}, "given": given, "task": "classification", "exits": []})
+    data = Data("x", torch.randint(0, 255, (7, 3, 32, 32), dtype=torch.uint8), torch.arange(7) % 3,
+                {"train": torch.arange(7)}, 3, mean=(0.5,) * 3, std=(0.25,) * 3)  # fmt: skip
+    level = Level("1", problem.submodel(1.0, problem.exits), 1.0, 1.0)
+    federation = Federation(problem, Clients(np.array([7])), (level,), 1, build({"name": "fedavg"}))
+    job = Job("statistics", 0, 1, 0, 0, level.submodel, start(federation).state, {"name": "fedavg"}, 1, 0,
+              evaluation=Evaluation(split="train", samples=5, batch_size=2))  # fmt: skip
+    reply, _ = run_job(job, Simulation(problem, data, [data.splits]).device(0))
+    assert isinstance(reply, Update) and reply.state and examined(reply, job, federation) is reply
+    count = next(n for n in reply.state if n.endswith(".count"))
+    off = replace(reply, state={**reply.state, count: reply.state[count] + 5})
+    assert "inputs of" in str(problem_with(off, job, federation))
+
+
+def test_a_reason_is_one_line() -> None:
+    odd = Failure(3, 2, 4, 1, JOB.submodel, "first\n\x1b[31msecond\x07" + "z" * 900)
+    reason = examined(odd, JOB, FEDERATION).reason  # type: ignore[union-attr]
+    assert reason.startswith("first [31msecond z") and len(reason) <= 500 and reason.isprintable()
+    refused = examined(replace(UPDATE, state={**UPDATE.state, "\x1b]0;t\x07": torch.ones(1)}), JOB, FEDERATION)
+    assert isinstance(refused, Failure) and refused.reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "scan"}, "asks for"), ({"kind": ["train"]}, "malformed"), ({"seed": "1"}, "its seed"),
+        ({"client": None}, "its client"), ({"level": -1}, "its level"), ({"memory_version": 0.5}, "memory_version"),
+        ({"method": "fedavg"}, "names no method"), ({"state": {"x": 1}}, "expected a tensor"),
+        ({"state": {}}, "missing"), ({"statistics": [1]}, "no table"),
+        ({"statistics": {"a\x07": torch.tensor([math.nan])}}, '"a" has numbers'),
+        ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels that the model does not have"),
+        ({"submodel": Submodel({"b": (0, 1, 3, 4)}, (1, 2))}, "whole granules"),
+        ({"submodel": Submodel({}, (9,))}, "exits that the model does not have"),
+        ({"local": Local(lr=math.nan)}, "its lr"), ({"local": Local(epochs=0)}, "its epochs"),
+        ({"local": Local(epochs="9")}, "its epochs"), ({"local": Local(batch_size=-1)}, "its batch_size"),
+        ({"local": Local(clip_norm="x")}, "its clip_norm"), ({"local": Local(late="now")}, "expected one of"),
+        ({"local": Local(optimiser=["sgd"])}, "expected one of"), ({"local": Local(compress="zip")}, "expected one of"),
+        ({"local": Local(cosine=1)}, "true or false"), ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
+        ({"evaluation": Evaluation(split="all")}, "expected one of"),
+        ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
+    ],
+)  # fmt: skip
+def test_what_a_server_asks_is_looked_at(changes: dict[str, Any], message: str) -> None:
+    assert problem_with_job(JOB, FEDERATION.problem) is None
+    assert message in str(problem_with_job(replace(JOB, **changes), FEDERATION.problem))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("evaluate", {"metrics": {}}, "how many samples"),
+        ("evaluate", {"metrics": {"n": 5, "correct": [1.0], "ensemble": 2.0}}, "each of 2 exits"),
+        ("evaluate", {"metrics": {"n": 5, "correct": [1.0, math.nan], "ensemble": 2.0}}, "each of 2 exits"),
+        ("evaluate", {"metrics": {"n": -5, "correct": [1.0, 1.0], "ensemble": 2.0}}, "how many samples"),
+        ("evaluate", {"submodel": FEDERATION.levels[0].submodel}, "another sub-model"),
+        ("statistics", {"submodel": FEDERATION.levels[0].submodel}, "another sub-model"),
+        ("statistics", {"state": {"blocks.0.1.sum": torch.zeros(6)}}, "missing"),
+    ],
+)
+def test_answers_of_other_kinds(kind: str, changes: dict[str, Any], message: str) -> None:
+    job, update = ANSWERED[kind]
+    found = examined(replace(update, **changes), job, FEDERATION)
+    assert isinstance(found, Failure) and found.reason.startswith("its answer was refused: ")
+    assert message in found.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.float(), "float64"),
+        (lambda t: t * math.nan, "not finite"),
+        (lambda t: t[:1].expand(3), "expected"),
+    ],
+)
+def test_sums_that_are_none(change: Callable[[Tensor], Tensor], message: str) -> None:
+    job, update = ANSWERED["statistics"]
+    name = next(n for n in update.state if n.endswith(".squares"))
+    wrong = replace(update, state={**update.state, name: change(update.state[name])})
+    assert message in str(problem_with(wrong, job, FEDERATION))
+    below = replace(update, state={**update.state, name: -update.state[name] - 1})
+    assert "below 0" in str(problem_with(below, job, FEDERATION))
+
+
+@given(st.sampled_from(sorted(ANSWERED)), st.dictionaries(st.sampled_from(sorted(vars(UPDATE))), nests, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_whatever_the_fields_hold_it_is_a_sentence(kind: str, odd: dict[str, Any]) -> None:
+    """Nothing is raised, and what comes through has the state of a right one."""
+    job, update = ANSWERED[kind]
+    found = examined(replace(update, **odd), job, FEDERATION)
+    if isinstance(found, Failure):
+        assert (found.round, found.index, found.client) == (job.round, job.index, job.client)
+        assert isinstance(found.reason, str) and len(found.reason) < 400
+    elif kind == "train":
+        assert found.state.keys() == update.state.keys()
+        assert all(found.state[n].shape == update.state[n].shape for n in update.state)
+
+
+@given(nests, nests, nests)
+@settings(max_examples=50, deadline=None)
+def test_a_failure_has_the_numbers_of_its_job(reason: Any, number: Any, flag: Any) -> None:
+    odd = Failure(
+        number, number, number, number, number, reason, declined=flag, multiply_adds=number, simulated_s=number
+    )
+    found = examined(odd, JOB, FEDERATION)
+    assert isinstance(found, Failure)
+    assert (found.round, found.index, found.client, found.level) == (JOB.round, JOB.index, JOB.client, JOB.level)
+    assert isinstance(found.reason, str) and isinstance(found.declined, bool) and isinstance(found.multiply_adds, int)
+
+
+# ---- in a run -------------------------------------------------
+
+
+class Lying:
+    """An engine with one client whose replies are not what they should be."""
+
+    def __init__(self, federation: Federation, inner: Any, client: int) -> None:
+        self.inner, self.client = inner, client
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        for reply in self.inner.run(jobs):
+            if reply.client == self.client and isinstance(reply, Update):
+                spoilt = {name: tensor * 0 - 1e9 for name, tensor in reply.state.items()}
+                yield replace(reply, state=spoilt, num_examples=10**6, metrics={"n": 3, "correct": "all"})
+            else:
+                yield reply
+
+    def accept(self, update: Update) -> None:
+        self.inner.accept(update)
+
+
+def test_a_liar_changes_nothing_and_the_round_goes_on() -> None:
+    federation, simulation = fleets({"name": "scalefl"})
+    federation = replace(federation, cohort=7)
+    server = start(federation)
+    honest = local(simulation)
+    after, report = one_round(federation, Lying(federation, honest, 3), SETTINGS, server)  # type: ignore[arg-type]
+    assert [f["client"] for f in report["failures"]] == [3] and "refused" in report["failures"][0]["reason"]
+    assert report["train"]["clients"] == 6
+    assert all(float(t.abs().max()) < 1e6 for t in after.state.values())
+    columns, found = evaluate(federation, Lying(federation, honest, 3), after, SETTINGS.wanted)
+    reasons = {f["reason"].split(":")[0] for f in columns["failures"] if f["client"] == 3}
+    assert reasons == {"batch-norm statistics", "evaluation"}
+    assert 0 <= columns["batch"]["global"] <= 1 and columns["batch"]["global_clients"] == 6
+    assert all(float(t.abs().max()) < 1e6 for moments in found.values() for t in moments.values())
+
+
+def test_an_engine_owes_one_reply_to_each_job() -> None:
+    jobs = [JOB, replace(JOB, index=3)]
+    assert [(j.index, r.index) for j, r in paired(lambda js: (replace(UPDATE, index=j.index) for j in js), jobs)] == [
+        (2, 2), (3, 3)
+    ]  # fmt: skip
+    with pytest.raises(RunError, match="2 jobs without a reply"):
+        list(paired(lambda js: iter([] if list(js) else [UPDATE]), jobs))
+    with pytest.raises(RunError, match="more replies"):
+        list(paired(lambda js: iter([UPDATE]), []))
+
+
+def test_every_method_s_replies_come_through() -> None:
+    federation, simulation = fleets({"name": "heterofl", "masked": True})
+    *_, last = run(federation, local(simulation), SETTINGS, start(federation))
+    assert not last.report["failures"]
