@@ -539,3 +539,7 @@ def test_what_may_change_under_its_name_is_read_anew() -> None:
     assert infer_layout(Valued(1)) is infer_layout(Valued(1)) is not infer_layout(Valued(1), base={"0.weight"})
     assert infer_layout(Valued(1)).shapes({}, (1,))["0.weight"] == (8, 6)
     assert infer_layout(Valued(2)).shapes({}, (1,))["0.weight"] == (8, 7)
+
+    changed = Valued(1)
+    object.__setattr__(changed, "declared", {"0.weight": blocked(2)})
+    assert changed == Valued(1) and infer_layout(changed) is not infer_layout(Valued(1))

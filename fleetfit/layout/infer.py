@@ -227,13 +227,22 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
     _check_exits(architecture, chosen)
     kept_out = frozenset(base)
-    if type(architecture).__eq__ is object.__eq__:  # one that may be another tomorrow, though it is the same object
+    if not _is_a_value(architecture):
         return _inferred(architecture, chosen, kept_out)
+    described = repr((dict(architecture.axes), declarations_of(architecture)))  # may be set on an object, not its class
+    return _remembered(cast(Hashable, architecture), chosen, kept_out, described)
+
+
+def _is_a_value(architecture: Architecture) -> bool:
+    """Tell whether it is as it was as long as it is equal; one that is equal to itself only may be changed in place."""
+    parts = [part for part in getattr(architecture, "__dict__", {}).values() if hasattr(part, "build")]
+    if type(architecture).__eq__ is object.__eq__ or not all(map(_is_a_value, parts)):
+        return False
     try:
         hash(architecture)
     except TypeError:
-        return _inferred(architecture, chosen, kept_out)
-    return _remembered(cast(Hashable, architecture), chosen, kept_out)
+        return False
+    return True
 
 
 def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: frozenset[str]) -> Layout:
@@ -274,7 +283,7 @@ def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: fro
 
 
 @functools.lru_cache(maxsize=64)
-def _remembered(architecture: Hashable, chosen: tuple[int, ...], kept_out: frozenset[str]) -> Layout:
+def _remembered(architecture: Hashable, chosen: tuple[int, ...], kept_out: frozenset[str], described: str) -> Layout:
     return _inferred(cast(Architecture, architecture), chosen, kept_out)
 
 
