@@ -73,6 +73,7 @@ def test_local_and_processes_give_the_same_bits(spec: Mapping[str, Any], two_wor
         engine.close()
 
 
+@pytest.mark.slow
 def test_one_worker_gives_the_same_bits() -> None:
     federation, simulation = fleets({"name": "scalefl"})
     engine = processes(simulation, workers=1)
@@ -82,6 +83,7 @@ def test_one_worker_gives_the_same_bits() -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_deadlines_by_simulated_clocks_give_the_same_bits() -> None:
     """Slow and fast clients, links that differ by round; deadlines that some miss, in all three ways."""
     federation, simulation = fleets({"name": "depthfl", "plus": {"in_time": {}}})
@@ -116,6 +118,7 @@ def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) 
     same(expected, found)
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_every_worker_is_a_failure_with_a_reason(two_workers: Engine) -> None:
     federation, _ = fleets({"name": "plugin_method:always_killing"})
     two_workers.load({})
