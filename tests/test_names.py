@@ -141,7 +141,7 @@ def test_a_row_has_the_keys_that_it_leaves_open() -> None:
     row = names.Row("The small one.", {"size": 4, "rate": 0.5}, {"depth": 7})
     other = names.Row("The large one.", {"size": 9})
     small, large = names.entries(made, {"small": row, "large": other})
-    assert list(inspect.signature(small).parameters) == ["shape", "depth"]
+    assert {key: p.default for key, p in inspect.signature(small).parameters.items()} == {"shape": (3,), "depth": 7}
     assert small() == {"size": 4, "shape": (3,), "depth": 7, "rate": 0.5}
     assert small((5,), depth=1) == {"size": 4, "shape": (5,), "depth": 1, "rate": 0.5}
     assert large(rate=2.0) == {"size": 9, "shape": (3,), "depth": None, "rate": 2.0}
