@@ -64,14 +64,14 @@ def ship(folder: str) -> None:
 
 
 def _exported(run: ff.Run, name: str, out: Path) -> Any:
-    if len(run.served(name).exits) > 1:
+    if len(run.model(name).exits) > 1:
         costs = run.calibrate(name, 1.0).costs
         run.calibrate(name, max(BUDGET, 1.02 * costs[0] / costs[-1]), temperature=True)
     return run.export(name, out, ["int8", "static-int8"])
 
 
 def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:
-    module, whole = run.served(name), {}
+    module, whole = run.model(name), {}
     data = run.assembly.data
     for form, file in (("float", "model.onnx"), ("int8", "model.int8.onnx"), ("static-int8", "model.static-int8.onnx")):
         opened = session(out / file)
@@ -143,7 +143,7 @@ def _print_levels(run: ff.Run, names: list[str], exports: Any, times: Any, memor
     )
     _row(*["---"] * 8)
     for name in names:
-        size = sum(p.numel() for p in run.served(name).parameters())
+        size = sum(p.numel() for p in run.model(name).parameters())
         for each in exports[name].variants:
             low, median, high = times[name, each.name]
             took = f"{median:.2f} ({high - low:.2f})"

@@ -151,7 +151,7 @@ def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
     assert isinstance(data, Data)
     assert isinstance(data.x, torch.Tensor)
     run = with_data(done, replace(data, x=data.x.flatten(1).float(), mean=(), std=()))
-    run._modules["2"] = Reshaped(run.served())
+    run._models["2"] = Reshaped(run.model())
     drawn = pictures(run, Asked())
     assert sorted(drawn.figures) == ["accuracy-cost", "levels", "stopping"]
     timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]

@@ -66,8 +66,7 @@ SIGNATURES = {
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
-       "folder", "let_go", "level_name", "metrics", "model", "notes", "plan", "predict", "server", "served", "summary",
-       "take_engine"}  # fmt: skip
+       "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server", "summary"}  # fmt: skip
 
 OPTIONS = {
     "run": ["FILE", "--out", "--set", "--quiet/-q"],

@@ -494,7 +494,7 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
         assert any(f"[{section}] {inner} is not used here: " in note for note in prepared.notes)
         again = ff.load(tmp_path / "run")
         assert again.notes == prepared.notes  # so that a resumed run's summary is that of an unbroken one
-        prepared.take_engine().close()
+        prepared._take_engine().close()
 
 
 def tables_of(text: str) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fleetfit import evaluate, inference
 from fleetfit.api.described import short_name, visible
-from fleetfit.config import Assembly, assemble, experiment_of
+from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import settings_of
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
@@ -21,26 +22,52 @@ from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_yo
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.calibration import check_numbers
 from fleetfit.inference.export import Shipped
-from fleetfit.layout import predictions, some_input
+from fleetfit.layout import some_input
 from fleetfit.planner import Amount, absolute
+from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Facts, Federation
-
-if TYPE_CHECKING:
-    from fleetfit.api.results import Run
+from fleetfit.values import Device, Facts, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
 
 
-def level_named(federation: Federation, level: LevelName) -> str:
+class Trained(Protocol):
+    """What is asked of a run here; `Run` has it."""
+
+    files: RunFolder
+    experiment: Experiment
+    _models: dict[str, nn.Module]  # of levels, for predictions
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
+
+    @property
+    def assembly(self) -> Assembly:
+        """What the run is made of."""
+        ...
+
+    @property
+    def checkpoint(self) -> Mapping[str, Any]:
+        """The newest checkpoint."""
+        ...
+
+    @property
+    def server(self) -> Server:
+        """The server after the last round that has a checkpoint."""
+        ...
+
+
+def level_named(run: Trained, level: LevelName) -> str:
     """Return the name of a level.
 
     Raises:
         ConfigError: There is no such level.
     """
-    known = [entry.name for entry in federation.levels]
+    known = [entry.name for entry in run.assembly.federation.levels]
     wanted = known[-1] if level is None else str(level)
     if wanted not in known and wanted.isdecimal() and 1 <= int(wanted) <= len(known):
         wanted = known[int(wanted) - 1]
@@ -49,9 +76,9 @@ def level_named(federation: Federation, level: LevelName) -> str:
     return wanted
 
 
-def module_of(run: "Run", level: LevelName) -> nn.Module:
+def module_of(run: Trained, level: LevelName) -> nn.Module:
     """Return a level's model in eval mode, with the statistics of its last evaluation, or new ones if it has none."""
-    assembly, name = run.assembly, run.level_name(level)
+    assembly, name = run.assembly, level_named(run, level)
     index = [entry.name for entry in assembly.federation.levels].index(name)
     found = run.checkpoint["statistics"] or {}
     if index not in found and evaluate.has_batch_norm(assembly.federation):
@@ -62,7 +89,14 @@ def module_of(run: "Run", level: LevelName) -> nn.Module:
     return evaluate.level_module(assembly.federation, run.server, index, found)
 
 
-def evaluated(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
+def served(run: Trained, level: LevelName) -> nn.Module:
+    """Return a level's model as `module_of` does, the same object each time: for predictions, not to be trained."""
+    if (name := level_named(run, level)) not in run._models:
+        run._models[name] = module_of(run, name)
+    return run._models[name]
+
+
+def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of an evaluation of the newest checkpoint, with some sections of the run file changed.
 
     Raises:
@@ -80,7 +114,7 @@ def evaluated(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _evaluated_here(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a fleet's levels on data that are here: what the clients have is on their nodes.
 
     Raises:
@@ -99,7 +133,7 @@ def _evaluated_here(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
 ELSEWHERE = "this run's data are on the nodes of a fleet. Name data of the same shape that are here"
 
 
-def matching(run: "Run", data: Any) -> Data:
+def matching(run: Trained, data: Any) -> Data:
     """Return data whose samples and classes are those of the run.
 
     Raises:
@@ -125,24 +159,18 @@ def _check_same_model(ours: Assembly, other: Assembly) -> None:
         )
 
 
-def predict(model: nn.Module, x: Tensor, adaptive: bool) -> Tensor | Iterator[Tensor]:
-    """Return the last exit's logits, or yield those of each exit."""
-    found = predictions(model, x, every=adaptive)
-    return found if adaptive else next(found)
-
-
-def scores_of(run: "Run", level: LevelName, split: str, client: int | None, data: Data | None = None) -> Scores:
+def scores_of(run: Trained, level: LevelName, split: str, client: int | None, data: Data | None = None) -> Scores:
     """Return the logits of a level's exits for a split of the data, of one client's, or of others."""
-    return inference.scores(run.served(level), data_of(run, client, data), split)
+    return inference.scores(served(run, level), data_of(run, client, data), split)
 
 
-def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
+def best_exit(run: Trained, level: LevelName, client: int | None) -> int:
     """Return the exit, from 1, with the highest accuracy on validation data; of equal ones the shallowest."""
     found = scores_of(run, level, "validation", client).accuracies
     return 1 + found.index(max(found))
 
 
-def data_of(run: "Run", client: int | None, data: Data | None = None) -> Data:
+def data_of(run: Trained, client: int | None, data: Data | None = None) -> Data:
     """Return the run's data, one client's share of it, or others of the same shape if some are given.
 
     Raises:
@@ -164,14 +192,14 @@ def data_of(run: "Run", client: int | None, data: Data | None = None) -> Data:
 
 
 def calibrate(
-    run: "Run", level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
+    run: Trained, level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
     client: int | None, data: Data | None = None,
 ) -> Calibration:  # fmt: skip
     """Choose when samples leave, try it on the test samples, and write it into the run folder."""
-    data, name = data_of(run, client, data), run.level_name(level)
+    data, name = data_of(run, client, data), level_named(run, level)
     if len(submodel_of(run, level).exits) < 2:
         raise ConfigError(f"level {name} has one exit, so nobody can leave before it: there is nothing to calibrate.")
-    validation, test = (inference.scores(run.served(level), data, split) for split in ("validation", "test"))
+    validation, test = (inference.scores(served(run, level), data, split) for split in ("validation", "test"))
     costs = costs_of(run, level, cost, data)
     limit = absolute_budget(budget, cost, costs)
     found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
@@ -194,13 +222,13 @@ def calibration_file(level: str) -> str:
     return f"inference/level-{level}.json"
 
 
-def saved_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
+def saved_calibration(run: Trained, level: LevelName) -> Mapping[str, Any] | None:
     """Return what `calibrate` wrote for a level, or None.
 
     Raises:
         ConfigError: It is damaged, or of another round's model.
     """
-    name = calibration_file(run.level_name(level))
+    name = calibration_file(level_named(run, level))
     path = run.folder / name
     if not run.files.has(name):
         return None
@@ -218,7 +246,7 @@ def saved_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
     return cast(Mapping[str, Any], found)
 
 
-def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]:
+def costs_of(run: Trained, level: LevelName, cost: str, data: Data) -> list[float]:
     """Return what a sample that leaves at each exit of a level costs [E].
 
     Raises:
@@ -231,13 +259,13 @@ def costs_of(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]
     if cost == "latency_s":
         architecture = run.assembly.federation.problem.architecture
         x = some_input(architecture, data.sample_shape, 1, torch.Generator().manual_seed(0))  # texts at full length
-        return inference.exit_latencies(run.served(level), x)
+        return inference.exit_latencies(served(run, level), x)
     problem, piece = run.assembly.federation.problem, submodel_of(run, level)
     sizes = {**problem.layout.full_sizes, **piece.sizes}
     return inference.exit_costs(problem.architecture, sizes, piece.exits, problem.input_shape)
 
 
-def shipped(run: "Run", level: LevelName, data: Data | None) -> Shipped:
+def shipped(run: Trained, level: LevelName, data: Data | None) -> Shipped:
     """Return a level's model with all that an export needs to know of it.
 
     Args:
@@ -246,7 +274,7 @@ def shipped(run: "Run", level: LevelName, data: Data | None) -> Shipped:
         data: The data whose preprocessing, validation and test samples are used; the run's by default.
     """
     experiment, problem, piece = run.experiment, run.assembly.federation.problem, submodel_of(run, level)
-    name, sizes = run.level_name(level), {**problem.layout.full_sizes, **piece.sizes}
+    name, sizes = level_named(run, level), {**problem.layout.full_sizes, **piece.sizes}
     calibration = saved_calibration(run, level)
     facts = {
         "model": short_name(experiment.model.name),
@@ -261,16 +289,16 @@ def shipped(run: "Run", level: LevelName, data: Data | None) -> Shipped:
         problem.architecture,
         sizes,
         piece.exits,
-        run.served(level),
+        served(run, level),
         run.assembly.data if data is None else data,
         policy,
         facts,
     )
 
 
-def submodel_of(run: "Run", level: LevelName) -> Submodel:
+def submodel_of(run: Trained, level: LevelName) -> Submodel:
     """Return a level's sub-model."""
-    name = run.level_name(level)
+    name = level_named(run, level)
     return next(entry.submodel for entry in run.assembly.federation.levels if entry.name == name)
 
 

@@ -2,10 +2,11 @@
 
 import logging
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from fleetfit.data import Data
 from fleetfit.errors import RunError
 from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
+from fleetfit.layout import predictions
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import Damaged
@@ -44,7 +46,7 @@ class Run:
     ) -> None:
         """Take what is known; `run`, `resume` and `load` make runs."""
         self.files, self.experiment, self._engine = folder, experiment, engine
-        self._modules: dict[str, nn.Module] = {}
+        self._models: dict[str, nn.Module] = {}
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -147,42 +149,38 @@ class Run:
         """
         return inference.module_of(self, level)
 
-    def level_name(self, level: int | str | None = None) -> str:
-        """Return the name of a level.
-
-        Args:
-            level: 1..L, or its name; the largest by default.
-
-        Raises:
-            ConfigError: There is no such level.
-        """
-        return inference.level_named(self.assembly.federation, level)
-
-    def served(self, level: int | str | None = None) -> nn.Module:
-        """Return a level's model as `model` does, the same object each time: for predictions, not to be trained."""
-        if (name := self.level_name(level)) not in self._modules:
-            self._modules[name] = self.model(name)
-        return self._modules[name]
-
     # -- inference
 
-    @overload
-    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: Literal[False] = False) -> Tensor: ...
-    @overload
-    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: Literal[True]) -> Iterator[Tensor]: ...
-    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: bool = False) -> Any:
-        """Return a level's last logits [B, classes], or yield those of each exit (ScaleFL, Algorithm 4).
+    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: bool = False) -> Tensor:
+        """Return a level's last logits [B, classes].
 
         Args:
             x: Samples [B, ...], as `Data.batch` returns them.
             level: 1..L, or its name; the largest by default.
-            adaptive: Yield logits as soon as they are computed, nothing twice; who stops early saves the rest.
+            adaptive: The old name of `predict_exits`, which is still read.
+
+        Raises:
+            ConfigError: There is no such level.
+        """
+        if adaptive:
+            warnings.warn("predict(x, adaptive=True) is predict_exits(x) now.", DeprecationWarning, stacklevel=2)
+            return cast(Tensor, self.predict_exits(x, level))  # what it was: an iterator
+        return next(predictions(inference.served(self, level), x, every=False))
+
+    def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
+        """Yield a level's logits [B, classes] exit by exit, as soon as they are computed (ScaleFL, Algorithm 4).
+
+        Nothing is computed twice; whoever stops early saves the rest.
+
+        Args:
+            x: Samples [B, ...], as `Data.batch` returns them.
+            level: 1..L, or its name; the largest by default.
 
         Raises:
             ConfigError: There is no such level.
             ModelError: The model cannot be run segment by segment.
         """
-        return inference.predict(self.served(level), x, adaptive)
+        return predictions(inference.served(self, level), x)
 
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
         """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
@@ -270,13 +268,13 @@ class Run:
         """
         return inference.evaluated(self, sections)
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Forget what can be read again: the data, the checkpoint."""
         for name in ("assembly", "checkpoint"):
             self.__dict__.pop(name, None)
-        self._modules.clear()
+        self._models.clear()
 
-    def take_engine(self) -> rounds.Engine:
+    def _take_engine(self) -> rounds.Engine:
         """Return an engine, started for this run; whoever takes it closes it."""
         engine, self._engine = self._engine or self.assembly.engine(), None
         return engine

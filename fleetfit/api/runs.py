@@ -242,7 +242,7 @@ def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = 
     """
     files = target.files
     target.__dict__["assembly"] = proven(target.assembly)  # of a run that goes on, it is not yet
-    with contextlib.closing(target.take_engine()) as engine, files.held():
+    with contextlib.closing(target._take_engine()) as engine, files.held():
         taken = _taken_up(target)
         class_counts_in(files)  # drawn at the end
         engine.load(taken["clients"])

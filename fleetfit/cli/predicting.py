@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fleetfit import files, names
 from fleetfit.api import Run, load
-from fleetfit.api.inference import cost_of_unit, data_of, saved_calibration, submodel_of
+from fleetfit.api.inference import cost_of_unit, data_of, level_named, saved_calibration, served, submodel_of
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
 from fleetfit.inference import Calibration, Policy, read_policy, stop_early
@@ -55,7 +55,7 @@ def predicted(asked: Asked) -> Table:
         raise DataError(f"{data.name} has no {asked.split} samples.")
     exit = run.best_exit(asked.level, asked.client) if asked.best else None
     policy = _policy(run, asked.level) if asked.stop else None
-    model = run.served(asked.level)
+    model = served(run, asked.level)
     rows = []
     for part in indices.split(asked.batch_size):
         x, y = data.batch(part)
@@ -104,7 +104,7 @@ def named_data(name: str | None) -> Data | None:
 def _policy(run: Run, level: str | None) -> Policy:
     found = saved_calibration(run, level)
     if found is None:
-        name = run.level_name(level)
+        name = level_named(run, level)
         raise ConfigError(
             f'level {name} was not calibrated. First: "fleetfit calibrate {run.folder} --level {name} --budget 0.75".'
         )
@@ -145,7 +145,7 @@ def _write(found: _Predicted, data: Data, asked: Asked, exits: Sequence[str]) ->
 
 def _table(found: _Predicted, run: Run, asked: Asked, data: Data, exits: Sequence[str]) -> Table:
     right = (found.answers == found.labels).double()
-    name = run.level_name(asked.level)
+    name = level_named(run, asked.level)
     title = f"level {name} on {len(found.labels)} {asked.split} samples of {data.name}"
     if asked.adaptive:
         rows = [(exits[i], str(len(found.labels)), percent(float(r.mean()))) for i, r in enumerate(right)]

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import inference
+from fleetfit.api import Run
 from fleetfit.api.inference import (
     absolute_budget,
     calibration_file,
     cost_of_unit,
     costs_of,
     data_of,
+    level_named,
     saved_calibration,
     scores_of,
+    served,
     submodel_of,
 )
 from fleetfit.cost import submodel_cost
@@ -32,8 +35,6 @@ from fleetfit.values import Facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from fleetfit.api.results import Run
 
 BUDGET = 0.75
 """The budget where none is given and none was calibrated for, as a share of what the last exit costs."""
@@ -72,7 +73,7 @@ class Drawn:
     notes: list[str] = field(default_factory=list)
 
 
-def pictures(run: "Run", asked: Asked) -> Drawn:
+def pictures(run: Run, asked: Asked) -> Drawn:
     """Draw what can be drawn of a run; a note says what cannot, and why. Nothing is written.
 
     Args:
@@ -85,7 +86,7 @@ def pictures(run: "Run", asked: Asked) -> Drawn:
         MissingExtra: matplotlib is not installed.
     """
     drawn = Drawn()
-    level = run.level_name(asked.level)
+    level = level_named(run, asked.level)
     reason = _no_stopping(run, level, asked)
     if reason:
         drawn.notes.append(f"No picture of early stopping: {reason}.")
@@ -102,7 +103,7 @@ def pictures(run: "Run", asked: Asked) -> Drawn:
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
 
-def _no_stopping(run: "Run", level: str, asked: Asked) -> str:
+def _no_stopping(run: Run, level: str, asked: Asked) -> str:
     """Return why early stopping cannot be drawn, or ""."""
     if asked.data is None and isinstance(run.assembly.data, Facts):
         return "the samples of a fleet's run are on its nodes; name some that are here (--data NAME)"
@@ -117,7 +118,7 @@ def _no_stopping(run: "Run", level: str, asked: Asked) -> str:
     return ""
 
 
-def _stopping(run: "Run", level: str, asked: Asked, drawn: Drawn) -> None:
+def _stopping(run: Run, level: str, asked: Asked, drawn: Drawn) -> None:
     """Draw the curve over budgets and the samples of each class by exit."""
     data = data_of(run, None, asked.data)
     labels = chosen_classes(data, asked.classes)
@@ -141,7 +142,7 @@ def _stopping(run: "Run", level: str, asked: Asked, drawn: Drawn) -> None:
         drawn.figures[_file(class_names(data), label)] = figure
 
 
-def _calibrated(run: "Run", level: str, asked: Asked, test: Scores, notes: list[str]) -> tuple[dict[str, Any], Outcome]:
+def _calibrated(run: Run, level: str, asked: Asked, test: Scores, notes: list[str]) -> tuple[dict[str, Any], Outcome]:
     """Return a calibration's numbers, the saved one's if nothing else is asked for, and who leaves where.
 
     Raises:
@@ -188,7 +189,7 @@ def _file(names: Sequence[str], label: int) -> str:
 # ---- levels ----------------------------------------------------------------------------------------------------------
 
 
-def _levels(run: "Run", drawn: Drawn) -> None:
+def _levels(run: Run, drawn: Drawn) -> None:
     """Draw accuracies of the levels over what they cost."""
     found, without = [], []
     try:
@@ -211,7 +212,7 @@ def _levels(run: "Run", drawn: Drawn) -> None:
         drawn.figures["accuracy-cost"] = accuracy_by_level(found, title, measure)
 
 
-def level_cost(run: "Run", level: str, accuracies: Sequence[float]) -> LevelCost:
+def level_cost(run: Run, level: str, accuracies: Sequence[float]) -> LevelCost:
     """Return what the exits of a level reach and cost; the time is measured now, one sample, one thread.
 
     Args:
@@ -223,7 +224,7 @@ def level_cost(run: "Run", level: str, accuracies: Sequence[float]) -> LevelCost
         FleetFitError: The level's model cannot be made.
     """
     problem, piece = run.assembly.federation.problem, submodel_of(run, level)
-    architecture, shape, module = problem.architecture, problem.input_shape, run.served(level)
+    architecture, shape, module = problem.architecture, problem.input_shape, served(run, level)
     sizes, count = {**problem.layout.full_sizes, **piece.sizes}, len(piece.exits)
     parameters = [
         float(submodel_cost(architecture, (sizes, piece.exits[: i + 1]), shape).parameters) for i in range(count)

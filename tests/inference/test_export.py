@@ -15,6 +15,7 @@ from small_models import SMALL, data_of, problem_of
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.api.inference import level_named
 from fleetfit.data import Data
 from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.inference import Policy, stop_early
@@ -350,7 +351,7 @@ def test_a_model_named_by_a_file_leaves_no_path_and_every_level_has_statistics(t
         assert (out / "run.py").exists() and "run.py" in (out / "README.md").read_text()
     with pytest.raises(FleetFitError, match="one exit"):
         run.calibrate(2)
-    assert run.level_name("2") == "2" == run.level_name(2)
+    assert level_named(run, "2") == "2" == level_named(run, 2)
 
 
 def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:

@@ -91,13 +91,15 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
     for level in (1, 2):
         model = run.model(level)
         assert torch.equal(run.predict(x, level), model(x)[-1])
-        for ours, theirs in zip(run.predict(x, level, adaptive=True), model(x), strict=True):
+        for ours, theirs in zip(run.predict_exits(x, level), model(x), strict=True):
             assert torch.equal(ours, theirs)
-    assert run.served(1) is run.served("1")
+    with pytest.warns(DeprecationWarning, match="predict_exits"):
+        old = list(run.predict(x, 1, adaptive=True))
+    assert all(map(torch.equal, old, run.predict_exits(x, 1)))
     best = run.best_exit(2)
     x, y = data.batch(data.split("validation"))
-    accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in run.predict(x, 2, adaptive=True)]
+    accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in run.predict_exits(x, 2)]
     assert accuracies[best - 1] == max(accuracies) and accuracies.index(max(accuracies)) == best - 1
-    assert 1 <= run.best_exit(2, client=3) <= len(run.served(2).exits)
+    assert 1 <= run.best_exit(2, client=3) <= len(run.model(2).exits)
     with pytest.raises(ff.FleetFitError, match="clients 0 to 3"):
         run.best_exit(2, client=4)

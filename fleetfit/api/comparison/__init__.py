@@ -125,7 +125,7 @@ def _one(asked: _Asked, rehearsal: Rehearsal, on_run: OnRun | None) -> Run:
     on_round = None if on_run is None else on_run(asked.title, asked.number, asked.count, found)
     if not found.finished:
         proceed(found, on_round)
-    found.let_go()  # a comparison may have many runs, each with its own data in memory
+    found._let_go()  # a comparison may have many runs, each with its own data in memory
     return found
 
 
