@@ -5,10 +5,20 @@ import warnings
 from typing import Any
 
 from fleetfit.inference.calibration import Calibration, calibrate, read_policy
-from fleetfit.inference.confidence import Measure, calibration_error, confidence, fitted_temperature
-from fleetfit.inference.running import Stopped, stop_early
 from fleetfit.inference.scores import COSTS, Scores, exit_costs, exit_latencies, scores
-from fleetfit.inference.stopping import Mode, Outcome, Policy, outcome, policy_for
+from fleetfit.inference.stopping import (
+    Measure,
+    Mode,
+    Outcome,
+    Policy,
+    Stopped,
+    calibration_error,
+    confidence,
+    fitted_temperature,
+    outcome,
+    policy_for,
+    stop_early,
+)
 
 __all__ = [
     "COSTS",

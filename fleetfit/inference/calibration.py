@@ -7,9 +7,17 @@ from typing import Any, get_args
 import numpy as np
 
 from fleetfit.errors import RunError
-from fleetfit.inference.confidence import Measure, calibration_error, fitted_temperature
 from fleetfit.inference.scores import COSTS, Scores
-from fleetfit.inference.stopping import Mode, Outcome, Policy, outcome, policy_for
+from fleetfit.inference.stopping import (
+    Measure,
+    Mode,
+    Outcome,
+    Policy,
+    calibration_error,
+    fitted_temperature,
+    outcome,
+    policy_for,
+)
 from fleetfit.records import forms
 
 

@@ -7,21 +7,99 @@ validation samples leave in these shares, and p is the largest for which their a
 With a budget for each sample ("anytime") there is nothing to choose: a sample's prediction is that of the deepest exit
 which the budget affords.
 
+Confidence lies between 0 and 1. The highest probability is that of MSDNet (Huang et al., ICLR 2018), which ScaleFL's
+appendix 6.3 follows; entropy is BranchyNet's (Teerapittayanon et al., ICPR 2016), turned round and scaled so that 1 is
+certain. Temperature scaling and the expected calibration error with 15 bins of equal width are those of Guo et al.,
+ICML 2017.
+
 Differs from MSDNet: p is found on the cost that the validation samples really have, so equal confidences cannot push it
 above the budget; entropy and margin can stand for the highest probability, and exits may have temperatures.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from fleetfit.errors import ConfigError
-from fleetfit.inference.confidence import Measure, confidence
+from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.inference.scores import Scores
+from fleetfit.layout import with_segments
+
+# ---- how sure a prediction is ----------------------------------------------------------------------------------------
+
+Measure = Literal["max", "entropy", "margin"]
+"""Highest probability; one minus the entropy over its largest value; lead of the first class over the second."""
+_BINS = 15
+_COLDEST, _HOTTEST = 0.05, 20.0
+
+
+def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.0) -> Tensor:
+    """Return how sure predictions are, from 0 to 1, [...] of logits [..., classes].
+
+    Args:
+        logits: Of one exit or of several.
+        measure: "max", "entropy" or "margin".
+        temperature: Logits are divided by it.
+
+    Raises:
+        ConfigError: There is no such measure.
+    """
+    if measure not in get_args(Measure):
+        known = get_args(Measure)
+        raise ConfigError(f'there is no confidence "{measure}"; there are {", ".join(known)}.'
+                          f"{did_you_mean(measure, known)}")  # fmt: skip
+    logs = F.log_softmax(logits.float() / temperature, dim=-1)
+    if measure == "max":
+        return logs.amax(-1).exp()
+    if logits.shape[-1] < 2:
+        return torch.ones(logits.shape[:-1])
+    if measure == "entropy":
+        return (1 + (logs.exp() * logs).sum(-1) / math.log(logits.shape[-1])).clamp(0, 1)
+    first, second = logs.exp().topk(2, dim=-1).values.unbind(-1)
+    return first - second
+
+
+def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature at which the predictions' mean log-likelihood is highest, between 0.05 and 20.
+
+    Args:
+        logits: [N, classes].
+        labels: int64 [N].
+    """
+    from scipy.optimize import minimize_scalar
+
+    logits = logits.double()
+
+    def loss(log_temperature: float) -> float:
+        return float(F.cross_entropy(logits / math.exp(log_temperature), labels))
+
+    bounds = math.log(_COLDEST), math.log(_HOTTEST)
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(found.x))
+
+
+def calibration_error(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> float:
+    """Return the expected calibration error: the mean gap between confidence and accuracy over 15 bins, by samples.
+
+    Args:
+        logits: [N, classes].
+        labels: int64 [N].
+        temperature: Logits are divided by it.
+    """
+    sure = confidence(logits, "max", temperature).double()
+    right = (logits.argmax(-1) == labels).double()
+    place = (sure * _BINS).ceil().long().clamp(1, _BINS) - 1  # bins are open below, closed above
+    gaps = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, place, sure - right)
+    return float(gaps.abs().sum() / max(1, len(labels)))
+
+
+# ---- who leaves where ------------------------------------------------------------------------------------------------
 
 Mode = Literal["budgeted", "anytime"]
 """Whether the samples share a budget, or each has its own."""
@@ -175,3 +253,62 @@ def _thresholds(sure: Tensor, shares: np.ndarray) -> tuple[float, ...]:
         found.append(float(here[min(wanted, len(here)) - 1]))
         left &= sure[i] < found[-1]
     return (*found, 0.0)
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Stopped:
+    """Predictions of samples that left as soon as they could.
+
+    Attributes:
+        logits: Of the exit where each left [B, classes].
+        exits: Which exit that was, from 0, int64 [B].
+    """
+
+    logits: Tensor
+    exits: Tensor
+
+
+@torch.no_grad()
+def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> Stopped:
+    """Run a batch segment by segment, and go on with those samples only that do not leave.
+
+    Args:
+        module: In eval mode, with `start`, `segment` and `head`.
+        x: Samples [B, ...].
+        policy: When a sample leaves; one threshold for each exit.
+
+    Raises:
+        ModelError: The module cannot be run segment by segment.
+        ConfigError: The policy is for another number of exits.
+    """
+    parts = with_segments(module)
+    last = len(parts.exits) - 1
+    if len(policy.thresholds) != last + 1:
+        raise ConfigError(f"the policy has {len(policy.thresholds)} thresholds, and the model {last + 1} exits.")
+    carry = parts.start(x)
+    here = torch.arange(len(x), device=x.device)
+    logits, exits = None, torch.full((len(x),), last, device=x.device)
+    for i in range(last + 1):
+        carry = parts.segment(i, carry)
+        z = parts.head(i, carry)
+        logits = z.new_empty(len(x), z.shape[-1]) if logits is None else logits
+        logits[here] = z
+        leaves = policy.leaves(i, z) if i < last else torch.ones(len(z), dtype=torch.bool, device=z.device)
+        exits[here[leaves]] = i
+        stays = ~leaves
+        if not bool(stays.any()):
+            break
+        here, carry = here[stays], tree_map(_kept(stays, len(z)), carry)
+    if logits is None:
+        raise RunError("the model has no exits.")
+    return Stopped(logits, exits)
+
+
+def _kept(stays: Tensor, count: int) -> Callable[[Any], Any]:
+    def kept(part: Any) -> Any:
+        return part[stays] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
+
+    return kept

@@ -416,7 +416,7 @@ def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(
 def test_what_can_be_refused_is_refused_before_anything_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetfit.inference.export.writing.write_program", lambda *given: pytest.fail("traced"))
+    monkeypatch.setattr("fleetfit.inference.export.folder.write_program", lambda *given: pytest.fail("traced"))
     for form, said in (("static-int8", "no validation|none"), ("transformers", "transformers|BERT")):
         with pytest.raises(FleetFitError, match=said):
             export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out", [form])

@@ -1,7 +1,7 @@
 """From a level's model to files that a device needs, and nothing more."""
 
 from fleetfit.inference.export.checked import Variant
+from fleetfit.inference.export.folder import FORMS, Export, export
 from fleetfit.inference.export.shipped import Shipped
-from fleetfit.inference.export.writing import FORMS, Export, export
 
 __all__ = ["FORMS", "Export", "Shipped", "Variant", "export"]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import MissingExtra, ModelError
-from fleetfit.inference.export.graphs import Graph
-from fleetfit.inference.export.programs import exported, quiet
+from fleetfit.inference.export.graphs import Graph, exported, quiet
 
 FILE = "model.pte"
 MOST = 8

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fleetfit.errors import ModelError
-from fleetfit.inference.export.programs import quiet, strip
+from fleetfit.inference.export.graphs import quiet, strip
 
 CALIBRATION_SAMPLES = 256
 _BATCH = 32
