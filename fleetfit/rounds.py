@@ -334,7 +334,7 @@ class _Replies:
     @property
     def reports(self) -> list[Update | Failure]:
         """Updates without their states, and failures, in the jobs' order."""
-        return [self._reports[index] for index in sorted(self._reports)]
+        return list(self._reports.values())  # each has its place since it was checked
 
     def __iter__(self) -> Iterator[Update]:
         self.receiving = True
