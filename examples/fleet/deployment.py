@@ -31,15 +31,18 @@ POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
 class Deployment:
     """A SuperLink and its nodes; use it with `with`, so that everything ends."""
 
-    def __init__(self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], own_process: bool = False) -> None:
+    def __init__(
+        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], own_process: bool = False, kept: bool = True
+    ) -> None:
         """Make keys, certificates and configurations.
 
         Args:
             folder: Where everything is written.
             nodes: By name, what a node's configuration says besides its name.
             own_process: Run the server app in a process that outlives the SuperLink.
+            kept: Keep the SuperLink's state in a file, with which it can be started again: most of its time goes there.
         """
-        self.folder, self.own_process = folder.resolve(), own_process
+        self.folder, self.own_process, self.kept = folder.resolve(), own_process, kept
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         make_certificates(self.folder / "certificates", ["127.0.0.1", "localhost"])
@@ -81,9 +84,10 @@ class Deployment:
         tls = ["--ssl-ca-certfile", str(self.ca), "--ssl-certfile", str(certificates / "server.pem"),
                "--ssl-keyfile", str(certificates / "server.key")]  # fmt: skip
         apart = ["--isolation", "process"] if self.own_process else []
+        database = ["--database", str(self.folder / "state.db")] if self.kept else []
         self.start("superlink", [
             "flower-superlink", *tls, "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port),
-            "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation", *apart,
+            *database, "--disable-runtime-dependency-installation", *apart,
         ], POLL)  # fmt: skip
         self._until_it_answers()
         if self.own_process and "superexec" not in self.processes:

@@ -49,7 +49,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         settings[name]["data"]["client"] = client
         if budget == min(BUDGETS.values()):
             settings[name]["memory_limit"] = f"{SMALLEST_MB} MB"
-    with Deployment(folder / "lab", settings) as made:
+    with Deployment(folder / "lab", settings, kept=False) as made:
         for name in BUDGETS:
             made.register(name)
             made.start_node(name)
