@@ -1,10 +1,11 @@
 """Nodes and servers that die, hang, come late or lie, each a real process: the run goes on, the state unharmed."""
 
+import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,20 @@ def run_file(rounds: int, epochs: int = 1, **engine: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A server app in a process of its own, so that it outlives the SuperLink."""
-    nodes = {name: settings_of(client) for client, name in enumerate(NAMES)}
-    with Deployment(tmp_path_factory.mktemp("faults") / "lab", nodes, own_process=True) as made:
-        for name in NAMES:
+@contextlib.contextmanager
+def deployed(folder: Path, names: Sequence[str], kept: bool) -> Iterator[Deployment]:
+    """A fleet with its server app in a process of its own, so that it outlives the SuperLink."""
+    nodes = {name: settings_of(client) for client, name in enumerate(names)}
+    with Deployment(folder / "lab", nodes, own_process=True, kept=kept) as made:
+        for name in names:
             made.register(name)
             made.start_node(name, environment={"FLEETFIT_TRACE": str(made.folder / f"{name}.trace")})
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployed(tmp_path_factory.mktemp("faults"), NAMES, kept=False) as made:
         yield made
 
 
@@ -220,20 +227,6 @@ def test_a_lying_node_is_named_and_its_updates_change_nothing(lab: Deployment, t
         assert (run.server.state[name] == tensor).all(), name
 
 
-def test_the_superlink_is_killed_and_started_again_and_the_run_completes(lab: Deployment, tmp_path: Path) -> None:
-    going = Going(lab, "superlink", run_file(8, deadline_s=60.0), tmp_path / "run")
-    going.has(2)
-    lab.stop("superlink", sudden=True)
-    time.sleep(3.0)
-    lab.start_superlink()
-    run = going.ended()
-    assert len(run.metrics) == 8 and all(trained(report) >= 2 for report in run.metrics)
-    ended = "finished:completed"  # told to the SuperLink a moment after the summary is written
-    until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
-    after = finished(lab, "after", run_file(1), tmp_path / "after")  # starts when all three nodes are back
-    assert trained(after.metrics[0]) == 3
-
-
 def test_the_server_app_is_killed_and_resume_goes_on_with_the_same_bits(lab: Deployment, tmp_path: Path) -> None:
     going = Going(lab, "resumed", run_file(6), tmp_path / "run")
     going.has(2)
@@ -252,3 +245,19 @@ def test_the_server_app_is_killed_and_resume_goes_on_with_the_same_bits(lab: Dep
     assert [report["round"] for report in run.metrics] == [1, 2, 3, 4, 5, 6]
     if not any(report["failures"] for report in run.metrics):
         assert all((run.server.state[name] == tensor).all() for name, tensor in honest.server.state.items())
+
+
+def test_the_superlink_is_killed_and_started_again_and_the_run_completes(tmp_path: Path) -> None:
+    """With its state in a file, and a fleet of its own."""
+    with deployed(tmp_path, NAMES[:2], kept=True) as lab:
+        going = Going(lab, "superlink", run_file(8, nodes=2, deadline_s=60.0), tmp_path / "run")
+        going.has(2)
+        lab.stop("superlink", sudden=True)
+        time.sleep(3.0)
+        lab.start_superlink()
+        run = going.ended()
+        assert len(run.metrics) == 8 and all(trained(report) >= 1 for report in run.metrics)
+        ended = "finished:completed"  # told to the SuperLink a moment after the summary is written
+        until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
+        after = finished(lab, "after", run_file(1, nodes=2), tmp_path / "after")  # starts when both nodes are back
+        assert trained(after.metrics[0]) == 2
