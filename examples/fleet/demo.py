@@ -40,8 +40,8 @@ def main() -> int:
     folder.mkdir(parents=True)
     print(f"Everything is in {folder}. Starting the SuperLink; Ctrl-C ends it all.", flush=True)
     with Deployment(folder, nodes()) as fleet:
+        fleet.register(*BUDGETS)
         for name in BUDGETS:
-            fleet.register(name)
             fleet.start_node(name)
         print(f"{len(BUDGETS)} keys are registered, the nodes are starting: {', '.join(BUDGETS)}.", flush=True)
         run = fleet.start_run("app", RUN, out=str((folder / "run").resolve()))

@@ -27,6 +27,14 @@ BIN = Path(sys.executable).parent
 # How often Flower's executors ask for work: each question costs a core some milliseconds, on both sides.
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3"}
 
+# Most of the time of a command is that of its imports.
+REGISTER = """
+import sys
+from flwr.cli.app import app
+for key in sys.argv[1:]:
+    app(["supernode", "register", key, "lab"], standalone_mode=False)
+"""
+
 
 class Deployment:
     """A SuperLink and its nodes; use it with `with`, so that everything ends."""
@@ -105,9 +113,10 @@ class Deployment:
             time.sleep(0.1)
         raise RuntimeError(f"the SuperLink does not answer:\n{self.log('superlink')[-3000:]}")
 
-    def register(self, name: str) -> None:
-        """Have the SuperLink admit a node's key."""
-        self.flwr("supernode", "register", str(self.folder / name / "key.pub"), "lab")
+    def register(self, *names: str) -> None:
+        """Have the SuperLink admit nodes' keys, by `flwr supernode register`, all in one process."""
+        keys = [str(self.folder / name / "key.pub") for name in names]
+        self._printed([sys.executable, "-c", REGISTER, *keys])
 
     def flwr(self, *arguments: str) -> str:
         """Run a command of Flower's command line, and return what it printed.
@@ -115,10 +124,14 @@ class Deployment:
         Raises:
             RuntimeError: It failed.
         """
-        done = subprocess.run([str(BIN / "flwr"), *arguments], env=self._environment(), cwd=self.folder,
-                              capture_output=True, text=True, timeout=300)  # fmt: skip
+        return self._printed([str(BIN / "flwr"), *arguments])
+
+    def _printed(self, command: Sequence[str]) -> str:
+        done = subprocess.run(
+            command, env=self._environment(), cwd=self.folder, capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise RuntimeError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
+            raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def start_run(self, name: str, run: Mapping[str, Any], **config: str) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from deployment import REGISTER
 
 BIN = Path(sys.executable).parent
 
@@ -189,6 +191,8 @@ class Lab:
         for name in ("server", "stranger"):
             _certify(folder, name)
         self._started: list[subprocess.Popen] = []
+        self._keys: list[Path] = []
+        self._numbers = itertools.count()
         self.port = free_port()
         self._superlink()
 
@@ -221,21 +225,27 @@ class Lab:
         self._started.append(process)
         return process
 
-    def _flwr(self, *words: str) -> None:
+    def _done(self, command: list[str]) -> None:
         where = {"cwd": self.folder, "env": self.environment}
-        done = subprocess.run(["flwr", *words], **where, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, **where, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def key(self, name: str, register: bool = True) -> Path:
+    def key(self) -> Path:
+        """Return the key of another node, which is registered."""
+        if not self._keys:  # several at once: most of the time of a command is that of its imports
+            self._keys = [self.new_key() for _ in range(6)]
+            command = [sys.executable, "-c", REGISTER, *(str(key.with_suffix(".pub")) for key in self._keys)]
+            self._done(command)
+        return self._keys.pop()
+
+    def new_key(self) -> Path:
         """Make a node's key."""
         made = ec.generate_private_key(ec.SECP384R1())
         kinds = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-        path = self.folder / name
+        path = self.folder / f"key-{next(self._numbers)}"
         path.write_bytes(made.private_bytes(*kinds))
         public = made.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         path.with_suffix(".pub").write_bytes(public + b"\n")
-        if register:
-            self._flwr("supernode", "register", f"{name}.pub", "lab")
         return path
 
     def node(self, name: str, key: Path | None, environment: dict[str, str] | None = None, **given) -> subprocess.Popen:
@@ -265,7 +275,7 @@ class Lab:
         known = re.findall(r"SuperNode ID: (\d+)", self.log(node))
         values = {"out": str(out), "node": known[-1], **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-        self._flwr("run", str(app), "lab", "--run-config", text)
+        self._done(["flwr", "run", str(app), "lab", "--run-config", text])
         return out
 
     def found(self, name: str, node: str, seconds: float = 400, **given) -> list[dict]:

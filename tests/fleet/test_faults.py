@@ -41,8 +41,8 @@ def deployed(folder: Path, names: Sequence[str], kept: bool) -> Iterator[Deploym
     """A fleet with its server app in a process of its own, so that it outlives the SuperLink."""
     nodes = {name: settings_of(client) for client, name in enumerate(names)}
     with Deployment(folder / "lab", nodes, own_process=True, kept=kept) as made:
+        made.register(*names)
         for name in names:
-            made.register(name)
             made.start_node(name, environment={"FLEETFIT_TRACE": str(made.folder / f"{name}.trace")})
         yield made
 

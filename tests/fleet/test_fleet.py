@@ -50,8 +50,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         if budget == min(BUDGETS.values()):
             settings[name]["memory_limit"] = f"{SMALLEST_MB} MB"
     with Deployment(folder / "lab", settings, kept=False) as made:
+        made.register(*BUDGETS)
         for name in BUDGETS:
-            made.register(name)
             made.start_node(name)
         yield made
 

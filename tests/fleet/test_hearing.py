@@ -46,8 +46,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     nodes = {name: {"budget": 1.0, "data": {"name": "digits"}} for name in WAYS}
     (folder / "sitecustomize.py").write_text(STALLS)
     with Deployment(folder / "lab", nodes, kept=False) as made:
-        for name in WAYS:
-            made.register(name)
+        made.register(*WAYS)
         yield made
 
 

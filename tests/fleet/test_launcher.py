@@ -33,11 +33,16 @@ def lab(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def warm(lab):
+def warm_key(lab):
+    return lab.key()
+
+
+@pytest.fixture(scope="module")
+def warm(lab, warm_key):
     """A node that forks; it has a Flower home of its own, so that what it installs can be told from the server's."""
     home = {"FLWR_HOME": str(lab.folder / "home of warm")}
     preload = ["torch", "numpy", "flwr.supernode.runtime.run_clientapp"]
-    node = lab.node("warm", lab.key("warm-key"), home, preload=preload)
+    node = lab.node("warm", warm_key, home, preload=preload)
     lab.accepted("warm")
     yield node
     node.terminate()
@@ -91,7 +96,7 @@ def test_a_message_whose_process_is_killed_is_answered_and_so_is_the_next_one(la
     assert row["zygote"] == "1"
 
 
-def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, warm):
+def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, warm, warm_key):
     rows, soon = measured(lab, warm, "warm")
     for row in rows:
         assert row["sum"] == 3 and row["config"] == str(lab.folder / "warm node.toml")
@@ -102,8 +107,7 @@ def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, wa
     warm.terminate()
     assert warm.wait(LIMIT_S) == 0
 
-    key = lab.folder / "warm-key"
-    ordinary = lab.node("ordinary", key, warm=False)
+    ordinary = lab.node("ordinary", warm_key, warm=False)
     lab.accepted("ordinary")  # at once: the first node signed off
     assert "2004" not in lab.log("ordinary")
     rows, late = measured(lab, ordinary, "ordinary")
@@ -117,7 +121,7 @@ def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, wa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays_behind(lab, way, number):
     name = f"{way}-{number.name}"
-    node = lab.node(name, lab.key(f"{name}-key"), warm=way == "forking")
+    node = lab.node(name, lab.key(), warm=way == "forking")
     lab.accepted(name)
     lab.submit(name, name, kind="query")  # it sleeps for ten minutes
     wait_for((lab.folder / f"{name} node.toml.started").exists, LIMIT_S, "the job starts")
@@ -130,7 +134,7 @@ def test_nothing_stays_behind(lab, way, number):
 
 
 def test_a_killed_node_is_back_after_the_superlink_has_given_it_up(lab):
-    key = lab.key("again-key")
+    key = lab.key()
     kill_at_once = lab.node("killed", key)
     lab.accepted("killed")
     kill(kill_at_once)
@@ -144,7 +148,7 @@ def test_a_killed_node_is_back_after_the_superlink_has_given_it_up(lab):
 
 
 def test_an_unregistered_key_is_not_tried_for_ever(lab):
-    node = lab.node("unknown", lab.key("unknown-key", register=False), warm=False, retry_s=8)
+    node = lab.node("unknown", lab.new_key(), warm=False, retry_s=8)
     assert node.wait(LIMIT_S) == 1
     assert "Next try in" in lab.log("unknown") and "No further try" in lab.log("unknown")
 
@@ -158,7 +162,7 @@ def test_a_supernode_that_ends_by_itself_is_started_again(monkeypatch):
 
 def test_a_wrong_authority_and_a_missing_key_are_told_and_not_tried_again(lab):
     stranger = str(lab.folder / "stranger-ca.crt")
-    wrong = lab.node("wrong", lab.key("wrong-key", register=False), warm=False, root_certificates=stranger)
+    wrong = lab.node("wrong", lab.new_key(), warm=False, root_certificates=stranger)
     keyless = lab.node("keyless", None, warm=False)
     assert wrong.wait(LIMIT_S) == 1 and keyless.wait(LIMIT_S) == 1
     assert "is not of the authority" in lab.log("wrong") and "give the private key" in lab.log("keyless")
@@ -183,7 +187,7 @@ def test_where_flower_has_changed_the_ordinary_way_is_taken(lab):
     place.mkdir()
     (place / "sitecustomize.py").write_text(MOVED)
     path = os.pathsep.join([str(place), str(lab.folder / "lib")])
-    node = lab.node("moved", lab.key("moved-key"), {"PYTHONPATH": path})
+    node = lab.node("moved", lab.key(), {"PYTHONPATH": path})
     lab.accepted("moved")
     [line] = [each for each in lab.log("moved").splitlines() if each.startswith("fleetfit: ")]
     assert "lacks flwr.supercore.superexec.run_superexec.get_executor(executor_type=)" in line
@@ -241,7 +245,7 @@ def test_a_module_that_cannot_be_imported_is_an_error(lab):
 def test_modules_that_start_threads_are_not_forked(lab):
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
     (lab.folder / "lib" / "threaded.py").write_text(code)
-    node = lab.node("threaded", lab.key("threaded-key"), preload=["threaded"])
+    node = lab.node("threaded", lab.key(), preload=["threaded"])
     lab.accepted("threaded")
     assert "No forking: 2 threads run after importing threaded" in lab.log("threaded")
     node.terminate()
@@ -249,7 +253,7 @@ def test_modules_that_start_threads_are_not_forked(lab):
 
 
 def test_a_node_ends_with_a_process_that_it_cannot_do_without(lab):
-    node = lab.node("half", lab.key("half-key"))
+    node = lab.node("half", lab.key())
     lab.accepted("half")
     processes = descendants(node)
     next(each for each in processes if "flower.zygote" in " ".join(each.cmdline())).send_signal(signal.SIGKILL)
