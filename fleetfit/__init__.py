@@ -10,15 +10,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetfit.aggregate import Aggregate as Aggregate
     from fleetfit.api import Comparison as Comparison
+    from fleetfit.api import Machine as Machine
     from fleetfit.api import Run as Run
+    from fleetfit.api import Wishes as Wishes
     from fleetfit.api import compare as compare
     from fleetfit.api import load as load
+    from fleetfit.api import plan as plan
+    from fleetfit.api import profile as profile
     from fleetfit.api import resume as resume
     from fleetfit.api import run as run
     from fleetfit.check import check_layout as check_layout
     from fleetfit.config import Experiment as Experiment
     from fleetfit.data import Data as Data
+    from fleetfit.errors import ConfigError as ConfigError
+    from fleetfit.errors import DataError as DataError
     from fleetfit.errors import FleetFitError as FleetFitError
+    from fleetfit.errors import MissingExtra as MissingExtra
+    from fleetfit.errors import ModelError as ModelError
+    from fleetfit.errors import PlanError as PlanError
+    from fleetfit.errors import RunError as RunError
     from fleetfit.layout import Architecture as Architecture
     from fleetfit.layout import Axis as Axis
     from fleetfit.layout import ExitModel as ExitModel
@@ -35,6 +45,7 @@ if TYPE_CHECKING:
     from fleetfit.method import Loss as Loss
     from fleetfit.method import Method as Method
     from fleetfit.method import take_mean as take_mean
+    from fleetfit.planner import Plan as Plan
     from fleetfit.planner import Targets as Targets
     from fleetfit.submodel import Submodel as Submodel
     from fleetfit.submodel import extract as extract
@@ -52,7 +63,9 @@ _HOMES = {
     "Architecture": "layout",
     "Axis": "layout",
     "Comparison": "api",
+    "ConfigError": "errors",
     "Data": "data",
+    "DataError": "errors",
     "Device": "values",
     "ExitModel": "layout",
     "Experiment": "config",
@@ -62,14 +75,21 @@ _HOMES = {
     "Job": "values",
     "Level": "values",
     "Loss": "method",
+    "Machine": "api",
     "Method": "method",
+    "MissingExtra": "errors",
+    "ModelError": "errors",
+    "Plan": "planner",
+    "PlanError": "errors",
     "Problem": "values",
     "Run": "api",
+    "RunError": "errors",
     "Server": "values",
     "State": "layout",
     "Submodel": "submodel",
     "Targets": "planner",
     "Update": "values",
+    "Wishes": "api",
     "alias": "layout",
     "block": "layout",
     "blocked": "layout",
@@ -80,7 +100,9 @@ _HOMES = {
     "interleaved": "layout",
     "load": "api",
     "outputs": "layout",
+    "plan": "api",
     "product": "layout",
+    "profile": "api",
     "resume": "api",
     "run": "api",
     "segments": "layout",
@@ -88,6 +110,7 @@ _HOMES = {
     "take_mean": "method",
 }
 __version__ = "0.1.0"
+"""The only place where the version stands; the package's metadata take it from here."""
 __all__ = [*_HOMES]
 
 

@@ -16,7 +16,7 @@ class FleetFitError(Exception):
     """Base of all errors that a user of FleetFit can cause and mend."""
 
 
-class ConfigError(FleetFitError):
+class ConfigError(FleetFitError, ValueError):
     """A run file, an override or an argument is wrong."""
 
 
@@ -51,7 +51,7 @@ class Unexpected(RunError):
         self.details, self.foreign = details, foreign
 
 
-class MissingExtra(FleetFitError):
+class MissingExtra(FleetFitError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, extra: str, what: str) -> None:

@@ -1,6 +1,10 @@
 """The command line: every mistake is one sentence on stderr and exit code 2; the verbs do what they say."""
 
+import contextlib
+import io
 import json
+import logging
+import os
 import re
 import signal
 import subprocess
@@ -314,3 +318,24 @@ def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
 def test_every_key_is_explained(kind: str) -> None:
     for name in names.available(kind):
         assert all(meaning for _, _, meaning in planning.keys_of(kind, name).rows), name
+
+
+def test_shells_complete_verbs_and_kinds() -> None:
+    asked = {**os.environ, "_FLEETFIT_COMPLETE": "complete_bash"}
+    for words, at, expected in (("fleetfit pl", "1", ["plan"]), ("fleetfit list sel", "2", ["selection"])):
+        found = subprocess.run(
+            [sys.executable, "-m", "fleetfit"], env={**asked, "COMP_WORDS": words, "COMP_CWORD": at},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert (found.returncode, found.stdout.split(), found.stderr) == (0, expected, "")
+
+
+def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for(fleetfit) -> None:
+    logger = logging.getLogger("fleetfit")
+    for asked, heard in (((), {"a warning"}), (("--log", "info"), {"a warning", "some news"})):
+        fleetfit(*asked, "list", "options")
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
+            logger.debug("a trifle")
+            logger.info("some news")
+            logger.warning("a %s", "warning")
+        assert set(stderr.getvalue().splitlines()) == {f"fleetfit: {line}" for line in heard}

@@ -6,8 +6,10 @@ import sys
 from typing import Any, get_args
 
 import pydantic
+import pytest
 
 import fleetfit
+from fleetfit import errors
 from fleetfit.cli import verbs
 from fleetfit.config.schema import (
     Constant,
@@ -22,7 +24,9 @@ NAMES = {
     "Architecture",
     "Axis",
     "Comparison",
+    "ConfigError",
     "Data",
+    "DataError",
     "Device",
     "ExitModel",
     "Experiment",
@@ -32,14 +36,21 @@ NAMES = {
     "Job",
     "Level",
     "Loss",
+    "Machine",
     "Method",
+    "MissingExtra",
+    "ModelError",
+    "Plan",
+    "PlanError",
     "Problem",
     "Run",
+    "RunError",
     "Server",
     "State",
     "Submodel",
     "Targets",
     "Update",
+    "Wishes",
     "alias",
     "block",
     "blocked",
@@ -50,7 +61,9 @@ NAMES = {
     "interleaved",
     "load",
     "outputs",
+    "plan",
     "product",
+    "profile",
     "resume",
     "run",
     "segments",
@@ -191,7 +204,9 @@ def test_verbs_and_their_options() -> None:
             if p.name != "help"
         ]
     assert found == OPTIONS
-    assert [option for p in command.params for option in p.opts if p.name != "help"] == ["--version", "--traceback"]
+    assert [option for p in command.params for option in p.opts if p.name != "help"] == [
+        "--version", "--traceback", "--log", "--install-completion", "--show-completion",
+    ]  # fmt: skip
 
 
 def test_every_verb_and_option_has_a_help_text() -> None:
@@ -234,3 +249,23 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
+
+
+def test_errors_are_what_python_calls_them() -> None:
+    for call, error in (
+        (lambda: fleetfit.plan(model={"name": "cn"}), ValueError),
+        (lambda: fleetfit.run(rounds=-1), ValueError),
+        (lambda: errors.need("no_such_library", "extra", "Reading"), ImportError),
+    ):
+        with pytest.raises(error) as raised:
+            call()
+        assert isinstance(raised.value, fleetfit.FleetFitError)
+
+
+def test_plan_is_that_of_the_run() -> None:
+    described = {"rounds": 1, "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]}}
+    plan = fleetfit.plan(described)
+    assert [level.name for level in plan.levels] == ["1", "2"] and plan.levels[-1].share == 1.0
+    assert fleetfit.plan(described, overrides=["fleet.levels=[0.5, 1.0]"]).levels[0].target == 0.5
+    with pytest.raises(fleetfit.ConfigError, match="compares several"):
+        fleetfit.plan({"compare": {"row": [{}]}})

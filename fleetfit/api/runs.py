@@ -25,6 +25,7 @@ from fleetfit.config.unused import Unused
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.planner import Plan
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of
@@ -150,6 +151,32 @@ def run(
     prepared = prepare(described(source, overrides, **sections), out)
     proceed(prepared, on_round)
     return prepared
+
+
+def plan(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    **sections: Any,
+) -> Plan:
+    """Plan the fleet of an experiment: the levels, what each of them is and costs, and who gets which.
+
+    Args:
+        source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
+        overrides: `a.b=c`, as on the command line.
+        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+
+    Returns:
+        The plan that a run of it would follow. `Plan.to_toml()` saves it, and `fleet.levels` takes the saved one.
+
+    Raises:
+        FleetFitError: Something does not fit.
+    """
+    experiment = described(source, overrides, **sections)
+    check_single(experiment, "plan")
+    assembly = assemble(experiment)
+    check_asked(assembly.unused, experiment)
+    return assembly.plan
 
 
 def described(

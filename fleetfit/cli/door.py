@@ -5,19 +5,23 @@ file.
 """
 
 import contextlib
+import functools
+import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from fleetfit.cli.interrupts import Interrupts, Stopped
-from fleetfit.errors import FleetFitError, Unexpected
+from fleetfit.errors import ConfigError, FleetFitError, Unexpected
 
 FAULT, MISTAKE, STOPPED, READER_LEFT = 1, 2, 130, 141
 SHOWN = "FLEETFIT_TRACEBACK"
 """Environment variable; 1: tracebacks are printed, as with --traceback."""
 _OPTION = "--traceback"
+_COMPLETION = "_FLEETFIT_COMPLETE"
 _NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "bad_alloc")  # as torch says it
 
 
@@ -56,7 +60,12 @@ def _called(arguments: list[str]) -> int:
         import typer  # noqa: F401
     from fleetfit.cli.verbs import app
 
-    result = app(args=arguments, prog_name="fleetfit", standalone_mode=False)
+    try:
+        result = app(args=arguments, prog_name="fleetfit", standalone_mode=False)
+    except SystemExit as left:
+        if _COMPLETION in os.environ or any(word.endswith("-completion") for word in arguments):
+            return int(left.code or 0)  # a shell asks what may stand here, and typer leaves when it has said so
+        raise
     if result == STOPPED:  # which is what typer makes of it
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
@@ -76,6 +85,37 @@ def _answered(error: BaseException, stopped: bool, shown: bool) -> int:
     if sentence:
         say(sentence)
     return code
+
+
+def said(parser: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Return a parser of an argument whose errors reach the door as they are.
+
+    A `ConfigError` is a `ValueError`, and of such the command line's library makes a sentence of its own.
+    """
+
+    @functools.wraps(parser)
+    def parsed(text: str) -> Path:
+        try:
+            return parser(text)
+        except ConfigError as error:
+            raise FleetFitError(str(error)) from None
+
+    return parsed
+
+
+class _Spoken(logging.Handler):
+    """What the package logs, as sentences on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+def hear(level: str = "warning") -> None:
+    """Print what the package logs from a level on."""
+    logger = logging.getLogger("fleetfit")
+    if not any(isinstance(handler, _Spoken) for handler in logger.handlers):
+        logger.addHandler(_Spoken())
+    logger.setLevel(level.upper())
 
 
 def say(sentence: str) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.door import said
 from fleetfit.errors import ConfigError, MissingExtra
 
 app = typer.Typer(
@@ -20,11 +21,13 @@ app = typer.Typer(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(help="Folder to write; new or empty.", parser=paths.folder, metavar="FOLDER")
+        Path, typer.Argument(help="Folder to write; new or empty.", parser=said(paths.folder), metavar="FOLDER")
     ],
     run_file: Annotated[
         Path | None,
-        typer.Option("--run", help="Run file that becomes its run.toml.", parser=paths.file_to_read, metavar="FILE"),
+        typer.Option(
+            "--run", help="Run file that becomes its run.toml.", parser=said(paths.file_to_read), metavar="FILE"
+        ),
     ] = None,
 ) -> None:
     """Write the thin folder that `flwr run` takes: pyproject.toml, run.toml, and an example of a node's file."""
@@ -40,7 +43,9 @@ def certificates(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder for ca.crt, ca.key, server.pem and server.key.", parser=paths.folder, metavar="FOLDER"
+            help="Folder for ca.crt, ca.key, server.pem and server.key.",
+            parser=said(paths.folder),
+            metavar="FOLDER",
         ),
     ],
     host: Annotated[list[str], typer.Option(help="Name or address by which nodes reach the server. Repeatable.")],
@@ -60,7 +65,7 @@ def key(
         Path,
         typer.Argument(
             help="The private key; its public half is written beside, with .pub.",
-            parser=paths.file_to_write,
+            parser=said(paths.file_to_write),
             metavar="FILE",
         ),
     ],
@@ -76,17 +81,20 @@ def key(
 @app.command()
 def node(
     file: Annotated[
-        Path, typer.Argument(help="The node's configuration (TOML).", parser=paths.file_to_read, metavar="FILE")
+        Path,
+        typer.Argument(help="The node's configuration (TOML).", parser=said(paths.file_to_read), metavar="FILE"),
     ],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")] = "",
     ca: Annotated[
         Path | None,
         typer.Option(
-            help="Authority of its certificate; the system's by default.", parser=paths.file_to_read, metavar="FILE"
+            help="Authority of its certificate; the system's by default.",
+            parser=said(paths.file_to_read),
+            metavar="FILE",
         ),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="The node's private key.", parser=paths.file_to_read, metavar="FILE")
+        Path | None, typer.Option(help="The node's private key.", parser=said(paths.file_to_read), metavar="FILE")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; for trials on one machine.")] = False,
     listen: Annotated[str, typer.Option(help="Address of the node's own API; 0: a free port.")] = "127.0.0.1:0",
@@ -115,7 +123,10 @@ def node(
 @app.command()
 def resume(
     folder: Annotated[
-        Path, typer.Argument(help="Run folder, on the machine of the SuperLink.", parser=paths.folder, metavar="FOLDER")
+        Path,
+        typer.Argument(
+            help="Run folder, on the machine of the SuperLink.", parser=said(paths.folder), metavar="FOLDER"
+        ),
     ],
     superlink: Annotated[str, typer.Argument(help="Its name in Flower's config; the default one if left out.")] = "",
 ) -> None:

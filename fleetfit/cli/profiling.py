@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.door import said
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ def profile(
         Path | None,
         typer.Argument(
             help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
-            parser=paths.file_to_read,
+            parser=said(paths.file_to_read),
             metavar="[FILE]",
         ),
     ] = None,
@@ -44,9 +45,9 @@ def profile(
     limit_s: Annotated[float, typer.Option(help="Seconds for everything.")] = 60.0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads for a job, as in the node's configuration.")] = 1,
-    out: Annotated[Path, typer.Option(help="Budget file to write.", parser=paths.file_to_write, metavar="FILE")] = Path(
-        "budget.toml"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Budget file to write.", parser=said(paths.file_to_write), metavar="FILE")
+    ] = Path("budget.toml"),
     force: Annotated[bool, typer.Option("--force", help="Write it although it is there.")] = False,
     overrides: Annotated[
         list[str] | None,

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.door import only_the_result
+from fleetfit.cli.door import only_the_result, said
 
 app = typer.Typer()
 
-Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=paths.folder, metavar="FOLDER")]
+Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=said(paths.folder), metavar="FOLDER")]
 LevelName = Annotated[str | None, typer.Option(help="Level, 1 for the smallest; the largest by default.")]
 Client = Annotated[int | None, typer.Option(help="On one client's data.")]
 Other = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]
@@ -56,7 +56,9 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
     out: Annotated[
         Path | None,
-        typer.Option(help="CSV file to write, a line for each sample.", parser=paths.file_to_write, metavar="FILE"),
+        typer.Option(
+            help="CSV file to write, a line for each sample.", parser=said(paths.file_to_write), metavar="FILE"
+        ),
     ] = None,
 ) -> None:
     """Classify a data set with a level's model (ScaleFL, Algorithm 4).
@@ -116,7 +118,9 @@ def export(
     folder: Folder,
     out: Annotated[
         Path,
-        typer.Option("--out", help="Folder to write; it must be new or empty.", parser=paths.folder, metavar="FOLDER"),
+        typer.Option(
+            "--out", help="Folder to write; it must be new or empty.", parser=said(paths.folder), metavar="FOLDER"
+        ),
     ],
     level: LevelName = None,
     onnx: Annotated[bool, typer.Option(help="Write ONNX: one graph with all exits, and one for each segment.")] = True,
@@ -169,7 +173,7 @@ def attention(
         Path | None,
         typer.Option(
             help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.",
-            parser=paths.file_to_write,
+            parser=said(paths.file_to_write),
             metavar="FILE",
         ),
     ] = None,
@@ -209,7 +213,9 @@ def pictures(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder to write; FOLDER/plots by default.", parser=paths.folder, metavar="FOLDER"),
+        typer.Option(
+            "--out", help="Folder to write; FOLDER/plots by default.", parser=said(paths.folder), metavar="FOLDER"
+        ),
     ] = None,
     ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     data: Other = None,

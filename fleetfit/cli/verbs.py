@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.door import only_the_result
+from fleetfit.cli.door import hear, only_the_result, said
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.profiling import profile
 from fleetfit.cli.shipping import app as shipping
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fleetfit.planner import Plan
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -28,20 +27,34 @@ app = typer.Typer(
 app.add_typer(flower, name="flower")
 app.add_typer(shipping)
 
+
+class LogLevel(StrEnum):
+    """The levels of the package's logger."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
 RunFile = Annotated[
     Path | None,
     typer.Argument(
-        help="Run file (TOML). Without one, ScaleFL on handwritten digits.", parser=paths.file_to_read, metavar="[FILE]"
+        help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
+        parser=said(paths.file_to_read),
+        metavar="[FILE]",
     ),
 ]
-Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=paths.folder, metavar="FOLDER")]
+Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=said(paths.folder), metavar="FOLDER")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder to write; it must be new or empty.", parser=paths.folder, metavar="FOLDER"),
+    typer.Option(
+        "--out", help="Folder to write; it must be new or empty.", parser=said(paths.folder), metavar="FOLDER"
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
@@ -51,7 +64,11 @@ def _start(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print tracebacks; with every verb.")] = False,
+    log: Annotated[
+        LogLevel, typer.Option("--log", help="From which level on what is logged is printed.")
+    ] = LogLevel.warning,
 ) -> None:
+    hear(log.value)
     if version:
         from fleetfit import __version__
 
@@ -97,13 +114,13 @@ def compare(
         Path,
         typer.Argument(
             help="Run file with [[compare.row]], [compare.grid], [compare.tune].",
-            parser=paths.file_to_read,
+            parser=said(paths.file_to_read),
             metavar="FILE",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder to write, or to go on with.", parser=paths.folder, metavar="FOLDER"),
+        typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
     ] = None,
     overrides: Overrides = None,
     quiet: Quiet = False,
@@ -155,7 +172,9 @@ def plan(
     save: Annotated[
         Path | None,
         typer.Option(
-            help="Write the plan as TOML, to be used as fleet.levels.", parser=paths.file_to_write, metavar="FILE"
+            help="Write the plan as TOML, to be used as fleet.levels.",
+            parser=said(paths.file_to_write),
+            metavar="FILE",
         ),
     ] = None,
     overrides: Overrides = None,

@@ -94,6 +94,8 @@ def trace_of(path: str, clients: int) -> np.ndarray:
         raise ConfigError(f"[fleet] availability.trace: there is no file {path}.") from None
     except OSError as error:
         raise ConfigError(f"[fleet] availability.trace: {path} cannot be read: {paths.why(error)}.") from None
+    except ConfigError:
+        raise
     except (ValueError, KeyError, RecursionError, OverflowError, zipfile.BadZipFile, csv.Error) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"[fleet] availability.trace: {path} is no trace: {reason}.") from None

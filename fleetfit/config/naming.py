@@ -101,6 +101,8 @@ def load_data(section: DataSection | ServerDataSection, where: str = "[data]", *
         raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
     try:
         data = called("data", section.name, where, section.settings | settings)
+    except FleetFitError:
+        raise
     except (OSError, ImportError) as error:
         raise ConfigError(f"{where} {section.name} failed: {error}") from error
     if not isinstance(data, Data):

@@ -152,6 +152,8 @@ class Plan:
             batch_size = int(values.get("batch_size", BATCH_SIZE))
             return Plan(str(values["cost"]), str(values["mode"]), int(values["blocks"]), levels, heads, left_out,
                         batch_size, measured)  # fmt: skip
+        except ConfigError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {shown(error, 200)})."

@@ -219,6 +219,8 @@ def _described(what: str) -> Iterator[None]:
     """Turn what is raised while a server's description is followed into a sentence."""
     try:
         yield
+    except FleetFitError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
         raise ConfigError(f"the server describes no {what}: {what_raised(error)}.") from error
 

@@ -141,6 +141,8 @@ def own_data(settings: NodeSettings) -> Data:
     function = names.resolve("data", section.name)
     try:
         data = names.call(function, section.name, "[data]", section.settings)
+    except FleetFitError:
+        raise
     except (OSError, ImportError) as error:
         raise ConfigError(f"[data] {section.name} failed: {error}") from error
     if not isinstance(data, Data):
