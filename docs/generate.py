@@ -162,7 +162,7 @@ def keys_of(factory: Callable[..., Any]) -> list[str]:
 
 def methods_page(page: str) -> str:
     """Return methods.md with the keys between the marks as the docstrings say them."""
-    for kind in ("methods", "options", "choices"):
+    for kind in ("methods", "options", "selection"):
         for name in names.available(kind):
             keys = keys_of(names.resolve(kind, name))
             section = re.search(rf"^## {name}\n.*?(?=^#|\Z)", page, re.DOTALL | re.MULTILINE)
