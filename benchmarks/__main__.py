@@ -38,7 +38,7 @@ from fleetfit.submodel import cut, flat_of
 from fleetfit.tasks import classification
 from fleetfit.training import initial_state
 from fleetfit.training.devices import keep_freed_memory
-from fleetfit.values import Clients, Federation, Local, Problem, Resources, Simulation
+from fleetfit.values import Clients, DeviceResources, Federation, Local, Problem, Simulation
 
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)
 RATIOS = Targets((0.125, 0.25, 0.5, 1.0), (0.1, 0.1, 0.1, 0.1))
@@ -78,7 +78,9 @@ def fleet(model: str, shape: tuple[int, ...], clients: int, samples: int, cohort
     budgets = np.tile([0.125, 0.25, 0.5, 1.0], clients // 4 + 1)[:clients]
     registered = Clients(np.full(clients, samples), budgets, np.full(clients, 0.15))
     federation = Federation(problem, registered, tuple(levels), cohort, build(spec), spec, 0)
-    return federation, Simulation(problem, data, Parts(clients, samples, total), Resources({"parameters": budgets}))
+    return federation, Simulation(
+        problem, data, Parts(clients, samples, total), DeviceResources({"parameters": budgets})
+    )
 
 
 # ---- (a) our round against a bare loop ---------------------------------------------------------------------------

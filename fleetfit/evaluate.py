@@ -31,9 +31,9 @@ from fleetfit.validation import examined, paired
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
 
 __all__ = [
+    "EvaluationScope",
     "Runs",
     "Statistics",
-    "Wanted",
     "evaluate",
     "has_batch_norm",
     "level_module",
@@ -64,7 +64,7 @@ _MOST_STATISTICS_CLIENTS = 100
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvaluationScope:
     """What an evaluation should cover.
 
     Attributes:
@@ -95,7 +95,7 @@ def has_batch_norm(federation: Federation) -> bool:
 
 
 def statistics(
-    federation: Federation, engine: Runs, server: Server, wanted: Wanted, levels: Sequence[int] | None = None
+    federation: Federation, engine: Runs, server: Server, wanted: EvaluationScope, levels: Sequence[int] | None = None
 ) -> tuple[Statistics, list[dict[str, Any]]]:
     """Re-estimate the batch-norm statistics of levels by statistics jobs.
 
@@ -155,7 +155,7 @@ def moments(sums: State) -> State:
     return found
 
 
-def known_levels(federation: Federation, server: Server, wanted: Wanted) -> np.ndarray:
+def known_levels(federation: Federation, server: Server, wanted: EvaluationScope) -> np.ndarray:
     """Return each client's own level as far as the server knows it, int [K]; -1 where it does not, or there is none.
 
     Simulated devices that tell no budget choose theirs themselves (see `OWN`), so nothing is known here. A real device
@@ -228,7 +228,7 @@ OWN = -1
 
 
 def columns_of(
-    federation: Federation, wanted: Wanted, norm: str, replies: Replies, known: np.ndarray
+    federation: Federation, wanted: EvaluationScope, norm: str, replies: Replies, known: np.ndarray
 ) -> dict[str, Any]:
     """Return the columns of one norm.
 
@@ -337,7 +337,9 @@ def _listed(values: Mapping[int, float]) -> dict[str, float]:
 # ---- the evaluation ------------------------------------------------------------------------------------------------
 
 
-def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wanted) -> tuple[dict[str, Any], Statistics]:
+def evaluate(
+    federation: Federation, engine: Runs, server: Server, wanted: EvaluationScope
+) -> tuple[dict[str, Any], Statistics]:
     """Run the evaluation jobs and return the columns and the statistics they used."""
     normed = has_batch_norm(federation)
     found: Statistics = {}
@@ -365,7 +367,7 @@ def evaluate(federation: Federation, engine: Runs, server: Server, wanted: Wante
 
 
 def on_data(
-    federation: Federation, server: Server, wanted: Wanted, device: Device, found: Statistics
+    federation: Federation, server: Server, wanted: EvaluationScope, device: Device, found: Statistics
 ) -> dict[str, Any]:
     """Return the columns of every level on one device's data, where the clients and theirs are out of reach.
 
@@ -396,7 +398,7 @@ def on_data(
     return columns
 
 
-def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:
+def _tags(federation: Federation, wanted: EvaluationScope, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:
     """List what to run, level by level, so that neighbours share a state."""
     top, split = top_level(federation), wanted.evaluation.split
     ids: Sequence[int] = range(len(federation.clients))
@@ -416,7 +418,7 @@ def _tags(federation: Federation, wanted: Wanted, norms: Sequence[str], own: np.
 
 
 def _jobs(
-    federation: Federation, server: Server, wanted: Wanted, tags: Sequence[Tag], found: Statistics
+    federation: Federation, server: Server, wanted: EvaluationScope, tags: Sequence[Tag], found: Statistics
 ) -> Iterator[Job]:
     last, top = -1, top_level(federation)
     state: State = {}

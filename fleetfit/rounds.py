@@ -20,7 +20,7 @@ import numpy as np
 
 from fleetfit import messages
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
-from fleetfit.evaluate import Statistics, Wanted, evaluate, trained_levels
+from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
 from fleetfit.layout import Layout, State
 from fleetfit.method import FEDAVG
 from fleetfit.seeds import numpy_rng, seed_of
@@ -171,7 +171,7 @@ class Settings:
     local: Local = field(default_factory=Local)
     schedule: Callable[[int], float] = constant
     evaluate_every: int = 0
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: EvaluationScope = field(default_factory=EvaluationScope)
     patience: int = 5
 
 
@@ -222,7 +222,7 @@ def run(
         yield Round(server, report, found)
 
 
-def on_the_way(wanted: Wanted) -> Wanted:
+def on_the_way(wanted: EvaluationScope) -> EvaluationScope:
     """Return what an evaluation before the last one covers."""
     return replace(wanted, whole=wanted.whole and wanted.always, norms=wanted.norms[:1])
 

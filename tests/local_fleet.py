@@ -9,7 +9,7 @@ import tomli_w
 from local_grid import LocalGrid, node_file
 
 import fleetfit as ff
-from fleetfit.api.fleet import Wanted, serve
+from fleetfit.api.fleet import ServerAppConfig, serve
 
 CLIENTS = 5
 DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": CLIENTS}
@@ -62,7 +62,11 @@ class Lab:
         path = self.folder / "run.toml"
         path.write_text(tomli_w.dumps({**self.table, "engine": engine}))
         target = str(self.folder / out)
-        return serve(self.grid, Wanted(resume=target) if resume else Wanted(str(path), target), self.said.append)
+        return serve(
+            self.grid,
+            ServerAppConfig(resume=target) if resume else ServerAppConfig(str(path), target),
+            self.said.append,
+        )
 
     @property
     def heard(self) -> str:

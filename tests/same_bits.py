@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tiny import tiny_federation
 
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.values import Evaluation, Federation, Local, Simulation
@@ -15,7 +15,7 @@ SETTINGS = Settings(
     3,
     Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=8, clip_value=0.5, max_steps=9, patience=1),
     evaluate_every=2,
-    wanted=Wanted(Evaluation(batch_size=16), statistics_samples=60),
+    wanted=EvaluationScope(Evaluation(batch_size=16), statistics_samples=60),
 )
 
 

@@ -20,7 +20,7 @@ from fleetfit.config.assembly import assemble
 from fleetfit.config.reading import experiment_of
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import Wanted, evaluate, level_module
+from fleetfit.evaluate import EvaluationScope, evaluate, level_module
 from fleetfit.layout import outputs
 from fleetfit.messages import pack
 from fleetfit.method import build
@@ -44,19 +44,21 @@ from fleetfit.tasks import classification
 from fleetfit.training import run_job
 from fleetfit.values import (
     Clients,
+    DeviceResources,
     Evaluation,
     Failure,
     Federation,
     Job,
     Local,
     Problem,
-    Resources,
     Server,
     Simulation,
     Update,
 )
 
-SETTINGS = Settings(2, Local(lr=0.05, batch_size=8), wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60))
+SETTINGS = Settings(
+    2, Local(lr=0.05, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+)
 S3, S2, S1, M3, M2, M1, L1 = range(7)
 
 
@@ -181,7 +183,7 @@ def fleet(
     data = tiny_data()
     parts = tiny_parts(data, len(budgets))
     levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
-    resources = Resources({"parameters": np.array(budgets)}, np.full(len(budgets), 0.0))
+    resources = DeviceResources({"parameters": np.array(budgets)}, np.full(len(budgets), 0.0))
     simulation = Simulation(problem, data, parts, resources)
     clients = Clients(np.array([len(part["train"]) for part in parts]))
     return Federation(problem, clients, levels, cohort, build(spec), spec, device=simulation.device(None)), simulation
@@ -553,7 +555,7 @@ RUN = {
 def holds_budgets(federation: Federation) -> bool:
     for thing in reachable(federation, set()):
         numbers = thing if isinstance(thing, np.ndarray) else thing.numpy() if isinstance(thing, torch.Tensor) else None
-        if isinstance(thing, Resources) or (numbers is not None and np.isclose(numbers, 0.2345, atol=1e-6).any()):
+        if isinstance(thing, DeviceResources) or (numbers is not None and np.isclose(numbers, 0.2345, atol=1e-6).any()):
             return True
     return False
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.api.comparison import Planned, label
+from fleetfit.api.comparison import ComparisonPlan, label
 from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
@@ -497,20 +497,20 @@ model.head = "norm"
 def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_says_so() -> None:
     table = tomllib.loads(HEADS.replace("DIFFERS", "8 clients"))
     with pytest.raises(ConfigError, match=r'different kinds.*"ScaleFL" pooler, "ReeFL" norm.*one model.head'):
-        Planned(table, "x")
-    assert Planned(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").count == 2
+        ComparisonPlan(table, "x")
+    assert ComparisonPlan(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").count == 2
     alike = {**table, "model": {"name": "bert_tiny", "head": "norm"}}
-    assert Planned(alike, "x").count == 2
+    assert ComparisonPlan(alike, "x").count == 2
     rows = [{key: value for key, value in row.items() if key != "model"} for row in table["compare"]["row"]]
     tuned = {**alike, "compare": {**table["compare"], "row": rows, "tune": {"model.head": ["norm", "linear"]}}}
     with pytest.raises(ConfigError, match="different kinds"):
-        Planned(tuned, "x")
+        ComparisonPlan(tuned, "x")
 
 
 def test_printed_numbers_belong_to_the_settings_that_the_file_wrote(tmp_path: Path) -> None:
     table = tomllib.loads(PRINTED)
     fewer = {"setting": table["compare"]["setting"][1:], "columns": ["full"]}
-    plan = Planned(table, "x", {"compare": fewer})
+    plan = ComparisonPlan(table, "x", {"compare": fewer})
     assert plan.columns == ["full"]
     assert plan.printed["fedavg", "non-IID", "full"] == 77.0
 

@@ -17,14 +17,17 @@ from fleetfit.config.writing import dumped
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack, unpack
 from fleetfit.method import Method
 from fleetfit.rounds import Round, Settings, one_round, run, start
-from fleetfit.values import Availability, Evaluation, Federation, Job, Local, Resources, Server, Simulation
+from fleetfit.values import Availability, DeviceResources, Evaluation, Federation, Job, Local, Server, Simulation
 
 SETTINGS = Settings(
-    5, Local(lr=0.1, batch_size=8), evaluate_every=2, wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60)
+    5,
+    Local(lr=0.1, batch_size=8),
+    evaluate_every=2,
+    wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60),
 )
 
 
@@ -109,12 +112,12 @@ def test_who_leaves_has_the_probability_and_is_seeded() -> None:
 
 def test_it_survives_the_way_to_another_process() -> None:
     for given in (Availability(30, 0.5, 0.2, 4.0, 9.0, 0.5, seed=2), Availability(2, trace=np.eye(2, dtype=bool))):
-        nest = unpack(pack(Resources(availability=given).nest))
-        found = Resources.restored(nest)
+        nest = unpack(pack(DeviceResources(availability=given).nest))
+        found = DeviceResources.restored(nest)
         assert [found.absence(c, t) for c in range(2) for t in range(20)] == [
-            Resources(availability=given).absence(c, t) for c in range(2) for t in range(20)
+            DeviceResources(availability=given).absence(c, t) for c in range(2) for t in range(20)
         ]
-    assert Resources.restored(Resources().nest).absence(0, 0) == ""
+    assert DeviceResources.restored(DeviceResources().nest).absence(0, 0) == ""
 
 
 # ---- rounds -------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_table_survives_the_resolved_file() -> None:
 
 
 def test_a_plan_shows_further_costs_as_columns() -> None:
-    asked = planning.Asked("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
+    asked = planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
     plan, _ = planning.of_model(asked, ())
     table = plan_table(plan)
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
@@ -110,7 +110,7 @@ def test_a_plan_shows_further_costs_as_columns() -> None:
     assert shown["training memory, batch 4"][0] == f"{memory / 1e3:.1f} kB"
     assert shown["bytes of a message"][0] == f"{cost_of(cnn(), piece, SHAPE, 'size_bytes') / 1e3:.1f} kB"
     with pytest.raises(ConfigError, match='"memory" is no cost.*Did you mean "memory_bytes"'):
-        planning.of_model(planning.Asked("cnn", input_shape="1,8,8", also="memory"), ())
+        planning.of_model(planning.PlanOptions("cnn", input_shape="1,8,8", also="memory"), ())
 
 
 # ---- latency: measured once, recorded ----------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Pa
 
 def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
     """As made up, a pass takes ten nanoseconds a parameter, and a little more each time something is measured."""
-    plan, _ = planning.of_model(planning.Asked("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ())
+    plan, _ = planning.of_model(planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ())
     table = plan_table(plan)
     (column,) = [i for i, name in enumerate(table.columns) if name == "latency ± spread (ms)"]
     for level, row in zip(plan.levels, table.rows, strict=True):

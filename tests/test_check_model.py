@@ -8,7 +8,7 @@ import pytest
 from own_models import HEAD, STACK
 
 from fleetfit.cli import main
-from fleetfit.cli.checking import Asked, checked
+from fleetfit.cli.checking import CheckOptions, checked
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.layout import blocked, infer_layout, interleaved, segments
 from fleetfit.layout.undeclared import Undeclared, question
@@ -39,7 +39,7 @@ def report(tmp_path: Path) -> Report:
         count = len(list(tmp_path.iterdir()))
         path = tmp_path / f"own{count}.py"
         path.write_text(HEAD + source)
-        parts = checked(Asked(f"{path}:{model}", input_shape=input_shape, **asked))  # type: ignore[arg-type]
+        parts = checked(CheckOptions(f"{path}:{model}", input_shape=input_shape, **asked))  # type: ignore[arg-type]
         return "\n".join(part.to_markdown() if isinstance(part, Table) else part for part in parts)
 
     return of

@@ -20,7 +20,7 @@ from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training import run_job
 from fleetfit.training.clock import STEP, forward_work, planned_passes
-from fleetfit.values import Failure, Federation, Job, Local, Resources, Simulation, Speed, Update
+from fleetfit.values import DeviceResources, Failure, Federation, Job, Local, Simulation, Speed, Update
 
 FIGURES = ("multiply_adds_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
 
@@ -225,7 +225,7 @@ def test_who_is_slow_needs_profiles(key: str) -> None:
 
 def test_jitter_is_the_formula_and_differs_by_round() -> None:
     speeds = {name: np.array([v, 2 * v]) for name, v in zip(FIGURES, (1e6, 2e4, 1e4, 0.1), strict=True)}
-    resources = Resources(seed=3, speeds=speeds, jitter=0.2)
+    resources = DeviceResources(seed=3, speeds=speeds, jitter=0.2)
     n = numpy_rng(3, "jitter", 1, 7).normal(size=2)
     found = resources.speed_of(1, 7)
     assert found is not None
@@ -234,11 +234,11 @@ def test_jitter_is_the_formula_and_differs_by_round() -> None:
     assert found.up_bytes_per_s / 2e4 == pytest.approx(math.exp(0.2 * n[1]))
     assert found.latency_s == 0.2
     assert resources.speed_of(1, 8) != found != resources.speed_of(0, 7)
-    again = Resources.restored(resources.nest)
+    again = DeviceResources.restored(resources.nest)
     assert [again.speed_of(c, t) for c in (0, 1) for t in range(5)] == [
         resources.speed_of(c, t) for c in (0, 1) for t in range(5)
     ]
-    assert Resources().speed_of(0, 0) is None
+    assert DeviceResources().speed_of(0, 0) is None
 
 
 def test_every_profile_says_where_its_figures_are_from() -> None:

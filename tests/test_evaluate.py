@@ -17,7 +17,7 @@ from tiny import tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import Wanted, evaluate, has_batch_norm, level_module, statistics
+from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, statistics
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, one_round, start
@@ -26,7 +26,7 @@ from fleetfit.tasks import classification
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Problem, Server, Simulation, Update
 
 CLIENTS = 20
-WANTED = Wanted(Evaluation(batch_size=128), statistics_samples=10**6)
+WANTED = EvaluationScope(Evaluation(batch_size=128), statistics_samples=10**6)
 
 
 @dataclass
@@ -189,7 +189,7 @@ def test_only_batch_norm_needs_a_policy(norm: Any, expected: bool) -> None:
 # ---- what is missing -------------------------------------------------
 
 
-def columns_of(federation: Federation, simulation: Simulation, wanted: Wanted = WANTED) -> dict[str, Any]:
+def columns_of(federation: Federation, simulation: Simulation, wanted: EvaluationScope = WANTED) -> dict[str, Any]:
     return evaluate(federation, local_engine(simulation), start(federation), wanted)[0]
 
 

@@ -13,12 +13,12 @@ from fleetfit.check import check_layout
 from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State, infer_layout, outputs, some_input
 from fleetfit.method import build
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import initial_state
-from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Resources, Simulation
+from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Local, Problem, Simulation
 
 MODELS = names.available("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]
@@ -78,14 +78,16 @@ def fleet_of(problem: Problem, data: Data, method: str) -> tuple[Federation, Sim
     levels = (Level("1", problem.submodel(0.5, small), 0.5, 0.5), Level("2", problem.submodel(1.0, full), 1.0, 1.0))
     parts = tiny_parts(data, 4)
     reported = np.array([0.5, 1.0] * 2)
-    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}))
+    simulation = Simulation(problem, data, parts, DeviceResources({"parameters": reported}))
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported)
     spec = {"name": method}
     return Federation(problem, clients, levels, 3, build(spec), spec, 0, simulation.device(None)), simulation
 
 
 def two_rounds(federation: Federation, engine: Engine) -> Round:
-    settings = Settings(2, Local(lr=0.01, batch_size=3), wanted=Wanted(Evaluation(batch_size=8), statistics_samples=12))
+    settings = Settings(
+        2, Local(lr=0.01, batch_size=3), wanted=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
+    )
     *_, last = run(federation, engine, settings, start(federation))
     return last
 

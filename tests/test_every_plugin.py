@@ -20,12 +20,12 @@ from fleetfit import names
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.evaluate import Wanted, level_module
+from fleetfit.evaluate import EvaluationScope, level_module
 from fleetfit.layout import State, outputs
 from fleetfit.method import FEDAVG, build, is_portable, modelled
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
-from fleetfit.values import Clients, Evaluation, Federation, Job, Local, Resources, Simulation
+from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Local, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
 CHOICES, TUNING = names.available("selection"), names.available("peft")
@@ -91,12 +91,16 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     parts = tiny_parts(data, 6)
     budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
-    simulation = Simulation(problem, data, parts, Resources({"parameters": budgets}), unlabelled=tiny_server_data())
+    simulation = Simulation(
+        problem, data, parts, DeviceResources({"parameters": budgets}), unlabelled=tiny_server_data()
+    )
     clients = Clients(np.array([len(p["train"]) for p in parts]), budgets if method.told else None)
     return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
 
 
-SETTINGS = Settings(2, Local(lr=0.1, batch_size=8), wanted=Wanted(Evaluation(batch_size=64), statistics_samples=60))
+SETTINGS = Settings(
+    2, Local(lr=0.1, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+)
 
 
 def finished(federation: Federation, simulation: Simulation) -> Round:

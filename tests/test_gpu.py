@@ -10,7 +10,7 @@ from tiny import spec_of, tiny_federation
 
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.values import Evaluation, Federation, Local
 
@@ -21,7 +21,7 @@ pytestmark = [
 SETTINGS = Settings(
     2,
     Local(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=8, clip_norm=2.0),
-    wanted=Wanted(Evaluation(batch_size=64), statistics_samples=10**6),
+    wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6),
 )
 SPECS: list[Mapping[str, Any]] = [
     {"name": "fedavg"},

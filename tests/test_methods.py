@@ -16,18 +16,18 @@ from test_train import close, failed, job_for, last_exit, of_the_batch, plain_ou
 from tiny import tiny_federation
 from torch import Tensor
 
-from fleetfit.engines.local import Local as LocalEngine
+from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.method import build, round_submodel
 from fleetfit.methods.heterofl import kept_fractions, width_loss
 from fleetfit.methods.scalefl import exits_loss
-from fleetfit.planner import Split, Targets
+from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import extract, put_back
-from fleetfit.training import run_job, workpiece
+from fleetfit.training import local_model_of, run_job
 from fleetfit.values import Evaluation, Failure, Federation, Job, Level, Local, Server, Simulation, Update
 
 AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size=None)
@@ -189,7 +189,7 @@ def test_warmup_is_without_distillation() -> None:
     x, y = data.batch(data.split("train"))
     for round in range(5):
         job = job_for(federation, 5, 2, round=round, rounds=10)
-        piece = workpiece(federation.problem, job.submodel, torch.device("cpu"))
+        piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
         piece.load(job.state)
         piece.module.train()
         loss = exits_loss(job, simulation.device(5), 0.5, 3.0, 0.3, False)
@@ -241,7 +241,7 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     job = replace(job, state=state)
     data = simulation.device(0).data
     x, y = data.batch(data.split("train"))
-    piece = workpiece(federation.problem, job.submodel, torch.device("cpu"))
+    piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(state)
     piece.module.train()
     found = {
@@ -343,7 +343,7 @@ def test_fedprox_penalty_and_gradient() -> None:
     job = job_for(federation, 5, 2)
     penalty = build(spec).penalty(job, simulation.device(5))
     assert penalty is not None
-    piece = workpiece(federation.problem, job.submodel, torch.device("cpu"))
+    piece = local_model_of(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(job.state)
     assert float(penalty(piece.module).detach()) == 0.0
     rng = torch.Generator().manual_seed(1)
@@ -538,7 +538,7 @@ def test_exclusivefl_with_all_exits_trains_them_on_full_models_only() -> None:
     spec = {"name": "exclusivefl", "exits": "all"}
     federation, simulation = tiny_federation(spec, clients=9, cohort=4)
     needs, exits = (0.25, 0.5, 1.0), [(1,), (1, 2), (1, 2, 3)]
-    splits = tuple(Split(e[-1], 1.0, e, s, needs=s) for e, s in zip(exits, needs, strict=True))
+    splits = tuple(LevelShape(e[-1], 1.0, e, s, needs=s) for e, s in zip(exits, needs, strict=True))
     targets = Targets(needs, (0.0,) * 3, splits=splits, mode="depth")
     federation = replace(federation, levels=tuple(build(spec).levels(federation.problem, targets)))
     assert [level.submodel.exits for level in federation.levels] == exits

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetfit import names
-from fleetfit.api.comparison import Planned
+from fleetfit.api.comparison import ComparisonPlan
 from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.reading import anchored, checked, read_table
 from fleetfit.method import build, by_count, by_samples
@@ -65,7 +65,7 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     if "compare" not in table:
         yield path.stem, checked(table)
         return
-    for entry in Planned(table, path.stem).entries():
+    for entry in ComparisonPlan(table, path.stem).entries():
         yield f"{entry.row}, {entry.setting}", checked(entry.table)
 
 

@@ -14,8 +14,8 @@ from fleetfit.errors import ConfigError, PlanError
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
 from fleetfit.planner import (
+    LevelShape,
     Plan,
-    Split,
     Targets,
     as_fractions,
     assign,
@@ -30,7 +30,7 @@ CIFAR = (3, 32, 32)
 QUARTERS = Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4)
 
 
-def pairs(splits: tuple[Split, ...]) -> list[tuple[int, float]]:
+def pairs(splits: tuple[LevelShape, ...]) -> list[tuple[int, float]]:
     return [(s.depth, s.width) for s in splits]
 
 
@@ -101,7 +101,7 @@ def test_search_is_what_plain_loops_find(grid: Grid, count: int, seed: int, mode
     for level, split in enumerate(found[:-1]):
         assert split.exits == tuple(d for d, _ in expected[: level + 1])
         assert split.share == pytest.approx(grid.of(split.width, split.exits) / grid.full)
-    assert found[-1] == Split(grid.blocks, 1.0, tuple(d for d, _ in expected), 1.0)
+    assert found[-1] == LevelShape(grid.blocks, 1.0, tuple(d for d, _ in expected), 1.0)
 
 
 @given(

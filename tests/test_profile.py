@@ -15,14 +15,14 @@ from fleetfit.config import assemble, experiment_of, read_experiment
 from fleetfit.config.enrolled import assemble_fleet, beforehand
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
-    Asked,
     Energy,
     Found,
+    ProfileRequest,
     Timing,
 )
-from fleetfit.values import Facts, Told
+from fleetfit.values import DataDescription, NodeDescription
 
-FACTS = Facts("made-up samples", "classification", (1, 4, 4), 4)
+FACTS = DataDescription("made-up samples", "classification", (1, 4, 4), 4)
 RATIOS = [0.25, 0.5, 1.0]
 TABLES: dict[str, Any] = {
     "model": {"name": "tiny:tiny"}, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 6}},
@@ -39,13 +39,13 @@ def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 
 
 
 @pytest.fixture
-def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Found]], list[Asked]]:
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Found]], list[ProfileRequest]]:
     """Let every level be found as it is said, without a process; returns what was asked."""
 
-    def let(found: Sequence[Found]) -> list[Asked]:
-        asked: list[Asked] = []
+    def let(found: Sequence[Found]) -> list[ProfileRequest]:
+        asked: list[ProfileRequest] = []
 
-        def measured(what: Asked, share_s: float, most_s: float) -> Found:
+        def measured(what: ProfileRequest, share_s: float, most_s: float) -> Found:
             asked.append(what)
             assert share_s <= most_s
             return found[what.level]
@@ -92,7 +92,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
     profile(TABLES, wishes=wished(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
     (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
     settings = read_settings(tmp_path / "node.toml")
-    told = Told("pi", FACTS, 20, told_budget(settings), settings.tolerance)
+    told = NodeDescription("pi", FACTS, 20, told_budget(settings), settings.tolerance)
     assembly = assemble_fleet(experiment_of({**TABLES, "data": {}}), [told, replace(told, name="whole", budget=1.0)])
     assert assembly.federation.level_of.tolist() == [chosen, 2]
 
@@ -116,7 +116,7 @@ def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> Non
     (tmp_path / "run.toml").write_text("fleet.groups = [{ budget = 0.2 }, { budget = 0.6 }, { budget = 1.0 }]\n")
     planned = planning.of_run_file(tmp_path / "run.toml", ())[0].plan
     asked = measuring([found_of()] * 3)
-    found = profile(tmp_path / "run.toml", facts=Facts("", "classification", (1, 8, 8), 10))
+    found = profile(tmp_path / "run.toml", facts=DataDescription("", "classification", (1, 8, 8), 10))
     assert [level.share for level in found.levels] == [level.share for level in planned.levels]
     assert [a.piece.exits for a in asked] == [level.exits for level in planned.levels]
     assert [a.batch_size for a in asked] == [16, 16, 16]
@@ -128,7 +128,7 @@ def test_with_a_model_the_levels_are_those_of_plan(measuring: Any, tmp_path: Pat
         main(["profile", "--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1", "--out",
               str(tmp_path / "b.toml")])  # fmt: skip
     assert end.value.code == 0, capsys.readouterr().err
-    planned, _ = planning.of_model(planning.Asked("cnn", "0.15,0.4,1", input_shape="1,8,8"), ())
+    planned, _ = planning.of_model(planning.PlanOptions("cnn", "0.15,0.4,1", input_shape="1,8,8"), ())
     shares = [f"{level.share:.3f}" for level in planned.levels]
     rows = [line.split() for line in (tmp_path / "b.toml").read_text().splitlines() if line.startswith("# ")]
     assert [row[2] for row in rows if row[1:2] and row[1].isdigit()] == shares
@@ -184,7 +184,7 @@ def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytes
 def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, given = [0.0], []
 
-    def measured(asked: Asked, share_s: float, most_s: float) -> Found:
+    def measured(asked: ProfileRequest, share_s: float, most_s: float) -> Found:
         given.append((share_s, most_s))
         now[0] += (2.0, 10.0, 90.0)[asked.level]
         return found_of()

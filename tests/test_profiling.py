@@ -29,7 +29,7 @@ from fleetfit.training.profiling import (
     steps,
 )
 from fleetfit.training.profiling.memory import ENVIRONMENT
-from fleetfit.training.profiling.started import Asked
+from fleetfit.training.profiling.started import ProfileRequest
 from fleetfit.training.profiling.steps import Timing, random_data
 from fleetfit.values import Job, Local
 
@@ -37,12 +37,12 @@ CPU = torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, which only Linux has")
 
 
-def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> Asked:
+def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
     before = beforehand(experiment_of({**TABLES, "model": {"name": model}}), FACTS)
     assert before.found.problem.spec is not None
     local = Local(lr=1e-6, batch_size=16, momentum=0.9)
-    return Asked(before.found.problem.spec, before.method, before.found.levels[level].submodel, level, 4, local, 16,
-                 **more)  # fmt: skip
+    return ProfileRequest(before.found.problem.spec, before.method, before.found.levels[level].submodel, level, 4,
+                          local, 16, **more)  # fmt: skip
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
@@ -112,9 +112,9 @@ def test_what_is_timed_is_the_methods_own_training(monkeypatch: pytest.MonkeyPat
 
 
 def steps_workpiece(problem: Any, piece: Any) -> Any:
-    from fleetfit.training import workpiece
+    from fleetfit.training import local_model_of
 
-    return workpiece(problem, piece, CPU)
+    return local_model_of(problem, piece, CPU)
 
 
 def test_inference_of_one_sample_needs_no_batch() -> None:
@@ -234,7 +234,7 @@ def test_a_peak_is_seen_though_it_is_over() -> None:
 # ---- in the process --------------------------------------------------------------------------------------------------
 
 
-def nest_of(what: Asked, **more: Any) -> str:
+def nest_of(what: ProfileRequest, **more: Any) -> str:
     from fleetfit.training.profiling.started import _ask
 
     pipe = io.StringIO()
@@ -304,7 +304,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
     problem, level = before.found.problem, before.found.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
     local = Local(lr=1e-6, batch_size=batch, momentum=0.9)
-    found = measured(Asked(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
+    found = measured(ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
     predicted = training_memory(problem.architecture, {**problem.layout.full_sizes, **level.submodel.sizes},
                                 level.submodel.exits, (3, 32, 32), batch)  # fmt: skip
     assert found.memory_bytes is not None and 0.9 < found.memory_bytes / predicted < 1.4, found

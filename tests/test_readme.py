@@ -28,7 +28,7 @@ from fleetfit.config.schema import (
     Cosine,
     Experiment,
     Exponential,
-    Group,
+    GroupSection,
     Step,
 )
 from fleetfit.config.section import Section
@@ -422,7 +422,7 @@ def test_the_guide_names_every_key():
     assert len(known) > 30
     assert not [key for key in known if not is_stated(key)]
     groups = tomllib.loads(example("groups.toml"))["fleet"]["groups"]
-    assert set().union(*groups) == set(Group.model_fields)
+    assert set().union(*groups) == set(GroupSection.model_fields)
 
 
 def test_the_guide_names_every_schedule():

@@ -9,7 +9,7 @@ import torch
 from test_rounds import LOCAL, fleet, same
 from tiny import tiny_federation
 
-from fleetfit.engines.local import Local as LocalEngine
+from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError

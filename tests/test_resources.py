@@ -14,7 +14,7 @@ from fleetfit.engines.local import local
 from fleetfit.method import Method, build
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.seeds import numpy_rng
-from fleetfit.values import Drift, Failure, Federation, Resources, Server, Update
+from fleetfit.values import DeviceResources, Drift, Failure, Federation, Server, Update
 
 
 def test_drift_is_the_formula() -> None:
@@ -47,8 +47,8 @@ def test_drift_has_its_standard_deviation_and_its_jumps() -> None:
 
 
 def test_resources_survive_the_way_to_another_process() -> None:
-    given = Resources({"parameters": np.array([0.25, 1.0])}, np.array([0.0, 0.2]), Drift(0.1, 0.2, 0.3), seed=5)
-    found = Resources.restored(given.nest)
+    given = DeviceResources({"parameters": np.array([0.25, 1.0])}, np.array([0.0, 0.2]), Drift(0.1, 0.2, 0.3), seed=5)
+    found = DeviceResources.restored(given.nest)
     assert [found.budgets_of(1, t) for t in range(9)] == [given.budgets_of(1, t) for t in range(9)]
     assert found.tolerance_of(1) == 0.2 and found.drift == given.drift
 

@@ -11,10 +11,10 @@ from test_train import close, job_for, last_exit, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor, nn
 
-from fleetfit.engines.local import Local as LocalEngine
+from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import RunError
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State, outputs
 from fleetfit.messages import job_nest, pack, reply_nest
 from fleetfit.method import Loss
@@ -437,7 +437,7 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
 def test_evaluations_on_the_way_and_at_the_end() -> None:
     """Every second round and the last; those on the way cover the clients with the headline policy only."""
     federation, simulation = fleet()
-    wanted = Wanted(Evaluation(batch_size=16), statistics_samples=60)
+    wanted = EvaluationScope(Evaluation(batch_size=16), statistics_samples=60)
     settings = Settings(5, LOCAL, evaluate_every=2, wanted=wanted)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
     assert [r["round"] for r in reports] == [1, 2, 3, 4, 5]

@@ -15,14 +15,14 @@ from fleetfit import names
 from fleetfit.data import Data, unlabelled
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.losses import self_distillation
 from fleetfit.method import build
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, start
 from fleetfit.tasks import multi_label, next_token, regression, task_named
-from fleetfit.values import Clients, Evaluation, Federation, Level, Local, Problem, Resources, Simulation
+from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Local, Problem, Simulation
 
 # ---- formulas ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,9 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
     method, parts, reported = build(spec), tiny_parts(data, 6), np.array([0.3, 1.0] * 3)
     if not method.told:
         levels = tuple(method.levels(problem, Targets((1.0,), (0.1,))))
-    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}), unlabelled=unlabelled(data))
+    simulation = Simulation(
+        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=unlabelled(data)
+    )
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported if method.told else None)
     return Federation(problem, clients, levels, 4, method, spec, 0, simulation.device(None)), simulation
 
@@ -173,7 +175,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
 def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
     federation, simulation = made(task, spec_of(name))
-    wanted = Wanted(Evaluation(batch_size=64), statistics_samples=200)
+    wanted = EvaluationScope(Evaluation(batch_size=64), statistics_samples=200)
     settings = Settings(12, Local(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
     if name == "fedsgd":
         settings = replace(settings, rounds=60, local=Local(lr=0.5))

@@ -13,7 +13,7 @@ from tiny import tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import Wanted, level_module, statistics
+from fleetfit.evaluate import EvaluationScope, level_module, statistics
 from fleetfit.layout import State, outputs
 from fleetfit.method import Method
 from fleetfit.rounds import Settings, one_round, start
@@ -385,7 +385,7 @@ def pooled_moments(federation: Federation, simulation: Simulation, state: State,
     return means | {f"{layer}.var": z.var(0, unbiased=False) for layer, z in pooled.items()}
 
 
-ALL = Wanted(Evaluation(batch_size=64), statistics_samples=10**6)
+ALL = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
 
 
 def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:

@@ -13,7 +13,7 @@ from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.method import build, modelled
 from fleetfit.planner import Targets
 from fleetfit.tasks import classification
-from fleetfit.values import Clients, Federation, Level, Problem, Resources, Simulation
+from fleetfit.values import Clients, DeviceResources, Federation, Level, Problem, Simulation
 
 
 class TinyNet(ExitModel):
@@ -116,7 +116,9 @@ def tiny_federation(
     )
     counts = np.array([len(part["train"]) for part in parts])
     reported = np.array([(0.2, 0.5, 1.0)[i % 3] for i in range(clients)])
-    simulation = Simulation(problem, data, parts, Resources({"parameters": reported}), unlabelled=tiny_server_data())
+    simulation = Simulation(
+        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()
+    )
     built, registered = build(method), Clients(counts, reported)
     if not built.told:
         registered = Clients(counts)

@@ -8,13 +8,13 @@ from fleetfit.config.writing import dumped, objects_in, to_table
 from fleetfit.engines.flower.protocol import hello_of
 from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.records import RunFolder
-from fleetfit.values import Told
+from fleetfit.values import NodeDescription
 
 NODES = "nodes.json"
 """Who takes part, in the folder of a real fleet's run."""
 
 
-def planned_for(files: RunFolder) -> list[Told]:
+def planned_for(files: RunFolder) -> list[NodeDescription]:
     """Return what the nodes told for whom the levels of a fleet's run were planned.
 
     Raises:

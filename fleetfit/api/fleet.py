@@ -24,7 +24,7 @@ from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assembly import cohort_of, spec_of_method
 from fleetfit.config.enrolled import assemble_fleet, clients_of_nodes, facts_of_all, fleet_of_nodes
 from fleetfit.config.naming import called
-from fleetfit.config.schema import Group
+from fleetfit.config.schema import GroupSection
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.flower.remembered import digest_of
 from fleetfit.errors import ConfigError, RunError
@@ -34,7 +34,7 @@ from fleetfit.planner import budget_problem
 from fleetfit.records import RunFolder
 from fleetfit.report.text import percent
 from fleetfit.soundness import in_words
-from fleetfit.values import Facts, Federation, Told
+from fleetfit.values import DataDescription, Federation, NodeDescription
 
 # ---- how nodes come to take part in a fleet's run: who fits, how long the run waits, and what is written of them ---
 
@@ -78,12 +78,14 @@ def rules_of(experiment: Experiment) -> Rules:
     return rules
 
 
-def with_enrolled(experiment: Experiment, told: Sequence[Told]) -> Experiment:
+def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
     """Return the experiment with the enrolled nodes as its groups, where they told what they afford."""
     if not build(spec_of_method(experiment)).told:
         return experiment
     groups = [
-        Group(name=t.name, budget=dict(t.budget) if isinstance(t.budget, Mapping) else t.budget, tolerance=t.tolerance)
+        GroupSection(
+            name=t.name, budget=dict(t.budget) if isinstance(t.budget, Mapping) else t.budget, tolerance=t.tolerance
+        )
         for t in told
         if t.budget is not None
     ]
@@ -102,11 +104,11 @@ def new_roll(post: "Post", experiment: Experiment, say: Callable[[str], None]) -
     return Roll(post, asks, fits(experiment), say)
 
 
-def fits(experiment: Experiment, facts: Facts | None = None) -> Callable[[Told], str]:
+def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
     """Return what says why a node does not fit the run, or ""."""
     method = build(spec_of_method(experiment))
 
-    def wrong(told: Told) -> str:
+    def wrong(told: NodeDescription) -> str:
         if facts is not None and told.facts.shape != facts.shape:
             return f"its data are {told.facts}, and the others' {facts}."
         if told.facts.task == "regression":
@@ -161,7 +163,7 @@ def look_again(began: float) -> None:
     time.sleep(min(LOOK_S + LATER * (time.monotonic() - began), 1.0))
 
 
-def nodes_text(key: str, planned: Sequence[Told], roll: "Roll") -> str:
+def nodes_text(key: str, planned: Sequence[NodeDescription], roll: "Roll") -> str:
     """Return what `nodes.json` says: the run, for whom its levels were planned, and who takes part."""
     facts = facts_of_all(planned)
     data = {**vars(facts), "sample_shape": list(facts.sample_shape)}
@@ -187,7 +189,7 @@ HEADING = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServerAppConfig:
     """What `flwr run --run-config` asks for.
 
     Attributes:
@@ -203,7 +205,7 @@ class Wanted:
     overrides: Sequence[str] = ()
 
     @staticmethod
-    def of(config: Mapping[str, Any], app: Path) -> "Wanted":
+    def of(config: Mapping[str, Any], app: Path) -> "ServerAppConfig":
         """Read a Flower run config; the run file is looked for in the app's folder.
 
         Raises:
@@ -215,12 +217,12 @@ class Wanted:
                 raise ConfigError(f"run config: {key} = {value!r}; it takes the texts {', '.join(known)}.")
         file = str(config.get("run-file", ""))
         place = str(app / file) if file and (app / file).is_file() else file
-        return Wanted(
+        return ServerAppConfig(
             place, str(config.get("out", "")), str(config.get("resume", "")), str(config.get("set", "")).split()
         )
 
 
-def serve(grid: "Grid", wanted: Wanted, say: Callable[[str], None] = print) -> Run:
+def serve(grid: "Grid", wanted: ServerAppConfig, say: Callable[[str], None] = print) -> Run:
     """Train on the nodes of a Flower grid.
 
     Returns:
@@ -258,12 +260,12 @@ class _Served:
     engine: "Fleet"
     rules: Rules
     key: str
-    planned: list[Told]
+    planned: list[NodeDescription]
     say: Callable[[str], None]
     _begun: bool = False
 
     @staticmethod
-    def begun(post: "Post", wanted: Wanted, say: Callable[[str], None]) -> "_Served":
+    def begun(post: "Post", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
         """Begin a run: wait for nodes, plan, make the folder."""
         asked = described(wanted.run_file or None, wanted.overrides)
         check_single(asked, "a fleet")
@@ -290,7 +292,7 @@ class _Served:
         return _Served._made(run, assembly, roll, rules, key, told, say)
 
     @staticmethod
-    def resumed(post: "Post", wanted: Wanted, say: Callable[[str], None]) -> "_Served":
+    def resumed(post: "Post", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
         """Go on with a run: the nodes that it knows keep their numbers, the levels stay."""
         run = load(wanted.resume)
         if not (run.folder / NODES).is_file():
@@ -307,7 +309,7 @@ class _Served:
 
     @staticmethod
     def _made(
-        run: Run, assembly: Assembly, roll: "Roll", rules: Rules, key: str, planned: list[Told],
+        run: Run, assembly: Assembly, roll: "Roll", rules: Rules, key: str, planned: list[NodeDescription],
         say: Callable[[str], None],
     ) -> "_Served":  # fmt: skip
         from fleetfit.engines.flower.engine import Fleet

@@ -27,7 +27,7 @@ from fleetfit.planner import Amount, absolute
 from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Facts, Server
+from fleetfit.values import DataDescription, Device, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
@@ -181,7 +181,7 @@ def data_of(run: Trained, client: int | None, data: Data | None = None) -> Data:
         if client is not None:
             raise ConfigError("a client has a share of the run's own data only; leave the client or the data out.")
         return matching(run, data)
-    if isinstance(assembly.data, Facts) or assembly.simulation is None:
+    if isinstance(assembly.data, DataDescription) or assembly.simulation is None:
         raise ConfigError(f"{ELSEWHERE}: --data NAME, or data=... in Python.")
     if client is None:
         return assembly.data

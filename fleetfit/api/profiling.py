@@ -36,15 +36,15 @@ from fleetfit.records import write_atomically
 from fleetfit.report.text import Table, size
 from fleetfit.training import accelerator_named
 from fleetfit.training.profiling import (
-    Asked,
     Energy,
     Found,
+    ProfileRequest,
     Timing,
     energy_of,
     free_memory,
     measured,
 )
-from fleetfit.values import Facts, Level
+from fleetfit.values import DataDescription, Level
 
 # ---- from what levels cost on a device, and what its owner wishes, to the budget B_k that a planner understands ----
 
@@ -310,7 +310,7 @@ def profile(
     *,
     wishes: Wishes | None = None,
     machine: Machine | None = None,
-    facts: Facts | None = None,
+    facts: DataDescription | None = None,
     out: str | Path | None = None,
     force: bool = False,
     say: Say | None = None,
@@ -435,8 +435,10 @@ def _measured(
             found = Found(failed=reason)
         else:
             say(f"Level {level.name} of {len(planned)}: measuring for {share_s:.0f} s at most.")
-            asked = Asked(spec, before.method, level.submodel, index, before.facts.classes, local, before.batch_size,
-                          machine.device, machine.threads, on_host)  # fmt: skip
+            asked = ProfileRequest(
+                spec, before.method, level.submodel, index, before.facts.classes, local, before.batch_size,
+                machine.device, machine.threads, on_host,
+            )  # fmt: skip
             found = measured(asked, share_s, left)
         share = before.cost(level, cost) / before.cost(None, cost)
         levels.append(ProfiledLevel(level.name, share, predicted, found, against(found, predicted, wishes)))

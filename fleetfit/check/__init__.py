@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.check.full import TOLERANCE, Full, describe, named
-from fleetfit.check.masked import WAYS, Cut, compared, inert
+from fleetfit.check.masked import WAYS, MaskedCut, compared, inert
 from fleetfit.check.parting import by_axis, failing_axes, fixed_groups, in_words, parting
 from fleetfit.check.shapes import check_depths, loaded, permuted
 from fleetfit.errors import ModelError
@@ -198,7 +198,7 @@ def _proved(full: Full, levels: Sequence[Submodel], say: Say | None) -> LayoutRe
     )
 
 
-def _unproved(full: Full, failed: Sequence[Cut]) -> tuple[Mapping[str, str], str]:
+def _unproved(full: Full, failed: Sequence[MaskedCut]) -> tuple[Mapping[str, str], str]:
     """Return the axes that are not proved, with the architecture's reason, and what is known.
 
     Raises:

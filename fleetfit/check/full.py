@@ -203,7 +203,7 @@ def describe(level: Submodel) -> str:
 Dimension = tuple[Segment, ...]
 
 
-class Places:
+class KeptPlaces:
     """The places that a choice of channels keeps.
 
     Attributes:

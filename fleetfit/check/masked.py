@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import Full, Places, describe, difference, load
+from fleetfit.check.full import Full, KeptPlaces, describe, difference, load
 from fleetfit.check.replay import Trace, plain_attention, recorded, replayed
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, build_module, named_tensors, outputs
@@ -28,7 +28,7 @@ WAYS = ("as it is", "with the full model's numbers", "with the full model's numb
 
 
 @dataclass
-class Cut:
+class MaskedCut:
     """A cut of all axes, or of one.
 
     Attributes:
@@ -56,7 +56,7 @@ class Masked:
         faint: What was left of the masked channels.
     """
 
-    places: Places
+    places: KeptPlaces
     module: nn.Module
     expected: list[Tensor]
     trace: Trace
@@ -68,7 +68,7 @@ class CannotRun(Exception):
     """A model of these sizes cannot be built or run, which says nothing of the layout."""
 
 
-def compared(full: Full, levels: Sequence[Submodel], now: Callable[[str], None]) -> list[Cut]:
+def compared(full: Full, levels: Sequence[Submodel], now: Callable[[str], None]) -> list[MaskedCut]:
     """Compare the four cuts of all axes; where one does not run, the levels' sizes with random channels.
 
     Raises:
@@ -95,7 +95,7 @@ def compared(full: Full, levels: Sequence[Submodel], now: Callable[[str], None])
     return cuts
 
 
-def compare(full: Full, cut: Cut, first: str = WAYS[0]) -> None:
+def compare(full: Full, cut: MaskedCut, first: str = WAYS[0]) -> None:
     """Compare a cut's small model with the masked full one; note how far they are apart.
 
     Args:
@@ -122,7 +122,7 @@ def masked(full: Full, channels: Mapping[str, Channels]) -> Masked:
     Raises:
         CannotRun: The small model cannot be built.
     """
-    places = Places(full.layout, channels)
+    places = KeptPlaces(full.layout, channels)
     module = _small(full, places)
     faint = 0.0
     with plain_attention():
@@ -150,7 +150,7 @@ def outputs_of(full: Full, beside: Masked, way: str) -> list[Tensor]:
             raise CannotRun(str(error)) from error
 
 
-def _small(full: Full, places: Places) -> nn.Module:
+def _small(full: Full, places: KeptPlaces) -> nn.Module:
     layout = full.layout
     try:
         module = build_module(full.architecture, {**layout.full_sizes, **places.sizes}, layout.exits).eval().double()
@@ -168,7 +168,7 @@ def _small(full: Full, places: Places) -> nn.Module:
 # ---- which channels ------------------------------------------------------------------------------------------------
 
 
-def cuts_of(layout: Layout, seed: int, only: str = "") -> Iterator[Cut]:
+def cuts_of(layout: Layout, seed: int, only: str = "") -> Iterator[MaskedCut]:
     """Yield the four cuts, of all axes at once or of one."""
     for how, count, prefix in (
         ("all but a granule of each axis", _all_but_one, False),
@@ -178,10 +178,10 @@ def cuts_of(layout: Layout, seed: int, only: str = "") -> Iterator[Cut]:
     ):
         cut = {name: a for name, a in layout.axes.items() if a.scaled and (not only or name == only)}
         sizes = {name: count(name, axis, seed) * axis.granule for name, axis in cut.items()}
-        yield Cut(how, {name: _kept(name, axis, sizes[name], prefix, how, seed) for name, axis in cut.items()})
+        yield MaskedCut(how, {name: _kept(name, axis, sizes[name], prefix, how, seed) for name, axis in cut.items()})
 
 
-def _of_levels(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterator[Cut]:
+def _of_levels(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterator[MaskedCut]:
     """Yield the levels' sizes with random channels."""
     seen = []
     for level in levels:
@@ -189,7 +189,7 @@ def _of_levels(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterato
         if sizes not in seen and any(n < layout.axes[axis].size for axis, n in sizes.items()):
             seen.append(sizes)
             channels = {name: _kept(name, layout.axes[name], n, False, "level", seed) for name, n in sizes.items()}
-            yield Cut(f"random channels of the level with {describe(level)}", channels)
+            yield MaskedCut(f"random channels of the level with {describe(level)}", channels)
 
 
 def _all_but_one(name: str, axis: Axis, seed: int) -> int:

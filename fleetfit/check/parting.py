@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import Full, Places, difference
-from fleetfit.check.masked import WAYS, CannotRun, Cut, Masked, compare, cuts_of, masked, outputs_of
+from fleetfit.check.full import Full, KeptPlaces, difference
+from fleetfit.check.masked import WAYS, CannotRun, Masked, MaskedCut, compare, cuts_of, masked, outputs_of
 from fleetfit.check.replay import plain_attention
 from fleetfit.layout import Layout, same_number
 
@@ -22,7 +22,7 @@ def failing_axes(full: Full) -> list[str]:
     return [name for name in scaled if any(_fails(full, cut) for cut in cuts_of(layout, full.seed, name))]
 
 
-def _fails(full: Full, cut: Cut) -> bool:
+def _fails(full: Full, cut: MaskedCut) -> bool:
     try:
         compare(full, cut)
     except CannotRun:
@@ -30,7 +30,7 @@ def _fails(full: Full, cut: Cut) -> bool:
     return cut.error > full.tolerance
 
 
-def parting(full: Full, cut: Cut) -> str:
+def parting(full: Full, cut: MaskedCut) -> str:
     """Return in words the first module whose output the small model does not have, and the last one before it.
 
     Everything counts that is equal in one of the ways, with or without the full model's numbers.
@@ -66,7 +66,7 @@ def _first_apart(
     return min(len(ours), len(theirs)), f'after "{before}"' if before else ""
 
 
-def _part_of(small: Tensor, large: Tensor, layout: Layout, places: Places, tolerance: float) -> bool:
+def _part_of(small: Tensor, large: Tensor, layout: Layout, places: KeptPlaces, tolerance: float) -> bool:
     """Tell whether a small output is the kept part of a large one, whichever axes its dimensions follow."""
     if small.dim() != large.dim():
         return False
@@ -82,7 +82,7 @@ def _part_of(small: Tensor, large: Tensor, layout: Layout, places: Places, toler
     return False
 
 
-def _candidates(ours: int, theirs: int, layout: Layout, places: Places) -> list[Tensor | None]:
+def _candidates(ours: int, theirs: int, layout: Layout, places: KeptPlaces) -> list[Tensor | None]:
     """Return the ways in which so many of so many places may be kept, as tensors and axes have them."""
     found: dict[tuple[int, ...], Tensor] = {}
     vectors = [kept for dim, kept in places.kept.items() if places.full[dim] == theirs and len(kept) == ours]
@@ -121,7 +121,7 @@ class _Outputs:
             self.found.append((name, tensor.detach().clone()))
 
 
-def fixed_groups(full: Full, failed: Cut, axes: Sequence[str]) -> str:
+def fixed_groups(full: Full, failed: MaskedCut, axes: Sequence[str]) -> str:
     """Return which module keeps its number of groups or heads when the axes are cut, and what to do; or ""."""
     try:
         small = masked(full, failed.channels).module
@@ -130,7 +130,7 @@ def fixed_groups(full: Full, failed: Cut, axes: Sequence[str]) -> str:
     return same_number(full.layout, full.module, small, axes or list(full.layout.axes))
 
 
-def in_words(full: Full, failed: Cut, axes: Sequence[str], places: str) -> str:
+def in_words(full: Full, failed: MaskedCut, axes: Sequence[str], places: str) -> str:
     """Return what is known of a failure, without a verdict."""
     alone = ", ".join(f'"{axis}"' for axis in axes)
     who = f"{'axis' if len(axes) == 1 else 'axes'} {alone} {'fails' if len(axes) == 1 else 'fail'} alone"

@@ -34,7 +34,7 @@ Operation = tuple[str, str]
 
 
 @dataclass
-class Entry:
+class OperationRecord:
     """What is known of one operation of the full model.
 
     Attributes:
@@ -50,7 +50,7 @@ class Entry:
     statistics: tuple[Tensor, ...] = ()
 
 
-Trace = Mapping[Operation, Sequence[Entry]]
+Trace = Mapping[Operation, Sequence[OperationRecord]]
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def plain_attention() -> Iterator[None]:
 
 def recorded(module: nn.Module, run: Callable[[], Any]) -> Trace:
     """Return what the size-dependent operations of a module's run were."""
-    found: dict[Operation, list[Entry]] = defaultdict(list)
+    found: dict[Operation, list[OperationRecord]] = defaultdict(list)
     with _places(module) as place, _Recording(place, found):
         run()
     return found
@@ -114,7 +114,7 @@ class _Mode(Mode):
 
 
 class _Recording(_Mode):
-    def __init__(self, place: list[str], found: dict[Operation, list[Entry]]) -> None:
+    def __init__(self, place: list[str], found: dict[Operation, list[OperationRecord]]) -> None:
         super().__init__(place)
         self.found = found
 
@@ -126,7 +126,7 @@ class _Recording(_Mode):
             numbers = _numbers(args, kwargs)
             if numbers:  # copies, since some operations work in place
                 kept = {place: n.clone() if isinstance(n, Tensor) else n for place, n in numbers.items()}
-                self.found[operation].append(Entry(kept))
+                self.found[operation].append(OperationRecord(kept))
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         reduction = _REDUCTIONS.get(kind)
@@ -136,7 +136,7 @@ class _Recording(_Mode):
             zero = x.abs() <= _ZERO * x.abs().amax() if x.numel() else x.bool()
             zeros = int(zero.sum(dims).min()) if x.numel() else 0
             statistics = tuple(found.clone() for found in reduction.found(x, dims, args, kwargs, out))
-            self.found[operation].append(Entry({}, count, zeros, statistics))
+            self.found[operation].append(OperationRecord({}, count, zeros, statistics))
         return out
 
 
@@ -173,7 +173,7 @@ class _Replaying(_Mode):
                 return out
         return reduction.with_zeros(x, dims, args, kwargs, missing)
 
-    def _next(self, operation: Operation) -> Entry | None:
+    def _next(self, operation: Operation) -> OperationRecord | None:
         entries = self.left.get(operation)
         return entries.popleft() if entries else None
 
@@ -233,7 +233,7 @@ class _Reduction:
         raise NotImplementedError
 
     def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: Entry
+        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
     ) -> Any:
         """Compute it with the full model's statistics; None where they are of another shape."""
         kept = _keeps(args, kwargs)
@@ -346,7 +346,7 @@ class _Softmax(_Reduction):
         return self._given(x, dims, args, kwargs, most + total.log())
 
     def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: Entry
+        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
     ) -> Any:
         if list(theirs.statistics[0].shape) != [1 if d in dims else n for d, n in enumerate(x.shape)]:
             return None
@@ -382,7 +382,7 @@ class _LayerNorm(_Normalising):
         return self._normed(x, args, mean, (variance + args[4]).rsqrt())
 
     def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: Entry
+        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
     ) -> Any:
         mean, scale = theirs.statistics
         if mean.shape != torch.Size([1 if d in dims else n for d, n in enumerate(x.shape)]):
@@ -409,7 +409,7 @@ class _GroupNorm(_Normalising):
         return self._normed(x, args, mean[..., 0], (variance[..., 0] + args[7]).rsqrt())
 
     def with_statistics(
-        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: Entry
+        self, x: Tensor, dims: list[int], args: Sequence[Any], kwargs: Mapping[str, Any], theirs: OperationRecord
     ) -> Any:
         mean, scale = theirs.statistics
         return self._normed(x, args, mean, scale) if mean.shape == x.shape[:2] else None

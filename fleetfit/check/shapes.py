@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from fleetfit.check.full import Full, Places, describe, difference, load
+from fleetfit.check.full import Full, KeptPlaces, describe, difference, load
 from fleetfit.errors import ModelError
 from fleetfit.layout import Layout, build_module, named_tensors, outputs
 from fleetfit.seeds import torch_rng
@@ -59,7 +59,7 @@ def _alone(full: Full, axis: str, kept: tuple[int, ...]) -> float:
     error = _moved(full, {axis: kept})
     if not full.layout.axes[axis].scaled and error > full.tolerance:  # classes: the logits may be permuted with them
         index = torch.tensor(kept)
-        ours = full.outputs(Places(full.layout, {axis: kept}).cut(full.state))
+        ours = full.outputs(KeptPlaces(full.layout, {axis: kept}).cut(full.state))
         theirs = [t.index_select(-1, index) if t.shape[-1] == len(kept) else t for t in full.expected]
         error = difference(ours, theirs)
     if error > full.tolerance:
@@ -83,7 +83,7 @@ def _permutation(layout: Layout, axis: str, seed: int) -> tuple[int, ...] | None
 
 def _moved(full: Full, channels: Mapping[str, tuple[int, ...]], but: str = "") -> float:
     """Return how far the outputs move when axes are permuted, in all tensors but one."""
-    state = dict(Places(full.layout, channels).cut(full.state))
+    state = dict(KeptPlaces(full.layout, channels).cut(full.state))
     if but:
         state[but] = full.state[but]
     return difference(full.outputs(state), full.expected)

@@ -39,7 +39,7 @@ _MOST_LISTED = 6
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckOptions:
     """The options of `check-model`, as typed."""
 
     name: str
@@ -49,7 +49,7 @@ class Asked:
     overrides: Sequence[str] = field(default=())
 
 
-def checked(asked: Asked) -> Iterator[str | Table]:
+def checked(asked: CheckOptions) -> Iterator[str | Table]:
     """Yield what is found out, in order, so that an error comes after what led to it.
 
     Raises:
@@ -87,7 +87,7 @@ def _section(title: str, lines: Iterator[str]) -> str:
 # ---- the model -----------------------------------------------------------------------------------------------------
 
 
-def _made(asked: Asked) -> tuple[Architecture, tuple[int, ...], int]:
+def _made(asked: CheckOptions) -> tuple[Architecture, tuple[int, ...], int]:
     """Return the architecture, the shape of a sample, and the number of classes."""
     settings = model_settings(asked.overrides)
     parameters = _parameters(asked.name)

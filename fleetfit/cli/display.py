@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 
 from fleetfit.api import Comparison, Run
 from fleetfit.api.runs import proceed
-from fleetfit.cli.interrupts import Stopped
+from fleetfit.cli.interrupts import Interrupted
 from fleetfit.config import Experiment
 from fleetfit.planner import Plan
 from fleetfit.report import drawing
@@ -145,7 +145,7 @@ def interruptible(command: str = "") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         said = f"Nothing half was written; go on with: {command}" if command else "Nothing was written."
-        raise Stopped(f"stopped. {said}") from None
+        raise Interrupted(f"stopped. {said}") from None
 
 
 def trained(target: Run, quiet: bool) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from fleetfit.cli.interrupts import Interrupts, Stopped
+from fleetfit.cli.interrupts import Interrupted, Interrupts
 from fleetfit.errors import ConfigError, FleetFitError, Unexpected
 
 FAULT, MISTAKE, STOPPED, READER_LEFT = 1, 2, 130, 141
@@ -132,7 +132,7 @@ def _judged(error: BaseException, stopped: bool) -> tuple[str, int]:
 
     # the base of typer's errors, without importing what it is built on: newer versions carry their own copy of that
     usage = cast(type[Any], typer.BadParameter.__mro__[2])
-    if isinstance(error, Stopped):
+    if isinstance(error, Interrupted):
         return str(error), STOPPED
     if stopped or isinstance(error, KeyboardInterrupt | typer.Abort):
         return "stopped.", STOPPED

@@ -16,7 +16,7 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120
 _TYPER = ("typer", "click")
 
 
-class Stopped(Exception):
+class Interrupted(Exception):
     """Ctrl-C ended a verb; the message says how to go on."""
 
 

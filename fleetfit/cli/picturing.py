@@ -12,7 +12,7 @@ from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.files import expanded
 from fleetfit.inference import Measure
 from fleetfit.papers.attention import attention_of_samples
-from fleetfit.papers.pictures import Asked
+from fleetfit.papers.pictures import PictureOptions
 from fleetfit.papers.pictures import pictures as drawn_of
 from fleetfit.report.drawing import draw, plots_in, saved
 
@@ -47,7 +47,7 @@ def attention(folder: Path, samples: int, out: Path | None, other: str | None = 
     return path
 
 
-def pictures(folder: Path, asked: Asked, out: Path | None, ending: str) -> tuple[list[Path], list[str]]:
+def pictures(folder: Path, asked: PictureOptions, out: Path | None, ending: str) -> tuple[list[Path], list[str]]:
     """Draw a run's levels and early stopping, and return the files and what the user should know.
 
     Args:
@@ -71,11 +71,11 @@ def pictures(folder: Path, asked: Asked, out: Path | None, ending: str) -> tuple
 def asked(
     level: str | None, budget: str | None, cost: str | None, measure: str | None, temperature: bool,
     classes: Sequence[str] | None, share: float | None, data: str | None = None,
-) -> Asked:  # fmt: skip
+) -> PictureOptions:  # fmt: skip
     """Return the options of `fleetfit pictures` as values: a level's number or name, a number or text with a unit."""
     limit: float | str | None = budget
     with contextlib.suppress(ValueError):
         limit = None if budget is None else float(budget)
-    return Asked(
+    return PictureOptions(
         level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, named_data(data)
     )

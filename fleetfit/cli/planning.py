@@ -25,7 +25,7 @@ _IMAGE = (3, 32, 32)
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     """The options of `plan --model`, as typed; the defaults are those of the command line."""
 
     model: str | None = None
@@ -83,7 +83,7 @@ def _title(assembly: Assembly, rows: Sequence[str] = ()) -> str:
     return f"{who}{name} on {data}, {len(assembly.fleet.group)} clients"
 
 
-def of_model(asked: Asked, overrides: Sequence[str]) -> tuple[Plan, str]:
+def of_model(asked: PlanOptions, overrides: Sequence[str]) -> tuple[Plan, str]:
     """Return the plan for a model and budgets, and a title."""
     shape = shape_of(asked.input_shape)
     assert asked.model is not None

@@ -22,7 +22,7 @@ from fleetfit.report.text import Table, exit_names, percent
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictOptions:
     """What was asked of `predict`; see its options."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Asked:
     out: Path | None
 
 
-def predicted(asked: Asked) -> Table:
+def predicted(asked: PredictOptions) -> Table:
     """Classify a data set, write the predictions if they are wanted, and return how good they are.
 
     Raises:
@@ -128,7 +128,7 @@ def _answers(
     return torch.stack(found if adaptive else found[-1:]), torch.full((len(x),), last)
 
 
-def _write(found: _Predicted, data: Data, asked: Asked, exits: Sequence[str]) -> None:
+def _write(found: _Predicted, data: Data, asked: PredictOptions, exits: Sequence[str]) -> None:
     shown = [f"exit{number}" for number in exits] if asked.adaptive else ["prediction"]
     named = data.class_names or tuple(map(str, range(data.classes)))
     text = io.StringIO(newline="")
@@ -143,7 +143,7 @@ def _write(found: _Predicted, data: Data, asked: Asked, exits: Sequence[str]) ->
         raise ConfigError(f"the predictions cannot be written to {asked.out}: {error.strerror}.") from None
 
 
-def _table(found: _Predicted, run: Run, asked: Asked, data: Data, exits: Sequence[str]) -> Table:
+def _table(found: _Predicted, run: Run, asked: PredictOptions, data: Data, exits: Sequence[str]) -> Table:
     right = (found.answers == found.labels).double()
     name = level_named(run, asked.level)
     title = f"level {name} on {len(found.labels)} {asked.split} samples of {data.name}"

@@ -10,7 +10,7 @@ from fleetfit.cli.door import said
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fleetfit.values import Facts
+    pass
 
 
 def profile(
@@ -89,12 +89,14 @@ def _tables(model: str, budgets: str, cost: str) -> dict[str, Any]:
     return {"model": {"name": model}, "fleet": {"cost": cost, "groups": groups}}
 
 
-def _facts(made_up: bool, input_shape: str | None, classes: int | None, task: str, vocabulary: int) -> "Facts | None":
+def _facts(
+    made_up: bool, input_shape: str | None, classes: int | None, task: str, vocabulary: int
+) -> "DataDescription | None":
     from fleetfit.cli.planning import shape_of
-    from fleetfit.values import Facts
+    from fleetfit.values import DataDescription
 
     if not made_up and (input_shape is None) != (classes is None):
         raise ConfigError("--input-shape and --classes go together: both of them say what a sample is.")
     if not made_up and input_shape is None:
         return None
-    return Facts("made-up samples", task, shape_of(input_shape), classes or 10, vocabulary)
+    return DataDescription("made-up samples", task, shape_of(input_shape), classes or 10, vocabulary)

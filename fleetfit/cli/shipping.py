@@ -18,7 +18,7 @@ Client = Annotated[int | None, typer.Option(help="On one client's data.")]
 Other = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]
 
 
-class Cost(StrEnum):
+class BudgetCost(StrEnum):
     """What an average budget is meant in."""
 
     multiply_adds = "multiply_adds"
@@ -33,7 +33,7 @@ class Measure(StrEnum):
     margin = "margin"
 
 
-class Split(StrEnum):
+class SplitName(StrEnum):
     """Which samples."""
 
     test = "test"
@@ -52,7 +52,7 @@ def predict(
     ] = False,
     client: Client = None,
     data: Other = None,
-    split: Annotated[Split, typer.Option(help="Which samples.")] = Split.test,
+    split: Annotated[SplitName, typer.Option(help="Which samples.")] = SplitName.test,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
     out: Annotated[
         Path | None,
@@ -68,7 +68,7 @@ def predict(
     """
     from fleetfit.cli import display, predicting
 
-    asked = predicting.Asked(folder, level, adaptive, stop, best, client, data, split.value, batch_size, out)
+    asked = predicting.PredictOptions(folder, level, adaptive, stop, best, client, data, split.value, batch_size, out)
     display.show(predicting.predicted(asked))
     if out is not None:
         display.say(f"Written: {out}")
@@ -81,7 +81,9 @@ def calibrate(
     budget: Annotated[
         str, typer.Option(help="Average cost of a sample: up to 1, a share of the last exit's; or 35 ms, 20 M.")
     ] = "0.75",
-    cost: Annotated[Cost | None, typer.Option(help="What the budget is meant in; by default as its unit says.")] = None,
+    cost: Annotated[
+        BudgetCost | None, typer.Option(help="What the budget is meant in; by default as its unit says.")
+    ] = None,
     anytime: Annotated[
         bool, typer.Option("--anytime", help="Each sample has the budget, not the average one.")
     ] = False,

@@ -187,7 +187,7 @@ def plan(
     """
     from fleetfit.cli import display, planning
 
-    asked = planning.Asked(
+    asked = planning.PlanOptions(
         model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
     )
     if paper is not None:
@@ -257,7 +257,7 @@ def evaluate(
         display.columns(columns)
 
 
-class Kind(StrEnum):
+class ListKind(StrEnum):
     """What can be listed."""
 
     methods = "methods"
@@ -272,7 +272,7 @@ class Kind(StrEnum):
 
 @app.command("list")
 def listing(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[ListKind, typer.Argument(help="What to list.")],
     name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
 ) -> None:
     """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""
@@ -300,5 +300,5 @@ def check_model(
     """
     from fleetfit.cli import checking, display
 
-    for part in checking.checked(checking.Asked(name, classes, input_shape, task, overrides or ())):
+    for part in checking.checked(checking.CheckOptions(name, classes, input_shape, task, overrides or ())):
         display.part(part)

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from fleetfit import names, paths, used
 from fleetfit.config.availability import availability_of
-from fleetfit.config.fleet import Fleet, fleet_of, notes_of, only_full, plan_of, ranges, targets_of, with_further
+from fleetfit.config.fleet import (
+    DeviceBudgets,
+    fleet_of,
+    notes_of,
+    only_full,
+    plan_of,
+    ranges,
+    targets_of,
+    with_further,
+)
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
 from fleetfit.config.schema import (
     CLIENTS,
@@ -29,7 +38,7 @@ from fleetfit.config.speeds import speeds_of
 from fleetfit.config.unused import Unused, unused_of
 from fleetfit.data import Data, class_counts, partition, unlabelled
 from fleetfit.errors import ConfigError, PlanError
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State
 from fleetfit.method import Method, build, is_portable, modelled
 from fleetfit.method.unused import reads_targets
@@ -40,14 +49,14 @@ from fleetfit.tasks import task_named
 from fleetfit.training import accelerator_named, initial_base, notes_on_start
 from fleetfit.values import (
     Clients,
+    DataDescription,
+    DeviceResources,
     Drift,
     Evaluation,
-    Facts,
     Federation,
     Level,
     Local,
     Problem,
-    Resources,
     Simulation,
     tuned,
 )
@@ -92,7 +101,7 @@ def check_fits(experiment: Experiment, problem: Problem) -> None:
 # ---- the server's own data (`[data] server`), and where it trains on them ------------------------------------------
 
 
-def server_data(experiment: Experiment, data: Data | Facts, load: Callable[..., Data]) -> Data:
+def server_data(experiment: Experiment, data: Data | DataDescription, load: Callable[..., Data]) -> Data:
     """Return the server's own data, without labels.
 
     Texts are cut into the tokens of the clients' texts, unless `tokenizer` says otherwise.
@@ -112,7 +121,7 @@ def server_data(experiment: Experiment, data: Data | Facts, load: Callable[..., 
     return unlabelled(found, experiment.seed)
 
 
-def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data | Facts) -> dict[str, Any]:
+def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data | DataDescription) -> dict[str, Any]:
     if "tokenizer" in section.settings or isinstance(section.name, Data):
         return {}
     factory = section.name if callable(section.name) else names.resolve("data", section.name)
@@ -120,7 +129,7 @@ def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data 
     return {"tokenizer": theirs} if theirs and "tokenizer" in inspect.signature(factory).parameters else {}
 
 
-def _check_alike(data: Data | Facts, server: Data) -> None:
+def _check_alike(data: Data | DataDescription, server: Data) -> None:
     """Refuse data that a model for the clients' data cannot take.
 
     Raises:
@@ -161,14 +170,14 @@ def server_accelerator(experiment: Experiment) -> torch.device:
 # ---- devices, and what they tell -----------------------------------------------------------------------------------
 
 
-def resources_of(experiment: Experiment, fleet: Fleet) -> Resources:
+def resources_of(experiment: Experiment, fleet: DeviceBudgets) -> DeviceResources:
     """Return what the simulated devices afford, how fast they are, and when they are connected."""
     section, seed, drift = experiment.fleet, experiment.seed, experiment.fleet.drift
     moving = None if drift is None else _drift_of(drift)
     budgets = {fleet.cost: fleet.budgets, **fleet.further}
     speeds = speeds_of(section, fleet.group, seed)
     coming = availability_of(section.availability, len(fleet.budgets), seed)
-    return Resources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
+    return DeviceResources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
 
 
 def _drift_of(section: DriftSection) -> Drift:
@@ -176,12 +185,14 @@ def _drift_of(section: DriftSection) -> Drift:
     return Drift(section.sd, section.jump, section.low) if section.jump else Drift(section.sd, 0.0)
 
 
-def connected(resources: Resources) -> Callable[[int], np.ndarray] | None:
+def connected(resources: DeviceResources) -> Callable[[int], np.ndarray] | None:
     """Return what tells the server who is connected in a round."""
     return None if resources.availability is None else resources.availability.online
 
 
-def clients_of(experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], fleet: Fleet) -> Clients:
+def clients_of(
+    experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], fleet: DeviceBudgets
+) -> Clients:
     """Return all that clients could tell the server, and whether they tell their classes.
 
     Raises:
@@ -198,7 +209,7 @@ def clients_of(experiment: Experiment, data: Data, parts: Sequence[Mapping[str, 
     return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)
 
 
-def absences_of(federation: Federation, resources: Resources) -> list[str]:
+def absences_of(federation: Federation, resources: DeviceResources) -> list[str]:
     """Name the clients that could take part, but are in no round of the trace.
 
     Raises:
@@ -235,8 +246,8 @@ class Assembly:
     """
 
     experiment: Experiment
-    data: Data | Facts
-    fleet: Fleet
+    data: Data | DataDescription
+    fleet: DeviceBudgets
     federation: Federation
     simulation: Simulation | None
     settings: Settings
@@ -324,19 +335,19 @@ def _assembled(experiment: Experiment, base: State | None) -> Assembly:
 
 
 @dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedProblem:
     """What is trained, by whom, at which levels."""
 
     problem: Problem
-    fleet: Fleet
+    fleet: DeviceBudgets
     targets: Targets
     levels: tuple[Level, ...]
 
 
 def planned(
-    experiment: Experiment, data: Data | Facts, method_spec: Mapping[str, Any], who: Callable[[Problem], Fleet],
-    base: State | None,
-) -> Planned:  # fmt: skip
+    experiment: Experiment, data: Data | DataDescription, method_spec: Mapping[str, Any],
+    who: Callable[[Problem], DeviceBudgets], base: State | None,
+) -> PlannedProblem:  # fmt: skip
     """Return the problem with the exits of its levels, who the clients are, and the levels.
 
     Args:
@@ -355,7 +366,7 @@ def planned(
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
-    return Planned(problem, fleet, targets, levels)
+    return PlannedProblem(problem, fleet, targets, levels)
 
 
 def notes_on_task(problem: Problem) -> list[str]:
@@ -405,7 +416,7 @@ def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]
     return partition(data, division.kind, clients, seed, **division.settings)
 
 
-def problem_of(experiment: Experiment, data: Data | Facts) -> Problem:
+def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
     """Return the problem with the full model's last exit only; the method's levels say which exits there are."""
     section = experiment.model
     shape = data.sample_shape
@@ -453,7 +464,7 @@ def settings_of(experiment: Experiment) -> Settings:
     """Return what a round does."""
     local, evaluate = experiment.local, experiment.evaluate
     static = "static" in evaluate.norms
-    wanted = Wanted(
+    wanted = EvaluationScope(
         Evaluation(split=evaluate.split, batch_size=evaluate.batch_size),
         tuple(dict.fromkeys(evaluate.norms)),
         evaluate.statistics_samples if static else EvaluateSection().statistics_samples,

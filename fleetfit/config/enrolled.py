@@ -11,7 +11,7 @@ import numpy as np
 from fleetfit import used
 from fleetfit.config.assembly import (
     Assembly,
-    Planned,
+    PlannedProblem,
     check_needs,
     cohort_of,
     divided,
@@ -24,7 +24,7 @@ from fleetfit.config.assembly import (
     with_measured,
     with_unused,
 )
-from fleetfit.config.fleet import Fleet, counted_piece, fleet_of, notes_of, plan_of
+from fleetfit.config.fleet import DeviceBudgets, counted_piece, fleet_of, notes_of, plan_of
 from fleetfit.config.naming import check_keys, load_data
 from fleetfit.config.schema import CLIENTS, Experiment
 from fleetfit.config.unused import unused_of
@@ -36,7 +36,7 @@ from fleetfit.method import build
 from fleetfit.planner import budgets_by_cost
 from fleetfit.submodel import Submodel
 from fleetfit.training import notes_on_start
-from fleetfit.values import Clients, Device, Facts, Federation, Level, Local, Problem, Told
+from fleetfit.values import Clients, DataDescription, Device, Federation, Level, Local, NodeDescription, Problem
 
 # ---- the levels of a run before there are data: for a device that wants to know what each of them would cost it ----
 
@@ -55,8 +55,8 @@ class Beforehand:
     """
 
     experiment: Experiment
-    facts: Data | Facts
-    found: Planned
+    facts: Data | DataDescription
+    found: PlannedProblem
     method: Mapping[str, Any]
     local: Local
     batch_size: int
@@ -74,7 +74,7 @@ class Beforehand:
         return training_memory(problem.architecture, sizes, piece.exits, problem.input_shape, self.batch_size)
 
 
-def beforehand(experiment: Experiment, facts: Facts | None = None) -> Beforehand:
+def beforehand(experiment: Experiment, facts: DataDescription | None = None) -> Beforehand:
     """Return the levels of a run: those of `fleetfit plan`.
 
     Args:
@@ -123,7 +123,7 @@ SILENT = (
 )
 
 
-def assemble_fleet(experiment: Experiment, told: Sequence[Told], base: State | None = None) -> Assembly:
+def assemble_fleet(experiment: Experiment, told: Sequence[NodeDescription], base: State | None = None) -> Assembly:
     """Make everything that the server of a real fleet needs.
 
     Devices evaluate what they afford, and nothing else; there is no test set on the server.
@@ -142,7 +142,7 @@ def assemble_fleet(experiment: Experiment, told: Sequence[Told], base: State | N
         return with_unused(assembly, unused_of(experiment, found, spec, on_a_fleet=True))
 
 
-def _assembled(experiment: Experiment, told: Sequence[Told], base: State | None) -> Assembly:
+def _assembled(experiment: Experiment, told: Sequence[NodeDescription], base: State | None) -> Assembly:
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
@@ -174,14 +174,14 @@ def _assembled(experiment: Experiment, told: Sequence[Told], base: State | None)
     return Assembly(experiment, facts, fleet, federation, None, settings, plan, tuple(notes))
 
 
-def facts_of_all(told: Sequence[Told]) -> Facts:
+def facts_of_all(told: Sequence[NodeDescription]) -> DataDescription:
     """Return what most nodes say of their data; of equally many, the first."""
     counted = Counter(one.facts.shape for one in told)
     most = max(counted, key=lambda shape: counted[shape])
     return next(one.facts for one in told if one.facts.shape == most)
 
 
-def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[Told]) -> Fleet:
+def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[NodeDescription]) -> DeviceBudgets:
     """Return who the clients are; every node is a budget group of its own."""
     cost = experiment.fleet.cost
     size = experiment.local.batch_size
@@ -193,13 +193,13 @@ def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[Told
         return cost_of(problem.architecture, whole, problem.input_shape, name, conditions)
 
     found = budgets_by_cost([math.inf if one.budget is None else one.budget for one in told], cost, full)
-    return Fleet(
+    return DeviceBudgets(
         np.arange(len(told)), tuple(one.name for one in told), found[cost], np.array([one.tolerance for one in told]),
         cost, {name: values for name, values in found.items() if name != cost}, conditions,
     )  # fmt: skip
 
 
-def clients_of_nodes(experiment: Experiment, fleet: Fleet, told: Sequence[Told]) -> Clients:
+def clients_of_nodes(experiment: Experiment, fleet: DeviceBudgets, told: Sequence[NodeDescription]) -> Clients:
     """Return all that the server knows of the nodes."""
     counts = np.array([one.num_examples for one in told])
     labels = np.array([one.labels for one in told]) if experiment.fleet.tells_labels else None

@@ -37,7 +37,7 @@ from fleetfit.values import Federation, Level, Problem
 
 
 @dataclass(frozen=True, eq=False)
-class Fleet:
+class DeviceBudgets:
     """Who the clients are.
 
     Attributes:
@@ -59,7 +59,9 @@ class Fleet:
     conditions: Conditions = field(default_factory=Conditions)
 
 
-def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, batch_size: int = BATCH_SIZE) -> Fleet:
+def fleet_of(
+    section: FleetSection, problem: Problem, clients: int, seed: int, batch_size: int = BATCH_SIZE
+) -> DeviceBudgets:
     """Deal clients to budget groups; see the module's docstring for the rule.
 
     Args:
@@ -88,7 +90,9 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, b
     tolerances = np.array([section.tolerance if g.tolerance is None else g.tolerance for g in section.groups])
     labels = tuple(g.name or _label(g.budget) for g in section.groups)
     further = {cost: values[group] for cost, values in found.items() if cost != section.cost}
-    return Fleet(group, labels, found[section.cost][group], tolerances[group], section.cost, further, conditions)
+    return DeviceBudgets(
+        group, labels, found[section.cost][group], tolerances[group], section.cost, further, conditions
+    )
 
 
 def group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
@@ -122,7 +126,7 @@ def _label(budget: Amount | Mapping[str, Amount]) -> str:
 # ---- what the user must know -------------------------------------------------------------------------------------
 
 
-def notes_of(federation: Federation, fleet: Fleet) -> list[str]:
+def notes_of(federation: Federation, fleet: DeviceBudgets) -> list[str]:
     """Name everybody who does not take part, and why."""
     notes = []
     under = federation.level_of < 0
@@ -144,7 +148,7 @@ def notes_of(federation: Federation, fleet: Fleet) -> list[str]:
     return notes
 
 
-def _reasons(federation: Federation, fleet: Fleet, client: int) -> tuple[str, str]:
+def _reasons(federation: Federation, fleet: DeviceBudgets, client: int) -> tuple[str, str]:
     """Return the budgets of a client under the smallest level, and what that level costs where it is too much."""
     if not fleet.further:
         least = min(level.needs for level in federation.levels)
@@ -155,14 +159,14 @@ def _reasons(federation: Federation, fleet: Fleet, client: int) -> tuple[str, st
     return f"budget {budgets} of the full model", ", ".join(f"{cost} {least:.3g}" for cost, _, least in short)
 
 
-def _beside(federation: Federation, fleet: Fleet, client: int) -> dict[str, tuple[float, float]]:
+def _beside(federation: Federation, fleet: DeviceBudgets, client: int) -> dict[str, tuple[float, float]]:
     """Return by cost the budget of a client and what the smallest level needs."""
     smallest, clients = federation.levels[0], federation.clients
     found = {fleet.cost: (float(fleet.budgets[client]), smallest.needs)}
     return found | {c: (float(b[client]), smallest.further.get(c, 0.0)) for c, b in clients.further.items()}
 
 
-def _too_much(fleet: Fleet, client: int, pair: tuple[float, float]) -> bool:
+def _too_much(fleet: DeviceBudgets, client: int, pair: tuple[float, float]) -> bool:
     return not bool(affords(pair[0], fleet.tolerances[client], pair[1]))
 
 
@@ -177,7 +181,7 @@ def ranges(ids: Sequence[int] | np.ndarray) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def plan_of(federation: Federation, fleet: Fleet, targets: Targets) -> Plan:
+def plan_of(federation: Federation, fleet: DeviceBudgets, targets: Targets) -> Plan:
     """Return the method's levels, counted by building them, and who got which."""
     problem = federation.problem
     architecture = problem.architecture
@@ -191,7 +195,7 @@ def plan_of(federation: Federation, fleet: Fleet, targets: Targets) -> Plan:
                 conditions.measured)  # fmt: skip
 
 
-def _who(federation: Federation, fleet: Fleet, client: int) -> str:
+def _who(federation: Federation, fleet: DeviceBudgets, client: int) -> str:
     """Name the group of a client under the smallest level, and the costs that failed where there are several."""
     said = f'group "{fleet.names[fleet.group[client]]}"'
     if not fleet.further:
@@ -200,7 +204,7 @@ def _who(federation: Federation, fleet: Fleet, client: int) -> str:
     return ", ".join([said, *(cost for cost, pair in beside.items() if _too_much(fleet, client, pair))])
 
 
-def _planned_level(federation: Federation, fleet: Fleet, targets: Targets, index: int) -> PlannedLevel:
+def _planned_level(federation: Federation, fleet: DeviceBudgets, targets: Targets, index: int) -> PlannedLevel:
     problem, level = federation.problem, federation.levels[index]
     architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
     piece, whole = counted_piece(problem, level), Submodel({}, (architecture.blocks,))
@@ -257,7 +261,7 @@ def saved_plan(section: FleetSection) -> Plan | None:
 # ---- what a method's levels should cost, as `[fleet] levels` says it: searched for, given, or saved in a plan ------
 
 
-def targets_of(section: FleetSection, fleet: Fleet, blocks: int) -> Targets:
+def targets_of(section: FleetSection, fleet: DeviceBudgets, blocks: int) -> Targets:
     """Return what the levels should cost, or the settled levels that are given or saved in a plan.
 
     Args:
@@ -286,7 +290,7 @@ def targets_of(section: FleetSection, fleet: Fleet, blocks: int) -> Targets:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _given(levels: Sequence[LevelSection], fleet: Fleet, blocks: int) -> Targets:
+def _given(levels: Sequence[LevelSection], fleet: DeviceBudgets, blocks: int) -> Targets:
     """Return the targets of the levels that are given."""
     depths = [blocks if level.depth is None else level.depth for level in levels]
     try:
@@ -298,12 +302,12 @@ def _given(levels: Sequence[LevelSection], fleet: Fleet, blocks: int) -> Targets
         raise ConfigError(f"[fleet] levels: {error}") from None
 
 
-def only_full(fleet: Fleet) -> Targets:
+def only_full(fleet: DeviceBudgets) -> Targets:
     """Return the full model as the only target: what a server knows that never learns a budget."""
     return Targets((1.0,), (float(fleet.tolerances.min()),), fleet.cost, conditions=fleet.conditions)
 
 
-def with_further(levels: Iterable[Level], problem: Problem, fleet: Fleet) -> tuple[Level, ...]:
+def with_further(levels: Iterable[Level], problem: Problem, fleet: DeviceBudgets) -> tuple[Level, ...]:
     """Add what levels need in the further costs of budgets where a method has not said it.
 
     A level that needs nothing of the fleet's cost is for everybody, and needs nothing of the others.

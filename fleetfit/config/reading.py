@@ -20,7 +20,7 @@ import pydantic
 
 from fleetfit import names
 from fleetfit.config import schema as schedules
-from fleetfit.config.schema import Asked, Experiment, Group, ProfileSection
+from fleetfit.config.schema import Experiment, GroupSection, Overrides, ProfileSection
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
@@ -182,7 +182,7 @@ def _inner(section: Any, part: str) -> Any:
     if part in _TABLES:
         return _TABLES[part]
     if part == "groups" or part.isdigit():
-        return Group
+        return GroupSection
     field = getattr(section, "model_fields", {}).get(part)
     return section if field is None else field.annotation
 
@@ -262,7 +262,7 @@ def experiment_of(base: Mapping[str, Any] | None = None, overrides: Sequence[str
     change = laid(change, anchored(sections_of(sections), here))
     gone: list[str] = []
     found = checked(merged(table, change, gone=gone))
-    found._asked = Asked(tuple(leaves(change)), tuple(gone))
+    found._asked = Overrides(tuple(leaves(change)), tuple(gone))
     return found
 
 

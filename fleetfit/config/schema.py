@@ -170,7 +170,7 @@ class ProfileSection(Section):
     memory_bytes: Positive | None = None
 
 
-class Group(Section):
+class GroupSection(Section):
     """One budget class of the fleet.
 
     Attributes:
@@ -265,8 +265,8 @@ class FleetSection(Section):
     jitter: NotNegative = 0.0
     availability: AvailabilitySection | None = None
     tells_labels: bool = False
-    groups: Annotated[list[Group], Field(min_length=1)] = Field(
-        default_factory=lambda: [Group(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
+    groups: Annotated[list[GroupSection], Field(min_length=1)] = Field(
+        default_factory=lambda: [GroupSection(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )
     measured: dict[str, list[float]] = Field(default_factory=dict)
 
@@ -350,7 +350,7 @@ class CheckpointSection(Section):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Overrides:
     """What was asked for beside the run file, with `--set` or keywords.
 
     Attributes:
@@ -384,10 +384,10 @@ class Experiment(Section):
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
-    _asked: Asked = PrivateAttr(default_factory=Asked)
+    _asked: Overrides = PrivateAttr(default_factory=Overrides)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> Overrides:
         """What was asked for beside the run file."""
         return self._asked
 

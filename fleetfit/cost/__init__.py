@@ -18,7 +18,7 @@ three add up exactly. Memory and latency do not: their grid is an estimate, and 
 """
 
 from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, accepting, full_cost, submodel_cost
-from fleetfit.cost.grid import COSTS, WIDTHS, Grid, Kind, cost_grid, cost_of, kind_of
+from fleetfit.cost.grid import COSTS, WIDTHS, CostKind, Grid, cost_grid, cost_of, kind_of
 from fleetfit.cost.latency import Latency, latency_now, latency_of
 from fleetfit.cost.memory import training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size
@@ -29,8 +29,8 @@ __all__ = [
     "WIDTHS",
     "Conditions",
     "Cost",
+    "CostKind",
     "Grid",
-    "Kind",
     "Latency",
     "Measure",
     "Piece",

@@ -22,7 +22,7 @@ WIDTHS = tuple(w / 100 for w in range(1, 101))
 
 
 @dataclass(frozen=True)
-class Kind:
+class CostKind:
     """One kind of cost.
 
     Attributes:
@@ -67,17 +67,17 @@ def _latency_s(
     return latency_of(a, sizes, exits, shape, conditions).median_s
 
 
-COSTS: Mapping[str, Kind] = {
-    "parameters": Kind(_parameters, parameters),
-    "multiply_adds": Kind(_multiply_adds, multiply_adds),
-    "size_bytes": Kind(_size_bytes, size_bytes),
-    "memory_bytes": Kind(_memory_bytes, memory_bytes, samples=8),
-    "latency_s": Kind(_latency_s, latency_s, samples=5),
+COSTS: Mapping[str, CostKind] = {
+    "parameters": CostKind(_parameters, parameters),
+    "multiply_adds": CostKind(_multiply_adds, multiply_adds),
+    "size_bytes": CostKind(_size_bytes, size_bytes),
+    "memory_bytes": CostKind(_memory_bytes, memory_bytes, samples=8),
+    "latency_s": CostKind(_latency_s, latency_s, samples=5),
 }
 """Every cost by its name in `fleet.cost` and in budgets."""
 
 
-def kind_of(cost: str) -> Kind:
+def kind_of(cost: str) -> CostKind:
     """Return a cost by its name.
 
     Raises:

@@ -206,7 +206,7 @@ def _channels(files: Sequence[Source], column: str) -> int:
 # ---- images that stay encoded ----------------------------------------------------------------------------------------
 
 
-class Places(Protocol):
+class ImageSource(Protocol):
     """Where encoded images lie."""
 
     def __len__(self) -> int: ...
@@ -310,7 +310,7 @@ class Encoded:
     ndim = 4
 
     def __init__(
-        self, places: Places, shape: Sequence[int], centre: float | None = 1.0, device: torch.device | str = "cpu"
+        self, places: ImageSource, shape: Sequence[int], centre: float | None = 1.0, device: torch.device | str = "cpu"
     ) -> None:
         """Take them as they are; nothing is read.
 
@@ -361,7 +361,7 @@ class Encoded:
     @staticmethod
     def put_together(nest: Mapping[str, Any], index: np.ndarray) -> "Encoded":
         """Return what `taken_apart` took apart."""
-        places: Places
+        places: ImageSource
         if nest["kind"] == "files":
             places = Files(Path(nest["root"]), index)
         else:

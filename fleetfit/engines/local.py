@@ -12,7 +12,7 @@ from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Failure, Job, Simulation, Update
 
 
-def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "Local":
+def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "InProcess":
     """Make the engine.
 
     Args:
@@ -20,7 +20,7 @@ def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "Loc
         device: "cpu", "cuda" or "cuda:N".
         threads: Threads per job; other than 1 changes the last bits of results.
     """
-    return Local(simulation, accelerator_named(device), threads)
+    return InProcess(simulation, accelerator_named(device), threads)
 
 
 def on_accelerator(simulation: Simulation, accelerator: torch.device) -> Simulation:
@@ -30,7 +30,7 @@ def on_accelerator(simulation: Simulation, accelerator: torch.device) -> Simulat
     return replace(simulation, data=simulation.data.to(accelerator), accelerator=accelerator)
 
 
-class Local(KeepsMemories):
+class InProcess(KeepsMemories):
     """The engine that runs jobs in this process."""
 
     def __init__(self, simulation: Simulation, accelerator: torch.device, threads: int) -> None:

@@ -51,7 +51,7 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
     return Processes(simulation, [devices[i % len(devices)] for i in range(count)], threads)
 
 
-class _Worker:
+class _WorkerProcess:
     """One worker process and the job that it has."""
 
     def __init__(self, setup: Path, device: str) -> None:
@@ -119,10 +119,10 @@ class Processes(Pool):
             self.close()
             raise
 
-    def _start(self, place: int) -> _Worker:
-        return _Worker(self._folder / "setup", self._devices[place])
+    def _start(self, place: int) -> _WorkerProcess:
+        return _WorkerProcess(self._folder / "setup", self._devices[place])
 
-    def _ready(self) -> list[_Worker]:
+    def _ready(self) -> list[_WorkerProcess]:
         busy = {w.connection: w for w in self._workers if w.job is not None}
         return [busy[ready] for ready in wait(list(busy))]
 

@@ -179,10 +179,10 @@ class Actors(Pool):
             del self._shared[next(iter(self._shared))]
         return found[1]
 
-    def _start(self, place: int) -> "_Worker":
-        return _Worker(self, self._actor.remote(), self._setup)
+    def _start(self, place: int) -> "_ActorWorker":
+        return _ActorWorker(self, self._actor.remote(), self._setup)
 
-    def _ready(self) -> list["_Worker"]:
+    def _ready(self) -> list["_ActorWorker"]:
         awaited = {w.reply: w for w in self._workers if w.reply is not None}
         anybody = any(w.started for w in self._workers)
         ready, _ = self._ray.wait(list(awaited), timeout=None if anybody else _PATIENCE_S)
@@ -210,7 +210,7 @@ def _check_somebody_listens(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
-class _Worker:
+class _ActorWorker:
     """One actor and the job that it has; its first reply is that it has started."""
 
     def __init__(self, engine: Actors, actor: Any, setup: list[Any]) -> None:

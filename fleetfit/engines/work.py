@@ -18,7 +18,7 @@ from fleetfit.method import build, rebuilt
 from fleetfit.names import blamed, what_it_raised
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import keep_freed_memory
-from fleetfit.values import Resources, Simulation
+from fleetfit.values import DeviceResources, Simulation
 
 
 def check_rebuildable(simulation: Simulation, engine: str) -> None:
@@ -41,7 +41,7 @@ def setup_nest(simulation: Simulation, threads: int) -> dict[str, Any]:
 def simulation_of(nest: Mapping[str, Any], data: Data, device: str) -> Simulation:
     """Return the simulation of a worker, and prepare its process for jobs."""
     problem = replace(rebuilt(nest["problem"]), base=nest["base"])
-    simulation = Simulation(problem, data, nest["parts"], Resources.restored(nest["resources"]))
+    simulation = Simulation(problem, data, nest["parts"], DeviceResources.restored(nest["resources"]))
     torch.set_num_threads(nest["threads"])
     keep_freed_memory()
     return on_accelerator(simulation, accelerator_named(device))

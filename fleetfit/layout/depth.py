@@ -55,7 +55,7 @@ def depths(
     """
     named = {name: _by_name(name, exits, positions) for name in whole}
     said = {name: place for name in whole if (place := _declared(name, declared.get(name, ()), exits)) is not None}
-    found, places = _Found(whole, exits, build, named), named | said
+    found, places = _FewerExits(whole, exits, build, named), named | said
     probes = {exits[:1], exits[: (len(exits) + 1) // 2], exits[-1:]} - {exits}
     if all(_expected(places, some) == found.built(some).keys() & whole.keys() for some in probes):
         return Depth(places)
@@ -95,7 +95,7 @@ def _declared(name: str, declared: Sequence[Declaration], exits: tuple[int, ...]
     return None, one.factor
 
 
-def _check_declared(name: str, place: Place, declared: Sequence[Declaration], found: "_Found") -> None:
+def _check_declared(name: str, place: Place, declared: Sequence[Declaration], found: "_FewerExits") -> None:
     """Compare when a tensor is there with its declaration."""
     one = next(d for d in declared if d.kind in OF_DEPTH)
     alone = () if name in found.by_order else (found.exits[-1:],)
@@ -114,7 +114,7 @@ def _expected(places: Mapping[str, Place], exits: tuple[int, ...]) -> set[str]:
     }
 
 
-class _Found:
+class _FewerExits:
     """What models with fewer exits have."""
 
     def __init__(self, whole: Shapes, exits: tuple[int, ...], build: Build, named: Mapping[str, Place]) -> None:
@@ -179,7 +179,7 @@ class _Found:
         return range(least, min((p for p, has in there.items() if has and p > least), default=high))
 
 
-def _placed(name: str, found: _Found, positions: Sequence[int]) -> Place:
+def _placed(name: str, found: _FewerExits, positions: Sequence[int]) -> Place:
     """Return the place of a tensor by when it is there, and by its name where that leaves several."""
     first, named = found.first(name), found.named[name]
     if name in found.by_order:

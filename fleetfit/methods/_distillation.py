@@ -10,7 +10,7 @@ from torch.func import functional_call
 from fleetfit.layout import State, named_tensors, outputs
 from fleetfit.submodel import FlatState, Submodel, cut, flat_of, shapes_of
 from fleetfit.tasks import NOT_SCORED
-from fleetfit.training import joined, workpiece
+from fleetfit.training import joined, local_model_of
 from fleetfit.values import Device, Job, Update
 
 _BATCH = 128
@@ -34,10 +34,14 @@ class Distillation:
         """
         problem, place = device.problem, device.accelerator
         self._device, self._temperature = device, temperature
-        self._teachers = [(workpiece(problem, u.submodel, place, "teacher"), _moved(u.state, place)) for u in teachers]
+        self._teachers = [
+            (local_model_of(problem, u.submodel, place, "teacher"), _moved(u.state, place)) for u in teachers
+        ]
         for piece, _ in self._teachers:
             piece.module.eval()
-        self._students = [(workpiece(problem, s, place, "student").module, cut(problem.layout, s)) for s in students]
+        self._students = [
+            (local_model_of(problem, s, place, "student").module, cut(problem.layout, s)) for s in students
+        ]
         self._held_out: dict[int, Tensor] = {}
         self._room = _ROOM
         self._nothing = torch.empty(0, device=place)

@@ -27,7 +27,7 @@ from fleetfit.models.blocks import Head, kaiming
 from fleetfit.names import Row, entries
 
 
-class ConvBlock(nn.Module):
+class PooledConv(nn.Module):
     """A 5x5 convolution, ReLU, max pooling with stride 2, which halves each side and rounds down."""
 
     def __init__(self, before: int, after: int, pool: int) -> None:
@@ -64,7 +64,7 @@ class StackModule(ExitModel):
         for i in range(exits[-1]):
             before = stream[i - 1] if i else channels
             if i < convolutions:
-                self.blocks.append(ConvBlock(before, stream[i], architecture.pool))
+                self.blocks.append(PooledConv(before, stream[i], architecture.pool))
             else:
                 places = architecture.places if i == convolutions else 1
                 self.blocks.append(FullBlock(before * places, stream[i]))

@@ -40,7 +40,7 @@ Features = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class ScaleStep:
     """What one layer does at one scale; names are those of axes.
 
     Attributes:
@@ -80,7 +80,7 @@ def _bottleneck(before: int, inner: int, after: int, stride: int, family: "Msdne
 class StepModule(nn.Module):
     """Add channels to a scale's features: from the scale itself, and from the next finer one if it is alive."""
 
-    def __init__(self, family: "Msdnet", step: Step, axes: Mapping[str, int]) -> None:
+    def __init__(self, family: "Msdnet", step: ScaleStep, axes: Mapping[str, int]) -> None:
         super().__init__()
         own, finer = (sum(axes[part] for part in parts) for parts in (step.own, step.finer))
         self.normal = _bottleneck(own, axes[f"{step.normal}_inner"], axes[step.normal], 1, family)
@@ -99,7 +99,7 @@ class StepModule(nn.Module):
 class Layer(nn.Module):
     """A block: one step at each scale that is alive."""
 
-    def __init__(self, family: "Msdnet", steps: Sequence[Step], axes: Mapping[str, int]) -> None:
+    def __init__(self, family: "Msdnet", steps: Sequence[ScaleStep], axes: Mapping[str, int]) -> None:
         super().__init__()
         self.scales = family.scales
         self.scale = nn.ModuleDict({str(step.scale): StepModule(family, step, axes) for step in steps})
@@ -180,7 +180,7 @@ class Msdnet(Architecture):
         return max(0, layer - 1) // -(-self.layers // self.scales)
 
     @cached_property
-    def steps(self) -> tuple[tuple[Step, ...], ...]:
+    def steps(self) -> tuple[tuple[ScaleStep, ...], ...]:
         """Of each block its steps, fine to coarse."""
         parts: dict[int, tuple[str, ...]] = {s: (f"stem{s}",) for s in range(self.scales)}
         found = []
@@ -189,7 +189,7 @@ class Msdnet(Architecture):
             for s in range(after, self.scales):
                 down = f"down{before}_{s}" if s > before else ""
                 reduced = f"reduced{after}_{s}" if after > before else ""
-                steps.append(Step(s, parts[s], parts[s - 1] if down else (), f"normal{before}_{s}", down, reduced))
+                steps.append(ScaleStep(s, parts[s], parts[s - 1] if down else (), f"normal{before}_{s}", down, reduced))
             parts |= {step.scale: step.result for step in steps}
             found.append(tuple(steps))
         return tuple(found)
@@ -240,7 +240,7 @@ class Msdnet(Architecture):
         return MsdnetModule(self, axes, exits)
 
 
-def _made(step: Step) -> tuple[str, ...]:
+def _made(step: ScaleStep) -> tuple[str, ...]:
     """Return the axes that a step makes."""
     made = (step.normal, f"{step.normal}_inner", step.reduced)
     return (*made, step.down, f"{step.down}_inner") if step.down else made

@@ -30,7 +30,7 @@ _TIMES = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # channels of the convolutions
 _HALVED = (1, 3, 6, 9, 12)  # blocks after whose convolution the map is halved
 
 
-class ConvBlock(nn.Module):
+class VggBlock(nn.Module):
     """A 3x3 convolution with bias, norm, ReLU, optional 2x2 max pooling."""
 
     def __init__(self, before: int, after: int, halve: bool, norm: Norm, group: int) -> None:
@@ -69,7 +69,7 @@ class VggModule(ExitModel):
         inputs[deep] *= architecture.pixels
         self.exits = exits
         self.blocks = nn.ModuleList(
-            ConvBlock(inputs[i], widths[i], i in architecture.halved, norm, group)
+            VggBlock(inputs[i], widths[i], i in architecture.halved, norm, group)
             if i < deep
             else WideBlock(inputs[i], widths[i], architecture.dropout)
             for i in range(exits[-1])

@@ -31,7 +31,7 @@ from fleetfit.layout import outputs, some_input
 from fleetfit.papers.exits import chosen_classes, class_names, exits_of_class, no_images
 from fleetfit.report.plots import shapes
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
-from fleetfit.values import Facts
+from fleetfit.values import DataDescription
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ BUDGET = 0.75
 
 
 @dataclass(frozen=True)
-class Asked:
+class PictureOptions:
     """Which pictures are wanted.
 
     Attributes:
@@ -73,7 +73,7 @@ class Drawn:
     notes: list[str] = field(default_factory=list)
 
 
-def pictures(run: Run, asked: Asked) -> Drawn:
+def pictures(run: Run, asked: PictureOptions) -> Drawn:
     """Draw what can be drawn of a run; a note says what cannot, and why. Nothing is written.
 
     Args:
@@ -103,9 +103,9 @@ def pictures(run: Run, asked: Asked) -> Drawn:
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
 
-def _no_stopping(run: Run, level: str, asked: Asked) -> str:
+def _no_stopping(run: Run, level: str, asked: PictureOptions) -> str:
     """Return why early stopping cannot be drawn, or ""."""
-    if asked.data is None and isinstance(run.assembly.data, Facts):
+    if asked.data is None and isinstance(run.assembly.data, DataDescription):
         return "the samples of a fleet's run are on its nodes; name some that are here (--data NAME)"
     data = data_of(run, None, asked.data)
     if data.task != "classification":
@@ -118,7 +118,7 @@ def _no_stopping(run: Run, level: str, asked: Asked) -> str:
     return ""
 
 
-def _stopping(run: Run, level: str, asked: Asked, drawn: Drawn) -> None:
+def _stopping(run: Run, level: str, asked: PictureOptions, drawn: Drawn) -> None:
     """Draw the curve over budgets and the samples of each class by exit."""
     data = data_of(run, None, asked.data)
     labels = chosen_classes(data, asked.classes)
@@ -142,7 +142,9 @@ def _stopping(run: Run, level: str, asked: Asked, drawn: Drawn) -> None:
         drawn.figures[_file(class_names(data), label)] = figure
 
 
-def _calibrated(run: Run, level: str, asked: Asked, test: Scores, notes: list[str]) -> tuple[dict[str, Any], Outcome]:
+def _calibrated(
+    run: Run, level: str, asked: PictureOptions, test: Scores, notes: list[str]
+) -> tuple[dict[str, Any], Outcome]:
     """Return a calibration's numbers, the saved one's if nothing else is asked for, and who leaves where.
 
     Raises:

@@ -14,7 +14,7 @@ from torch import nn
 from fleetfit.cost import cost_grid, full_cost, submodel_cost
 from fleetfit.layout import Architecture, build_module
 from fleetfit.papers.table import PaperTable, Value, beside, built_in
-from fleetfit.planner import Split, Targets, one_level, search
+from fleetfit.planner import LevelShape, Targets, one_level, search
 
 IMAGE = (3, 32, 32)
 COLUMNS = ("level", "s_d", "s_w", "exit at block", "parameters (M)", "printed", "multiply-adds (M)", "printed")
@@ -139,12 +139,12 @@ def eq_1_table() -> PaperTable:
     )
 
 
-def _pair(split: Split, blocks: int) -> tuple[str, float]:
+def _pair(split: LevelShape, blocks: int) -> tuple[str, float]:
     gap = abs(split.depth / blocks - split.width)
     return f"{split.depth} at {split.width:.2f}, {gap:.3f}", round(split.share, 3)
 
 
-def _sum(splits: Sequence[Split], blocks: int) -> float:
+def _sum(splits: Sequence[LevelShape], blocks: int) -> float:
     return sum(abs(s.depth / blocks - s.width) for s in splits)
 
 

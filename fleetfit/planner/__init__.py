@@ -26,8 +26,8 @@ Differs from the paper:
 from fleetfit.planner.budgets import (
     Amount,
     Budget,
+    LevelShape,
     Mode,
-    Split,
     Targets,
     absolute,
     affords,
@@ -44,10 +44,10 @@ from fleetfit.planner.search import grids_of, one_level, search
 __all__ = [
     "Amount",
     "Budget",
+    "LevelShape",
     "Mode",
     "Plan",
     "PlannedLevel",
-    "Split",
     "Targets",
     "absolute",
     "affords",

@@ -21,7 +21,7 @@ Mode = Literal["both", "width", "depth"]
 
 
 @dataclass(frozen=True)
-class Split:
+class LevelShape:
     """One level's sub-model.
 
     Attributes:
@@ -61,7 +61,7 @@ class Targets:
     tolerances: tuple[float, ...]
     cost: str = "parameters"
     strict: bool = False
-    splits: tuple[Split, ...] = ()
+    splits: tuple[LevelShape, ...] = ()
     mode: str = "both"
     ceilings: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     conditions: Conditions = field(default_factory=Conditions)
@@ -109,7 +109,7 @@ def given_levels(
             f"budget of 1; got depths {list(depths)}, widths {list(widths)} and budgets {list(budgets)}."
         )
     splits = tuple(
-        Split(depth, width, (blocks,) if mode == "width" else tuple(depths[: i + 1]), budget, needs=budget)
+        LevelShape(depth, width, (blocks,) if mode == "width" else tuple(depths[: i + 1]), budget, needs=budget)
         for i, (depth, width, budget) in enumerate(zip(depths, widths, budgets, strict=True))
     )
     none = dict.fromkeys(further, (math.inf,) * len(splits))

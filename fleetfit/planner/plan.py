@@ -15,8 +15,8 @@ from fleetfit.layout import Architecture
 from fleetfit.planner.budgets import (
     Budget,
     Floats,
+    LevelShape,
     Mode,
-    Split,
     Targets,
     affords,
     as_fractions,
@@ -95,7 +95,7 @@ class Plan:
             tuple(level.target for level in self.levels),
             tuple(level.tolerance for level in self.levels),
             self.cost,
-            splits=tuple(Split(level.depth, level.width, level.exits, level.share) for level in self.levels),
+            splits=tuple(LevelShape(level.depth, level.width, level.exits, level.share) for level in self.levels),
             mode=self.mode,
             conditions=Conditions(self.batch_size, dict(self.measured)),
         )
@@ -286,7 +286,7 @@ def _planned(
     architecture: Architecture,
     input_shape: Sequence[int],
     index: int,
-    split: Split,
+    split: LevelShape,
     targets: Targets,
     clients: int,
     shown: Sequence[str],

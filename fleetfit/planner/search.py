@@ -23,8 +23,8 @@ from fleetfit.layout import Architecture
 from fleetfit.planner.budgets import (
     Bools,
     Floats,
+    LevelShape,
     Mode,
-    Split,
     Targets,
 )
 
@@ -67,7 +67,7 @@ class Search:
     key: Key = (np.inf, np.inf, 0)
     pairs: Pairs = ()
 
-    def best(self) -> tuple[Split, ...] | None:
+    def best(self) -> tuple[LevelShape, ...] | None:
         """Return the splits, or None when nothing fits."""
         if np.isfinite(self._ahead[0].min()):
             self._descend([], -1, 0, (0.0, 0.0, 0))
@@ -80,9 +80,9 @@ class Search:
             share = grid.of(grid.widths[column], exits) / grid.full
             if grid.cost in self.factors:
                 share *= float(self.factors[grid.cost][row, column])
-            found.append(Split(exits[-1], grid.widths[column], tuple(exits), share))
+            found.append(LevelShape(exits[-1], grid.widths[column], tuple(exits), share))
         last = (grid.blocks,) if self.mode == "width" else (*exits, grid.blocks)
-        return (*found, Split(grid.blocks, 1.0, last, 1.0))
+        return (*found, LevelShape(grid.blocks, 1.0, last, 1.0))
 
     def _descend(self, rows: list[int], row: int, column: int, key: Key, pairs: Pairs = ()) -> None:
         """Try every pair of the next level that can still beat the best key."""
@@ -215,7 +215,7 @@ def search(
     depths: Sequence[int] | None = None,
     widths: Sequence[float] | None = None,
     further: Mapping[str, Grid] | None = None,
-) -> tuple[Split, ...]:
+) -> tuple[LevelShape, ...]:
     """Return the split of each level, smallest first; the last is the full model with every level's exit.
 
     Args:
@@ -244,7 +244,7 @@ def search(
                             f"got {len(given)}.")  # fmt: skip
     _check_given(grid, depths, widths)
     wanted = Search(grid, targets, mode, depths, widths, others)
-    seen: list[Split] = []
+    seen: list[LevelShape] = []
     for _ in range(_ATTEMPTS):
         found = wanted.best()
         if found is None:
@@ -271,7 +271,7 @@ def _check_given(grid: Grid, depths: Sequence[int] | None, widths: Sequence[floa
         raise PlanError(f"widths must not shrink from level to level and go by 0.01 up to 1, got {list(widths)}.")
 
 
-def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> Split:
+def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
     """Return the pair that Eq. 1 picks for one target ratio alone, with no other classifier than its own.
 
     Raises:
@@ -289,10 +289,10 @@ def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> Split:
     first = np.lexsort((-rows, off[rows, columns], gap[rows, columns].round(9)))[0]
     row, column = int(rows[first]), int(columns[first])
     depth = grid.positions[row]
-    return Split(depth, grid.widths[column], (depth,), float(cost[row, column]))
+    return LevelShape(depth, grid.widths[column], (depth,), float(cost[row, column]))
 
 
-def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple[Split, ...]:
+def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple[LevelShape, ...]:
     """Return the splits of a saved plan, with their cost in this model."""
     strange = sorted({e for s in targets.splits for e in s.exits} - set(grid.positions))
     if strange or targets.splits[-1].depth != grid.blocks:
@@ -305,7 +305,7 @@ def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple
 # ---- estimates -----------------------------------------------------------------------------------------------------
 
 
-def _counted(split: Split, grid: Grid, further: Mapping[str, Grid]) -> Split:
+def _counted(split: LevelShape, grid: Grid, further: Mapping[str, Grid]) -> LevelShape:
     """Return a split with its costs themselves; level L costs cost(M)."""
 
     def share(costs: Grid) -> float:
@@ -315,7 +315,7 @@ def _counted(split: Split, grid: Grid, further: Mapping[str, Grid]) -> Split:
     return replace(split, share=share(grid), further={cost: share(costs) for cost, costs in further.items()})
 
 
-def _within(wanted: Search, level: int, split: Split) -> bool:
+def _within(wanted: Search, level: int, split: LevelShape) -> bool:
     """Tell whether a level is within its bounds; costs that add up are, since the search saw to it."""
     low, high = wanted.bounds(level)
     fine = wanted.grid.measure is None or low <= split.share <= high
@@ -326,7 +326,7 @@ def _within(wanted: Search, level: int, split: Split) -> bool:
     )
 
 
-def _corrections(grid: Grid, primary: bool, seen: Sequence[Split]) -> Floats:
+def _corrections(grid: Grid, primary: bool, seen: Sequence[LevelShape]) -> Floats:
     """Return by what the estimate of each pair was off at the nearest pair that was counted [P, W]."""
     widths, depths = np.array(grid.widths), np.array(grid.positions)[:, None] / grid.blocks
     off = [
@@ -354,7 +354,7 @@ def _explain(wanted: Search) -> str:
     if mode != "width" and smaller > depths_left:
         return f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths_left}."
 
-    def at(percent: int, any_will_do: bool = True) -> tuple[Split, ...] | None:
+    def at(percent: int, any_will_do: bool = True) -> tuple[LevelShape, ...] | None:
         wider = replace(targets, tolerances=tuple(max(t, percent / 100) for t in targets.tolerances))
         return replace(wanted, targets=wider, any_will_do=any_will_do, key=(np.inf, np.inf, 0), pairs=()).best()
 
@@ -372,7 +372,7 @@ def _explain(wanted: Search) -> str:
     return f"{start}. The nearest: {_said(nearest, grid, targets)}. A tolerance of {high / 100:.2f} would admit them."
 
 
-def _said(splits: Sequence[Split], grid: Grid, targets: Targets) -> str:
+def _said(splits: Sequence[LevelShape], grid: Grid, targets: Targets) -> str:
     return "; ".join(
         f"level {i + 1}: {s.depth} of {grid.blocks} blocks at width {s.width:.2f} costs {s.share:.3f} for {r:.3g}"
         for i, (s, r) in enumerate(zip(splits[:-1], targets.ratios[:-1], strict=False))

@@ -13,26 +13,26 @@ from fleetfit.training.clock import fits
 from fleetfit.training.devices import accelerator_named
 from fleetfit.training.job import one_thread, run_job, run_on_server
 from fleetfit.training.local_model import (
-    Workpiece,
+    LocalModel,
     initial_base,
     initial_state,
-    workpiece,
+    local_model_of,
 )
 from fleetfit.training.measure import with_statistics
 from fleetfit.training.start import notes_on_start
 from fleetfit.training.steps import joined
 
 __all__ = [
-    "Workpiece",
+    "LocalModel",
     "accelerator_named",
     "fits",
     "initial_base",
     "initial_state",
     "joined",
+    "local_model_of",
     "notes_on_start",
     "one_thread",
     "run_job",
     "run_on_server",
     "with_statistics",
-    "workpiece",
 ]

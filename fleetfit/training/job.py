@@ -26,7 +26,7 @@ from fleetfit.training.clock import (
     started,
     timed,
 )
-from fleetfit.training.local_model import Workpiece, workpiece
+from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.measure import evaluate, statistics
 from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at
 from fleetfit.values import Clock, Device, Failure, Job, Local, Update
@@ -40,7 +40,7 @@ class Reached:
     A gradient of zeros is one; a parameter that the loss does not depend on has none.
     """
 
-    def __init__(self, piece: Workpiece) -> None:
+    def __init__(self, piece: LocalModel) -> None:
         """Begin to watch."""
         self._waiting = {
             name: tensor.register_post_accumulate_grad_hook(partial(self._noted, name))
@@ -121,7 +121,7 @@ class EarlyStopping:
         looked: Samples looked at so far.
     """
 
-    def __init__(self, device: Device, piece: Workpiece, local: Local, loss: Any) -> None:
+    def __init__(self, device: Device, piece: LocalModel, local: Local, loss: Any) -> None:
         """Measure nothing yet, but with `check_every` the start; without patience or validation data, never."""
         self._device, self._piece, self._local = device, piece, local
         self._own = getattr(loss, "held_out", None)
@@ -261,7 +261,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     indices = device.data.split("train")
     if not len(indices):
         return _failure(job, "the client has no training data"), device.memory
-    piece = workpiece(device.problem, job.submodel, device.accelerator)
+    piece = local_model_of(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     loss, penalty = method.loss(job, device), method.penalty(job, device)
     torch.manual_seed(seed_of(job.seed, "torch"))  # after module and loss are built: building draws from it
@@ -302,7 +302,7 @@ class _Trained:
     stopped: bool
 
 
-def _local_sgd(job: Job, device: Device, piece: Workpiece, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
+def _local_sgd(job: Job, device: Device, piece: LocalModel, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
     """Run the local epochs, as far as the deadline and the other limits let them."""
     local, rng = job.local, torch_rng(job.seed, "batches")
     optimiser = optimiser_of(piece, local)

@@ -14,7 +14,7 @@ from fleetfit.training.start import beginnings
 from fleetfit.values import Problem
 
 
-class Workpiece:
+class LocalModel:
     """A module of one shape whose parameters are views of one flat buffer.
 
     Attributes:
@@ -84,15 +84,15 @@ def _check_built(
                        f"{shapes.get(first)}. Run `fleetfit check-model` on this model.")  # fmt: skip
 
 
-_workpieces: WeakKeyDictionary[Problem, dict[Any, Workpiece]] = WeakKeyDictionary()
+_local_models: WeakKeyDictionary[Problem, dict[Any, LocalModel]] = WeakKeyDictionary()
 
 
-def workpiece(problem: Problem, submodel: Submodel, accelerator: torch.device, use: str = "job") -> Workpiece:
+def local_model_of(problem: Problem, submodel: Submodel, accelerator: torch.device, use: str = "job") -> LocalModel:
     """Return the module of a sub-model's shape, built once per process, and once more for each further use."""
-    kept = _workpieces.setdefault(problem, {})
+    kept = _local_models.setdefault(problem, {})
     key = (tuple(sorted(submodel.sizes.items())), submodel.exits, accelerator, use)
     if key not in kept:
-        kept[key] = Workpiece(problem, submodel, accelerator)
+        kept[key] = LocalModel(problem, submodel, accelerator)
     return kept[key]
 
 

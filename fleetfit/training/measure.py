@@ -10,7 +10,7 @@ from fleetfit.layout import State, batch_norms, outputs
 from fleetfit.method import Method
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
-from fleetfit.training.local_model import workpiece
+from fleetfit.training.local_model import local_model_of
 from fleetfit.training.steps import joined
 from fleetfit.values import Device, Failure, Job, Update
 
@@ -32,7 +32,7 @@ def evaluate(job: Job, device: Device, method: Method, dispatched: Submodel) -> 
     and of the samples' losses; the ensemble's hits.
     """
     task, wanted, indices = device.problem.task, job.evaluation, _chosen(job, device)
-    piece = workpiece(device.problem, job.submodel, device.accelerator)
+    piece = local_model_of(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     piece.module.eval()
     if wanted.norm == "static" and not job.statistics and batch_norms(piece.module):
@@ -63,7 +63,7 @@ def statistics(job: Job, device: Device, method: Method, dispatched: Submodel) -
     clients add.
     """
     indices, wanted = _chosen(job, device), job.evaluation
-    piece = workpiece(device.problem, job.submodel, device.accelerator)
+    piece = local_model_of(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     piece.module.eval()  # without running statistics, batch norm uses the batch's own also here; dropout is off
     sums: dict[str, Tensor] = {}

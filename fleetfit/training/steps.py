@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError
-from fleetfit.training.local_model import Workpiece
+from fleetfit.training.local_model import LocalModel
 from fleetfit.values import Local
 
 Order = TypeVar("Order", Tensor, range)
@@ -30,7 +30,7 @@ def joined(order: Order, size: int) -> Iterator[Order]:
         at = end
 
 
-def optimiser_of(piece: Workpiece, local: Local) -> torch.optim.Optimizer:
+def optimiser_of(piece: LocalModel, local: Local) -> torch.optim.Optimizer:
     """Return a fresh optimiser of all that is trained, as one tensor.
 
     Raises:

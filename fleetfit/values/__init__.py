@@ -7,9 +7,9 @@ client (`Client`) and what a device has (`Device`) are two types, and no functio
 from fleetfit.values.availability import Availability
 from fleetfit.values.clock import Clock, Speed
 from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
+from fleetfit.values.nodes import DataDescription, NodeDescription
 from fleetfit.values.problem import Level, Problem, tuned
-from fleetfit.values.resources import Drift, Resources
-from fleetfit.values.told import Facts, Told
+from fleetfit.values.resources import DeviceResources, Drift
 from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
 
 __all__ = [
@@ -17,21 +17,21 @@ __all__ = [
     "Client",
     "Clients",
     "Clock",
+    "DataDescription",
     "Device",
+    "DeviceResources",
     "Drift",
     "Evaluation",
-    "Facts",
     "Failure",
     "Federation",
     "Job",
     "Level",
     "Local",
+    "NodeDescription",
     "Problem",
-    "Resources",
     "Server",
     "Simulation",
     "Speed",
-    "Told",
     "Update",
     "tuned",
 ]

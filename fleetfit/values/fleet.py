@@ -18,7 +18,7 @@ from fleetfit.planner import affords, assign
 from fleetfit.submodel import Channels, Submodel
 from fleetfit.values.clock import Clock
 from fleetfit.values.problem import Level, Problem
-from fleetfit.values.resources import Resources
+from fleetfit.values.resources import DeviceResources
 from fleetfit.values.work import Failure, Server, Update
 
 
@@ -136,7 +136,7 @@ class Simulation:
     problem: Problem
     data: Data
     parts: Sequence[Mapping[str, Tensor]]
-    resources: Resources = field(default_factory=Resources)
+    resources: DeviceResources = field(default_factory=DeviceResources)
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
     unlabelled: Data | None = None
 

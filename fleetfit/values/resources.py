@@ -54,7 +54,7 @@ def _path(drift: Drift, seed: int, client: int, rounds: int) -> tuple[float, ...
 
 
 @dataclass(frozen=True, eq=False)
-class Resources:
+class DeviceResources:
     """What the devices of a simulated fleet afford.
 
     Attributes:
@@ -125,9 +125,9 @@ class Resources:
         }
 
     @staticmethod
-    def restored(nest: Mapping[str, Any]) -> "Resources":
+    def restored(nest: Mapping[str, Any]) -> "DeviceResources":
         """Return the resources of a nest."""
-        return Resources(
+        return DeviceResources(
             {cost: tensor.numpy() for cost, tensor in nest["budgets"].items()},
             None if nest["tolerance"] is None else nest["tolerance"].numpy(),
             None if nest["drift"] is None else Drift(**nest["drift"]),

@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_fleet import ALLOW, CLIENTS, Lab, described
 from local_grid import LocalGrid
 
-from fleetfit.api.fleet import Wanted, serve
+from fleetfit.api.fleet import ServerAppConfig, serve
 from fleetfit.engines.flower import flower, messages
 from fleetfit.engines.flower import node as nodes_side
 from fleetfit.engines.flower import post as posting
@@ -352,7 +352,7 @@ def test_a_node_that_goes_away_comes_back_and_one_that_comes_late(tmp_path: Path
     online = [report["online"] for report in run.metrics]
     assert online == [4, 4, 4, 4, 5, 5], online  # 105 comes in the second round, 101 is away in the third and fourth
     assert run.server.memory["adaptivefl"]["curiosity"].shape[1] == 5
-    again = serve(lab.grid, Wanted(resume=str(tmp_path / "run")), lab.said.append)
+    again = serve(lab.grid, ServerAppConfig(resume=str(tmp_path / "run")), lab.said.append)
     assert again.finished and len(again.assembly.federation.levels) == 3
 
 
@@ -536,16 +536,16 @@ def test_a_fleet_is_not_started_as_a_simulation(tmp_path: Path) -> None:
 )
 def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        Wanted.of(config, tmp_path)
+        ServerAppConfig.of(config, tmp_path)
 
 
 def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("rounds = 2")
-    assert Wanted.of({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == Wanted(
+    assert ServerAppConfig.of({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
         str(tmp_path / "run.toml"), overrides=["a=1", "b=2"]
     )
     with pytest.raises(FleetFitError, match="no file"):
-        serve(LocalGrid([]), Wanted("nowhere.toml"))
+        serve(LocalGrid([]), ServerAppConfig("nowhere.toml"))
 
 
 # ---- the post ----------------------------------------------------------------------------------------------------

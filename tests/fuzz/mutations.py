@@ -16,7 +16,7 @@ from tiny import tiny_federation
 
 from fleetfit.engines.flower.protocol import packed
 from fleetfit.engines.local import local
-from fleetfit.evaluate import Wanted, evaluate
+from fleetfit.evaluate import EvaluationScope, evaluate
 from fleetfit.messages import (
     compress,
     job_nest,
@@ -29,7 +29,7 @@ from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Server,
 
 Reply = Update | Failure
 SETTINGS = Settings(1, Local(lr=0.1, batch_size=16))
-WANTED = Wanted(Evaluation(batch_size=32), statistics_samples=60, whole=False)
+WANTED = EvaluationScope(Evaluation(batch_size=32), statistics_samples=60, whole=False)
 KINDS = ("train", "float16", "int8", "evaluate", "statistics", "failure")
 
 

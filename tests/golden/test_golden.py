@@ -21,7 +21,7 @@ from tiny import spec_of, tiny_federation
 
 from fleetfit import names
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import Wanted
+from fleetfit.evaluate import EvaluationScope
 from fleetfit.rounds import Settings, run, start
 from fleetfit.values import Evaluation, Local
 
@@ -36,7 +36,7 @@ ALIKE = {
 SETTINGS = Settings(
     3,
     Local(lr=0.05, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size=8, clip_norm=2.0),
-    wanted=Wanted(Evaluation(batch_size=64), statistics_samples=120),
+    wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=120),
 )
 SPECS: dict[str, Mapping[str, Any]] = {
     **{name: spec_of(name) for name in names.available("methods")},

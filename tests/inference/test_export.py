@@ -25,7 +25,7 @@ from fleetfit.inference.export.graphs import Prepared
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import modelled
 from fleetfit.seeds import own_randomness
-from fleetfit.values import Facts
+from fleetfit.values import DataDescription
 
 onnx = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -310,7 +310,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 
 
 def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
-    facts = Facts("d", "classification", (2,), 2)
+    facts = DataDescription("d", "classification", (2,), 2)
     there = of_module(nn.Sequential(nn.Linear(2, 2)))
     shipped = Shipped("1", there.architecture, there.sizes, there.exits, there.module, facts)
     found = export(shipped, tmp_path / "out")

@@ -21,7 +21,7 @@ from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
 from fleetfit.validation import examined
-from fleetfit.values import Clients, Federation, Job, Level, Local, Problem, Resources, Simulation, Update
+from fleetfit.values import Clients, DeviceResources, Federation, Job, Level, Local, Problem, Simulation, Update
 
 EXITS = (15, 18, 21, 24)
 SMALL: dict[str, Any] = {"layers": 6, "base": 4, "growth": 4, "head_channels": 6}
@@ -184,7 +184,7 @@ def fleet_of_two(method: dict[str, Any]) -> tuple[Federation, Simulation]:
     clients = Clients(np.array([12, 12]), np.array([0.2, 1.0]))
     return (
         Federation(problem, clients, levels, 2, build(method), method),
-        Simulation(problem, data, parts, Resources({"parameters": np.array([0.2, 1.0])})),
+        Simulation(problem, data, parts, DeviceResources({"parameters": np.array([0.2, 1.0])})),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.api.comparison.planned import Choice, Entry, Planned, label, nested, slug
+from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested, slug
 from fleetfit.api.comparison.rehearsed import Rehearsal
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.described import settled
@@ -26,7 +26,7 @@ from fleetfit.errors import ConfigError, RunError, shown
 from fleetfit.records import RunFolder
 from fleetfit.report.columns import best_so_far, curve, rounds_to
 
-__all__ = ["Choice", "Comparison", "Entry", "OnRun", "Planned", "compare", "label"]
+__all__ = ["ComparedRun", "Comparison", "ComparisonPlan", "OnRun", "TunedKeys", "compare", "label"]
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
 """Called before each run with its title, its number, how many there are, and the run, perhaps finished already."""
@@ -65,7 +65,7 @@ def compare(
     return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
 
 
-def planned(file: str | Path, overrides: Sequence[str] = ()) -> Planned:
+def planned(file: str | Path, overrides: Sequence[str] = ()) -> ComparisonPlan:
     """Return what a file asks to compare.
 
     Raises:
@@ -73,7 +73,7 @@ def planned(file: str | Path, overrides: Sequence[str] = ()) -> Planned:
     """
     base = anchored(sections_of(read_table(file)), located(file, Path.cwd(), "run file").parent)
     change = changes_of(overrides)
-    return Planned(base, Path(file).stem, change)
+    return ComparisonPlan(base, Path(file).stem, change)
 
 
 def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
@@ -99,7 +99,7 @@ def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list
 class _Asked:
     """A run of a comparison, perhaps one that tunes: its tables and folder, its title, its number of how many."""
 
-    entry: Entry
+    entry: ComparedRun
     table: Mapping[str, Any]
     place: Path
     title: str
@@ -158,8 +158,8 @@ def _said(value: tuple[Any, ...]) -> str:
 
 
 def _tune(
-    plan: Planned, rehearsal: Rehearsal, folder: Path, on_run: OnRun | None
-) -> Iterator[tuple[tuple[str, str], Choice]]:
+    plan: ComparisonPlan, rehearsal: Rehearsal, folder: Path, on_run: OnRun | None
+) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
         return
@@ -179,7 +179,7 @@ def _tune(
         yield (entry.row, entry.setting), plan.tuning[best]
 
 
-def _score(plan: Planned, found: Run) -> tuple[float, float]:
+def _score(plan: ComparisonPlan, found: Run) -> tuple[float, float]:
     """Return how good a tuned value is, larger is better: an accuracy, or fewest rounds and then the best accuracy."""
     section, summary = plan.section, found.summary
     if section.tune_on != "rounds":

@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 from fleetfit.method import build, hyperparameters
 from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
-Choice = tuple[tuple[str, Any], ...]
+TunedKeys = tuple[tuple[str, Any], ...]
 """Keys of a run file and their values."""
 
 _OF_A_ROW = ("label", "printed")
@@ -38,7 +38,7 @@ Printed = Mapping[tuple[str, str, str], float]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """One run of a comparison.
 
     Attributes:
@@ -63,7 +63,7 @@ class Entry:
         return f'row "{self.row}"' + (f', setting "{self.setting}"' if self.setting else "")
 
 
-class Planned:
+class ComparisonPlan:
     """The runs that a file asks for; everything that can be checked without data is checked here.
 
     Args:
@@ -99,12 +99,12 @@ class Planned:
             self._check(entry)
         self._same_heads()
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[ComparedRun]:
         """Yield the runs, row by row."""
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             written = merged(self.rows[row], self.settings[setting])
             table = merged(written, self.change) | {"seed": seed, "name": row}
-            yield Entry(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}", written)
+            yield ComparedRun(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}", written)
 
     @property
     def fingerprint(self) -> str:
@@ -187,7 +187,7 @@ class Planned:
                 "different values."
             )
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: ComparedRun) -> None:
         try:
             experiment = checked(entry.table)
             build(spec_of_method(experiment))
@@ -356,13 +356,13 @@ def _leaves(table: Mapping[str, Any], where: str, path: tuple[str, ...] = ()) ->
     return found
 
 
-def product(lists: Mapping[str, list[Any]]) -> Iterator[Choice]:
+def product(lists: Mapping[str, list[Any]]) -> Iterator[TunedKeys]:
     """Yield every combination of the lists' values."""
     for values in itertools.product(*lists.values()):
         yield tuple(zip(lists, values, strict=True))
 
 
-def nested(choice: Choice) -> dict[str, Any]:
+def nested(choice: TunedKeys) -> dict[str, Any]:
     """Return the tables that dotted keys stand for."""
     table: dict[str, Any] = {}
     for key, value in choice:
@@ -373,7 +373,7 @@ def nested(choice: Choice) -> dict[str, Any]:
     return table
 
 
-def label(choice: Choice) -> str:
+def label(choice: TunedKeys) -> str:
     """Return how a choice is called: "cifar10, alpha = 1"."""
     parts = []
     for key, value in choice:

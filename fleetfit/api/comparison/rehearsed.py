@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleetfit.api.comparison.planned import Entry, Planned, nested
+from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, nested
 from fleetfit.api.described import settled
 from fleetfit.api.results import load
 from fleetfit.api.runs import covers
@@ -31,7 +31,7 @@ class Rehearsal:
         folder: The comparison's folder, perhaps with runs whose measurements hold; None: there is none.
     """
 
-    def __init__(self, plan: Planned, folder: Path | None = None) -> None:
+    def __init__(self, plan: ComparisonPlan, folder: Path | None = None) -> None:
         self._plan, self._folder = plan, folder
         self._shared = merged(plan.base, plan.change)
         self._used: set[str] = set()
@@ -57,12 +57,12 @@ class Rehearsal:
         self._used = {*leaves(plan.change), *(key for key, idle in shared.items() if idle is None)}
         return [*self._gone(), *dict.fromkeys(str(one) for one in shared.values() if one is not None)]
 
-    def assemblies(self) -> Iterator[tuple[Entry, Assembly]]:
+    def assemblies(self) -> Iterator[tuple[ComparedRun, Assembly]]:
         """Yield every run, assembled."""
         for entry in self._entries:
             yield entry, self.without_shared(entry, self._assembled(entry, self._plan.tuning[0]))
 
-    def without_shared(self, entry: Entry, assembly: Assembly) -> Assembly:
+    def without_shared(self, entry: ComparedRun, assembly: Assembly) -> Assembly:
         """Return a run's assembly without the notes on keys that all rows share and another run uses."""
         spared = {str(one) for one in assembly.unused if self._is_for_others(entry, one.key)}
         return replace(
@@ -71,20 +71,20 @@ class Rehearsal:
             notes=tuple(note for note in assembly.notes if note not in spared),
         )
 
-    def with_known(self, entry: Entry, experiment: Experiment) -> Experiment:
+    def with_known(self, entry: ComparedRun, experiment: Experiment) -> Experiment:
         """Return the experiment of a run with what was measured for its row and setting, here or in the folder."""
         place = (entry.row, entry.setting)
         if place not in self._measured:
             self._measured[place] = self._recorded(entry)
         return with_measured(experiment, self._measured[place] | experiment.fleet.measured)
 
-    def _is_for_others(self, entry: Entry, unused: str) -> bool:
+    def _is_for_others(self, entry: ComparedRun, unused: str) -> bool:
         """Tell whether a run has a key, which it does not use, from what all rows share, and another run uses it."""
         keys = [key for key in leaves(self._shared) if covers(unused, key)]
         same = all(value_at(entry.table, key) == value_at(self._shared, key) for key in keys)
         return bool(keys) and same and self._used.issuperset(keys)
 
-    def _recorded(self, entry: Entry) -> dict[str, list[float]]:
+    def _recorded(self, entry: ComparedRun) -> dict[str, list[float]]:
         """Return what the folders of a row in a setting say was measured; a damaged one says so when it is run."""
         found: dict[str, list[float]] = {}
         if self._folder is None:
@@ -103,7 +103,7 @@ class Rehearsal:
             if not any(value_at(entry.table, key) for entry in self._entries):
                 yield f"{key} of the file is in no run: every row names something else in its place."
 
-    def _check_kept(self, change: Mapping[str, Any], entries: list[Entry], where: str) -> None:
+    def _check_kept(self, change: Mapping[str, Any], entries: list[ComparedRun], where: str) -> None:
         """Refuse a key of a row that the settings replace in every run of it.
 
         Raises:
@@ -113,23 +113,23 @@ class Rehearsal:
             if not any(value_at(entry.written, key) == value_at(change, key) for entry in entries):
                 raise ConfigError(f"{where} {key}: every setting replaces it; leave it out, or out of the settings.")
 
-    def _has(self, entry: Entry, number: int) -> bool:
+    def _has(self, entry: ComparedRun, number: int) -> bool:
         """Tell whether a run has a setting of the file, which may be combined with the grid's."""
         each = len(self._plan.settings) // len(self._plan.section.setting)
         return list(self._plan.settings).index(entry.setting) // each == number - 1
 
-    def _with_shared(self, key: str) -> list[Entry]:
+    def _with_shared(self, key: str) -> list[ComparedRun]:
         """Return the runs that have a key as the shared part of the file has it."""
         given = value_at(self._plan.base, key)
         return [entry for entry in self._entries if value_at(entry.table, key) == given]
 
-    def _refuse(self, keys: Iterable[str], entries: list[Entry], where: str) -> None:
+    def _refuse(self, keys: Iterable[str], entries: list[ComparedRun], where: str) -> None:
         for key in keys:
             idle = self._idle(key, entries)
             if idle is not None:
                 raise ConfigError(f"{where} {key}: {idle} Leave it out.")
 
-    def _idle(self, key: str, entries: list[Entry]) -> Unused | None:
+    def _idle(self, key: str, entries: list[ComparedRun]) -> Unused | None:
         """Return why no run of several uses a key; None where one does."""
         why = None
         for entry in entries:
@@ -138,7 +138,7 @@ class Rehearsal:
                 return None
         return why
 
-    def _unused_in(self, entry: Entry) -> tuple[Unused, ...]:
+    def _unused_in(self, entry: ComparedRun) -> tuple[Unused, ...]:
         place = (entry.row, entry.setting)
         if place not in self._unused:
             found = [self._assembled(entry, choice).unused for choice in self._choices()]
@@ -150,7 +150,7 @@ class Rehearsal:
     def _choices(self) -> list[Any]:
         return [choice for choice, _ in itertools.groupby([self._plan.tuning[0], self._plan.tuning[-1]])]
 
-    def _assembled(self, entry: Entry, choice: Any) -> Assembly:
+    def _assembled(self, entry: ComparedRun, choice: Any) -> Assembly:
         table: Mapping[str, Any] = merged(entry.table, nested(choice))
         try:
             found = assemble(self.with_known(entry, settled(checked(table))))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetfit.api.comparison.planned import Planned
+from fleetfit.api.comparison.planned import ComparisonPlan
 from fleetfit.api.results import Run
 from fleetfit.config.reading import checked, leaves, value_at
 from fleetfit.errors import MissingExtra
@@ -37,7 +37,7 @@ class Comparison:
     tuned: Tuned
 
 
-def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, known: Sequence[str] = ()) -> Comparison:
+def reported(plan: ComparisonPlan, folder: Path, runs: Runs, tuned: Tuned, known: Sequence[str] = ()) -> Comparison:
     """Write the table, the numbers and the plots of finished runs."""
     summaries = {key: [found.summary for found in group] for key, group in runs.items()}
     metrics = {key: [found.metrics for found in group] for key, group in runs.items()}
@@ -70,7 +70,7 @@ def reported(plan: Planned, folder: Path, runs: Runs, tuned: Tuned, known: Seque
     return Comparison(folder, table, runs, tuned)
 
 
-def _notes(plan: Planned, tuned: Tuned) -> list[str]:
+def _notes(plan: ComparisonPlan, tuned: Tuned) -> list[str]:
     """Return the sentences below the table."""
     section, seeds = plan.section, len(plan.seeds)
     notes = [f"Accuracy in percent on test data; {seeds} seed{'s' if seeds > 1 else ''}"

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Encoded, Files, Places, Source, decode, opened, unpacked
+from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, unpacked
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import folder_of, from_hub, locate, set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out
@@ -249,7 +249,7 @@ def pictures(
     column: str,
     form: Form,
     stamps: Callable[[], Sequence[Path]],
-    places: Callable[[], Places],
+    places: Callable[[], ImageSource],
 ) -> NDArray[np.uint8] | Encoded:
     """Return all images of some files, decoded from the cache or still encoded, whichever the form asks for.
 

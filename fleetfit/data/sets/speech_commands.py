@@ -112,7 +112,7 @@ def speech_commands(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _OnDisk:
     """What is on disk, one split after the other: labels, speakers, words, rows by split, files, sounds."""
 
     y: NDArray[np.int64]
@@ -123,7 +123,7 @@ class _Found:
     sounds: Iterator[Sound]
 
 
-def _filled(new: cache.Allocate, form: Spectrogram, found: _Found) -> cache.Array:
+def _filled(new: cache.Allocate, form: Spectrogram, found: _OnDisk) -> cache.Array:
     out = new((len(found.y), 1, form.mels, form.frames))
     form.fill(out, found.sounds)
     return out
@@ -147,7 +147,7 @@ def _words(folder: Path) -> list[str]:
     )
 
 
-def _of_folder(folder: Path) -> _Found:
+def _of_folder(folder: Path) -> _OnDisk:
     words = _words(folder)
     split_of = {}
     for split, name in _LISTS.items():
@@ -164,7 +164,7 @@ def _of_folder(folder: Path) -> _Found:
     found.sort(key=lambda one: order.index(one[0]))
     sizes = {split: sum(one[0] == split for one in found) for split in order}
     files = [file for _, _, file in found]
-    return _Found(
+    return _OnDisk(
         y=np.array([label for _, label, _ in found], dtype=np.int64),
         speakers=parquet.numbered(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
         words=tuple(words),
@@ -174,7 +174,7 @@ def _of_folder(folder: Path) -> _Found:
     )
 
 
-def _of_parquet(folder: str | None) -> _Found:
+def _of_parquet(folder: str | None) -> _OnDisk:
     there = locate("speech_commands", folder)
     files = [parquet.File(path) for paths in there.values() for path in paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
@@ -187,7 +187,7 @@ def _of_parquet(folder: str | None) -> _Found:
         rows = sum(file.rows for file in files if file.path in paths)
         sizes[split] = int(used[start : start + rows].sum())
         start += rows
-    return _Found(
+    return _OnDisk(
         y=np.searchsorted(kept_words, y[used]).astype(np.int64),
         speakers=parquet.numbered(speakers)[0],
         words=tuple(words[i] if words else str(i) for i in kept_words),

@@ -19,7 +19,7 @@ from fleetfit.errors import RunError, one_line
 from fleetfit.messages import pack, unpack
 from fleetfit.method import is_portable
 from fleetfit.planner import Budget
-from fleetfit.values import Facts, Told
+from fleetfit.values import DataDescription, NodeDescription
 
 PROTOCOL = 1
 _NAME = re.compile(r"[\w.-]{1,60}")
@@ -93,7 +93,7 @@ def _version(nest: Mapping[str, Any]) -> str:
     return str(found) if type(found) is int and abs(found) < 2**63 else one_line(found, 40)
 
 
-def hello_of(nest: Any) -> Told:
+def hello_of(nest: Any) -> NodeDescription:
     """Return what a node told, every field looked at.
 
     Raises:
@@ -115,11 +115,11 @@ def hello_of(nest: Any) -> Told:
         raise RunError("its samples by class are no whole numbers, one for each class.")
     if labels is not None and sum(labels) != examples["train"]:
         raise RunError("its samples by class do not add up to its training samples.")
-    return Told(name, facts, examples["train"], _budget(nest.get("budget")), float(tolerance),
+    return NodeDescription(name, facts, examples["train"], _budget(nest.get("budget")), float(tolerance),
                  None if labels is None else tuple(labels))  # fmt: skip
 
 
-def _facts(nest: Any) -> Facts:
+def _facts(nest: Any) -> DataDescription:
     if not isinstance(nest, Mapping):
         raise RunError("it does not say what its data are.")
     try:
@@ -135,7 +135,7 @@ def _facts(nest: Any) -> Facts:
         good = False
     if not good:
         raise RunError("it does not say what its data are.")
-    return Facts(*texts, tuple(shape), nest["classes"], nest["vocabulary"], nest["padding"])
+    return DataDescription(*texts, tuple(shape), nest["classes"], nest["vocabulary"], nest["padding"])
 
 
 def _budget(nest: Any) -> Budget | None:

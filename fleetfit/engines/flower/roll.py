@@ -21,7 +21,7 @@ from fleetfit.engines.flower import messages
 from fleetfit.engines.flower.post import Box, Letter, Post
 from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
 from fleetfit.errors import RunError, one_line, what_raised
-from fleetfit.values import Facts, Told
+from fleetfit.values import DataDescription, NodeDescription
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again
@@ -41,7 +41,7 @@ class Member:
     """
 
     node: int
-    told: Told
+    told: NodeDescription
     known: bool = False
     ready: bool = False
 
@@ -74,7 +74,7 @@ class Roll:
 
     post: Post
     asks: Mapping[str, bool]
-    fits: Callable[[Told], str]
+    fits: Callable[[NodeDescription], str]
     say: Callable[[str], None]
     members: list[Member] = field(default_factory=list)
     setup: Setup | None = None
@@ -111,7 +111,7 @@ class Roll:
         """How many have enrolled."""
         return len(self.members) + len(self._new)
 
-    def keep_only(self, facts: Facts) -> None:
+    def keep_only(self, facts: DataDescription) -> None:
         """Leave out members with other data; before the first round, while numbers may still change."""
         for member in [m for m in self.members if m.told.facts.shape != facts.shape]:
             self.say(f"Node {member.told.name} does not take part: its data are {member.told.facts}, not {facts}.")
@@ -235,7 +235,7 @@ class Roll:
         else:
             raise RunError("it did not keep the tensors that are never trained.")
 
-    def _enrol(self, node: int, told: Told) -> None:
+    def _enrol(self, node: int, told: NodeDescription) -> None:
         wrong = self.fits(told)
         if wrong:
             raise RunError(wrong)
@@ -250,7 +250,7 @@ class Roll:
             self.say(f"Node {told.name} is back, and is another than before{_afforded(told)}.")
 
 
-def _afforded(told: Told) -> str:
+def _afforded(told: NodeDescription) -> str:
     if told.budget is None:
         return ", budget not told"
     if isinstance(told.budget, Mapping):

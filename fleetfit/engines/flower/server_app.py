@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.common.config import get_project_dir
 from flwr.serverapp import Grid, ServerApp
 
-from fleetfit.api.fleet import Wanted, serve
+from fleetfit.api.fleet import ServerAppConfig, serve
 from fleetfit.engines.flower.last_words import spoken_for
 from fleetfit.errors import FleetFitError
 
@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     _ask_often()
     try:
         with spoken_for(grid):
-            serve(grid, Wanted.of(context.run_config, _folder(grid)), _say)
+            serve(grid, ServerAppConfig.of(context.run_config, _folder(grid)), _say)
     except FleetFitError as error:
         _say(f"fleetfit: {error}")
         sys.tracebacklimit = 0

@@ -34,7 +34,7 @@ from fleetfit.inference.export.graphs import (
 )
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
-from fleetfit.values import Facts
+from fleetfit.values import DataDescription
 
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 FLOAT, DYNAMIC, STATIC = "float", "int8", "static-int8"
@@ -153,7 +153,7 @@ class _Writing:
             raise DataError("static int8 is calibrated on validation samples, and this data set has none.")
         if "transformers" in self.forms:
             self._transformers()
-        if isinstance(self.shipped.data, Facts):
+        if isinstance(self.shipped.data, DataDescription):
             self.notes.append(
                 "The data are on the nodes of a fleet, so scaling is not part of the graphs: hand over samples as the "
                 "nodes' data functions give them to the model. With --data NAME, a data set like theirs, it is."
@@ -398,6 +398,6 @@ def _input(shipped: Shipped, x: Tensor) -> str:
     if shipped.takes_tokens:
         return f"token ids [batch, up to {x.shape[1]}]"
     what = f"{str(x.dtype).removeprefix('torch.')} [batch, {', '.join(map(str, x.shape[1:]))}]"
-    if isinstance(shipped.data, Facts):
+    if isinstance(shipped.data, DataDescription):
         return f"{what}, scaled as the nodes scale their data"
     return f"{what}, as stored: scaling is part of the graphs"

@@ -104,7 +104,7 @@ class FirstSegment(nn.Module):
         return self.in_unit(model.head(0, carry)), *_tensors(carry, last=len(model.exits) == 1)
 
 
-class Segment(nn.Module):
+class SegmentGraph(nn.Module):
     """From one exit's carry to the next exit: its logits, then the carry in a row, which the last one has none of."""
 
     def __init__(self, shipped: Shipped, exit: int, spec: TreeSpec) -> None:
@@ -143,7 +143,7 @@ class Graph:
     @property
     def several(self) -> bool:
         """Whether it takes any number of tensors, `*flat`."""
-        return isinstance(self.module, Segment)
+        return isinstance(self.module, SegmentGraph)
 
 
 def whole_graph(shipped: Shipped, x: Tensor, free_tokens: bool = True) -> Graph:
@@ -182,7 +182,7 @@ def segment_graphs(shipped: Shipped, x: Tensor, free_tokens: bool = True) -> lis
         flat, spec = tree_flatten(carries[0][i - 1])
         others = tree_flatten(carries[-1][i - 1])[0]
         dims = tuple(_dims(one, other) for one, other in zip(flat, others, strict=True))
-        segment = Segment(shipped, i, spec).eval()
+        segment = SegmentGraph(shipped, i, spec).eval()
         graphs.append(Graph(f"segment{i + 1}", segment, tuple(flat), dims, _results(carries[0], i)))
     return graphs
 

@@ -11,7 +11,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference.stopping import Policy
 from fleetfit.layout import Architecture, some_input
-from fleetfit.values import Facts
+from fleetfit.values import DataDescription
 
 _SAMPLES, _LOGITS = 1000, 20_000_000
 
@@ -37,7 +37,7 @@ class Shipped:
     sizes: Mapping[str, int]
     exits: tuple[int, ...]
     module: nn.Module
-    data: Data | Facts
+    data: Data | DataDescription
     policy: Policy | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Shipped:
         Raises:
             ConfigError: They are on the nodes of a fleet.
         """
-        if isinstance(self.data, Facts):
+        if isinstance(self.data, DataDescription):
             raise ConfigError(
                 "this run's data are on the nodes of a fleet, and what is wanted needs some: name a data set like "
                 "theirs with --data (from Python: data=...)."
@@ -63,7 +63,7 @@ class Shipped:
     @property
     def filled_split(self) -> str:
         """The split that forms are compared on: test, or the next best where that is empty."""
-        if isinstance(self.data, Facts):
+        if isinstance(self.data, DataDescription):
             return "test"
         data = self.data
         return next((name for name in ("test", "validation", "train") if len(data.split(name))), "test")
@@ -83,7 +83,7 @@ class Shipped:
             split: "test", "validation" or "train".
             most: At most so many.
         """
-        if isinstance(self.data, Facts):
+        if isinstance(self.data, DataDescription):
             rng = torch.Generator().manual_seed(0)
             return some_input(self.architecture, self.data.sample_shape, 8, rng), torch.empty(0, dtype=torch.int64)
         there = self.data.split(split)

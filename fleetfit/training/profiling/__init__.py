@@ -7,7 +7,7 @@ gets every finding as soon as it is there.
 
 from fleetfit.training.profiling.energy import Energy, energy_of
 from fleetfit.training.profiling.memory import free_memory
-from fleetfit.training.profiling.started import Asked, measured
+from fleetfit.training.profiling.started import ProfileRequest, measured
 from fleetfit.training.profiling.steps import Found, Timing
 
-__all__ = ["Asked", "Energy", "Found", "Timing", "energy_of", "free_memory", "measured"]
+__all__ = ["Energy", "Found", "ProfileRequest", "Timing", "energy_of", "free_memory", "measured"]

@@ -23,7 +23,7 @@ _END_S = 5.0  # a process that nobody ends outlives its time by so much
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ProfileRequest:
     """What is to be measured.
 
     Attributes:
@@ -51,7 +51,7 @@ class Asked:
     most_bytes: int | None = None
 
 
-def measured(asked: Asked, share_s: float, most_s: float) -> Found:
+def measured(asked: ProfileRequest, share_s: float, most_s: float) -> Found:
     """Measure one level in a process of its own.
 
     Args:
@@ -110,7 +110,7 @@ def _environment(threads: int) -> dict[str, str]:
     return {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
 
-def _ask(pipe: IO[str], asked: Asked, share_s: float, most_s: float) -> None:
+def _ask(pipe: IO[str], asked: ProfileRequest, share_s: float, most_s: float) -> None:
     nest = {
         **{key: value for key, value in vars(asked).items() if key not in ("piece", "local")},
         "sizes": asked.piece.sizes, "exits": list(asked.piece.exits), "local": asdict(asked.local),

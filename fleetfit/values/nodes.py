@@ -7,7 +7,7 @@ from fleetfit.planner import Budget
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataDescription:
     """What a model needs to know of the data: the same on all nodes.
 
     Attributes:
@@ -32,7 +32,7 @@ class Facts:
         return ""
 
     @property
-    def shape(self) -> "Facts":
+    def shape(self) -> "DataDescription":
         """What must be the same on all nodes: all but the name."""
         return replace(self, name="")
 
@@ -42,7 +42,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Told:
+class NodeDescription:
     """What a node told of itself.
 
     Attributes:
@@ -55,7 +55,7 @@ class Told:
     """
 
     name: str
-    facts: Facts
+    facts: DataDescription
     num_examples: int
     budget: Budget | None = None
     tolerance: float = 0.1
