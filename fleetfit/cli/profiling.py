@@ -10,7 +10,7 @@ from fleetfit.cli.door import said
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
-    pass
+    from fleetfit.values import DataDescription
 
 
 def profile(
