@@ -20,6 +20,7 @@ from fleetfit.layout import Layout, batch_norms, build_module, outputs, some_inp
 from fleetfit.messages import DTYPES, decompress, rows_of
 from fleetfit.submodel import Submodel, check_shapes, cut, finite
 from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Update
+from fleetfit.values.local import OPTIMISERS
 
 _WORD = 200  # characters of a stranger's text that go into a sentence,
 _REASON = 500  # and of a whole reason
@@ -388,24 +389,10 @@ def _job_fields(job: Job) -> str | None:
 
 
 def _settings(local: Local, evaluation: Evaluation) -> str | None:
-    whole: dict[str, Any] = {
-        "epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
-        "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
-        "evaluation's batch_size": evaluation.batch_size,
-    }  # fmt: skip
-    numbers = ("lr", "momentum", "weight_decay", "clip_norm", "clip_value", "deadline_s")
-    for name, value in whole.items():
-        needed = name in ("epochs", "evaluation's batch_size")
-        if not (_count(value) and (value > 0 or name == "samples")) and (value is not None or needed):
-            return f"its {name} is {_shown(value)}, expected a whole number above 0."
-    for name in numbers:
-        value = getattr(local, name)
-        right = _count(value) if type(value) is int else _number(value) and 0 <= value <= _LARGEST
-        if not right and (value is not None or name in numbers[:3]):
-            return f"its {name} is {_shown(value)}, expected a number from 0 on."
     words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (local.late, ("shallower", "stop", "drop")),
-        (local.optimiser, ("sgd", "adam")),
+        (local.optimiser, tuple(OPTIMISERS)),
+        (local.schedule_in_round, ("constant", "cosine")),
         (local.compress, (None, *DTYPES)),
         (evaluation.norm, ("static", "batch")),
         (evaluation.split, ("test", "validation", "train")),
@@ -413,8 +400,28 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
     for value, known in words:
         if not isinstance(value, str | None) or value not in known:
             return f"it says {_shown(value)}, expected one of {', '.join(map(str, known))}."
-    flags = (local.cosine, evaluation.shuffle, evaluation.own)
+    whole: dict[str, Any] = {
+        "epochs": local.epochs, "batch_size": local.batch_size, "max_steps": local.max_steps,
+        "patience": local.patience, "check_every": local.check_every, "samples": evaluation.samples,
+        "evaluation's batch_size": evaluation.batch_size,
+    }  # fmt: skip
+    for name, value in whole.items():
+        needed = name in ("epochs", "evaluation's batch_size")
+        if not (_count(value) and (value > 0 or name == "samples")) and (value is not None or needed):
+            return f"its {name} is {_shown(value)}, expected a whole number above 0."
+    for name in ("lr", "momentum", "weight_decay", "eps", "clip_norm", "clip_value", "deadline_s"):
+        value = getattr(local, name)
+        if not _from_0_on(value) and (value is not None or name in local.own):
+            return f"its {name} is {_shown(value)}, expected a number from 0 on."
+    betas: Any = local.betas if "betas" in local.own else (0, 0)
+    if not isinstance(betas, tuple) or len(betas) != 2 or not all(_from_0_on(b) and b < 1 for b in betas):
+        return f"its betas are {_shown(betas)}, expected two numbers from 0 to 1."
+    flags = (local.nesterov or False, evaluation.shuffle, evaluation.own)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
+
+
+def _from_0_on(value: Any) -> bool:
+    return _count(value) if type(value) is int else _number(value) and bool(0 <= value <= _LARGEST)
 
 
 def _sent(job: Job, problem: Problem) -> str | None:

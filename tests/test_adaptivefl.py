@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_data, tiny_federation, tiny_parts
+from tiny import plain, tiny_data, tiny_federation, tiny_parts
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.api import resume
@@ -49,7 +49,6 @@ from fleetfit.values import (
     Failure,
     Federation,
     Job,
-    Local,
     Problem,
     Server,
     Simulation,
@@ -57,7 +56,7 @@ from fleetfit.values import (
 )
 
 SETTINGS = Settings(
-    2, Local(lr=0.05, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+    2, plain(lr=0.05, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 )
 S3, S2, S1, M3, M2, M1, L1 = range(7)
 
@@ -239,7 +238,7 @@ def sent_to(budget: float, model: int, federation: Federation, simulation: Simul
     server = start(federation)
     piece = federation.levels[model].submodel
     state = extract(federation.problem.layout, server.state, piece)
-    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, model, Local(lr=0.05, batch_size=8))
+    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, model, plain(lr=0.05, batch_size=8))
     device = simulation.device(0)
     device.budgets = {"parameters": budget}
     return run_job(job, device)[0]
@@ -290,7 +289,7 @@ def test_a_device_may_take_the_server_s_largest_model_that_fits() -> None:
     assert s1.inside(sent[M3]) and m3.inside(sent[M3]) and not s1.inside(m3)
     for model, piece in sent.items():
         state = extract(layout, server.state, piece)
-        job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, model, Local(lr=0.0, batch_size=8))
+        job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, model, plain(lr=0.0, batch_size=8))
         for budget in [c / count[L1] * f for c in count for f in (0.999, 1.001)]:
             device = simulation.device(0)
             device.budgets = {"parameters": budget}
@@ -314,7 +313,7 @@ def test_what_is_pruned_starts_from_what_was_sent() -> None:
     server, small = start(federation), federation.levels[S3].submodel
     piece = federation.levels[L1].submodel
     state = extract(federation.problem.layout, server.state, piece)
-    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, L1, Local(lr=0.0, batch_size=8))
+    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 3, L1, plain(lr=0.0, batch_size=8))
     reply, _ = run_job(job, simulation.device(0))  # affords 0.2
     assert isinstance(reply, Update) and reply.submodel == small
     for name, tensor in extract(federation.problem.layout, server.state, small).items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit.config import assemble, experiment_of
 from fleetfit.config.availability import trace_of
@@ -21,11 +21,11 @@ from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack, unpack
 from fleetfit.method import Method
 from fleetfit.rounds import Round, Settings, one_round, run, start
-from fleetfit.values import Availability, DeviceResources, Evaluation, Federation, Job, Local, Server, Simulation
+from fleetfit.values import Availability, DeviceResources, Evaluation, Federation, Job, Server, Simulation
 
 SETTINGS = Settings(
     5,
-    Local(lr=0.1, batch_size=8),
+    plain(lr=0.1, batch_size=8),
     evaluate_every=2,
     wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit import messages
 from fleetfit.config import assemble, experiment_of
@@ -66,7 +66,7 @@ def replies(federation: Federation, simulation: Simulation, training: Local) -> 
 def test_seconds_are_latency_bytes_down_computing_and_bytes_up() -> None:
     """0.25 s + down / 20 kB/s + 3 x forward x samples x epochs / 1e6 per s + up / 10 kB/s, from the reported bytes."""
     federation, simulation = clocked()
-    training = Local(epochs=2, batch_size=8)
+    training = plain(epochs=2, batch_size=8)
     _, report = one_round(federation, local(simulation), Settings(1, training), start(federation))
     found = replies(federation, simulation, training)
     for update in found:
@@ -96,7 +96,7 @@ def test_forward_work_of_the_tiny_model_by_hand() -> None:
 def test_looks_at_validation_data_count_as_forward_passes() -> None:
     """One epoch, one look at all validation samples: 3 per training sample and 1 per validation sample."""
     federation, simulation = clocked(clients=3, cohort=1)
-    found = replies(federation, simulation, Local(epochs=1, batch_size=8, patience=1))[0]
+    found = replies(federation, simulation, plain(epochs=1, batch_size=8, patience=1))[0]
     assert isinstance(found, Update) and found.client is not None
     looked = len(simulation.parts[found.client]["validation"])
     assert looked > 0
@@ -106,7 +106,7 @@ def test_looks_at_validation_data_count_as_forward_passes() -> None:
 
 def test_without_profiles_work_is_reported_and_time_is_not() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
-    _, report = one_round(federation, local(simulation), Settings(1), start(federation))
+    _, report = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
     assert report["multiply_adds"] > 0
     assert report["simulated_s"] is None
     assert "deadline" not in report
@@ -114,7 +114,7 @@ def test_without_profiles_work_is_reported_and_time_is_not() -> None:
 
 def test_evaluation_does_not_advance_the_clock() -> None:
     federation, simulation = clocked()
-    settings = Settings(2, Local(epochs=1), evaluate_every=1)
+    settings = Settings(2, plain(epochs=1), evaluate_every=1)
     with_it = [r.report for r in run(federation, local(simulation), settings, start(federation))]
     without = replace(settings, evaluate_every=0)
     rest = [r.report for r in run(federation, local(simulation), without, start(federation))]
@@ -126,10 +126,12 @@ def test_evaluation_does_not_advance_the_clock() -> None:
 def test_what_a_clock_says_is_not_sent() -> None:
     """Bytes are the same with and without figures; else seconds would depend on the digits of seconds."""
     federation, simulation = tiny_federation({"name": "scalefl"})
-    plain = one_round(federation, local(simulation), Settings(1), start(federation))[1]
-    timed = one_round(federation, local(fast(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1), start(federation))[1]
+    bare = one_round(federation, local(simulation), Settings(1, plain()), start(federation))[1]
+    timed = one_round(federation, local(fast(simulation, 1e6, 1e4, 1e4, 0.1)), Settings(1, plain()), start(federation))[
+        1
+    ]
     assert timed["simulated_s"] is not None
-    assert (plain["bytes_down"], plain["bytes_up"]) == (timed["bytes_down"], timed["bytes_up"])
+    assert (bare["bytes_down"], bare["bytes_up"]) == (timed["bytes_down"], timed["bytes_up"])
 
 
 def by_enumeration(local: Local, samples: int, looked: int) -> int:
@@ -152,7 +154,7 @@ def test_planned_passes_are_those_of_all_steps(samples: int, looked: int) -> Non
     for size in (None, 4, 8):
         for epochs in (1, 3):
             for most in (None, 1, 2, 5, 100):
-                local = Local(epochs=epochs, batch_size=size, max_steps=most)
+                local = plain(epochs=epochs, batch_size=size, max_steps=most)
                 assert planned_passes(local, samples, looked) == by_enumeration(local, samples, looked)
     assert STEP == 3
 
@@ -177,7 +179,7 @@ def test_who_went_away_is_waited_for_until_the_deadline(deadline_s: float | None
     federation, simulation = clocked()
     piece = federation.levels[0].submodel
     state = federation.method.dispatch(federation, start(federation), 0, piece)
-    training = Local(deadline_s=deadline_s)
+    training = plain(deadline_s=deadline_s)
     job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 5, 0, training)
     device = replace(simulation.device(0), absent="went away")
     found, _ = run_job(job, device)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from same_bits import SETTINGS, finished, fleets, same
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 import fleetfit
 from fleetfit.config import experiment_of
@@ -22,7 +22,7 @@ from fleetfit.rounds import one_round, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training import run_job
 from fleetfit.validation import examined, problem_with
-from fleetfit.values import Failure, Job, Local, Update
+from fleetfit.values import Failure, Job, Update
 
 FEDERATION, _ = tiny_federation({"name": "fedavg"})
 LAYOUT = FEDERATION.problem.layout
@@ -245,7 +245,7 @@ def test_a_client_that_fails_keeps_both_of_its_memories(kind: str) -> None:
     federation, simulation = tiny_federation(spec)
     piece = federation.levels[1].submodel
     sent = extract(LAYOUT, start(federation).state, piece)
-    job = Job("train", 0, 9, 0, 4, piece, sent, spec, 11, 1, Local(lr=0.1, batch_size=8, compress=kind))
+    job = Job("train", 0, 9, 0, 4, piece, sent, spec, 11, 1, plain(lr=0.1, batch_size=8, compress=kind))
     reply, memory = run_job(job, simulation.device(4))
     assert isinstance(reply, Update) and reply.compressed == kind and len(memory) == 2
     diverging = replace(job, round=1, memory_version=0, local=replace(job.local, lr=1e30))

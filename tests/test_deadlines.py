@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_clock import fast
-from tiny import spec_of, tiny_federation
+from tiny import plain, spec_of, tiny_federation
 
 import fleetfit
 from fleetfit import messages, names
@@ -62,7 +62,7 @@ def test_the_deepest_exit_that_fits_is_trained() -> None:
     seen = set()
     for speed in (2e5, 1e6, 1e8):
         for deadline_s in np.linspace(0.3, 6, 24):
-            job = one_job(federation, Local(epochs=2, batch_size=8, deadline_s=float(deadline_s)))
+            job = one_job(federation, plain(epochs=2, batch_size=8, deadline_s=float(deadline_s)))
             fitting = [n for n in (1, 2, 3) if seconds_of(federation, job, n, samples, speed) <= deadline_s]
             adapted = in_time.shallower(job, clock.started(job, device_of(simulation, 2, speed)))
             assert adapted.submodel.exits == job.submodel.exits[: max(fitting, default=1)], (speed, deadline_s)
@@ -72,7 +72,7 @@ def test_the_deepest_exit_that_fits_is_trained() -> None:
 
 def test_an_update_of_a_shallower_exit_says_so_and_is_in_time() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
-    whole = one_job(federation, Local(epochs=2, batch_size=8))
+    whole = one_job(federation, plain(epochs=2, batch_size=8))
     samples = len(simulation.parts[2]["train"])
     limit = seconds_of(federation, whole, 2, samples, 5e5) + 0.01
     job = one_job(federation, replace(whole.local, deadline_s=limit))
@@ -101,7 +101,7 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
     for wanted in (1, 2, per_epoch - 1, per_epoch, per_epoch + 3):
         full, rest = divmod(wanted, per_epoch)
         passes = 3 * (full * samples + min(rest * 8, samples))
-        job = one_job(federation, Local(epochs=3, batch_size=8))
+        job = one_job(federation, plain(epochs=3, batch_size=8))
         without = seconds_of(federation, job, 1, 0, speed)
         limit = without + (passes + 0.5) * forward / speed
         job = replace(job, local=replace(job.local, deadline_s=limit, late=late))
@@ -119,7 +119,7 @@ def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
 def test_who_finishes_not_one_step_is_a_failure_that_was_late() -> None:
     federation, simulation = tiny_federation(SHALLOWER)
     for limit in (0.05, 0.5):  # before anything arrived; before the first step of the shallowest exit
-        job = one_job(federation, Local(deadline_s=limit))
+        job = one_job(federation, plain(deadline_s=limit))
         found, memory = run_job(job, device_of(simulation, 2, 10.0))
         assert isinstance(found, Failure) and found.late and not found.declined
         assert "out of time" in found.reason and f"{limit:g} s" in found.reason
@@ -129,7 +129,7 @@ def test_who_finishes_not_one_step_is_a_failure_that_was_late() -> None:
 def test_a_reply_that_grew_beyond_what_was_foreseen_is_late() -> None:
     """Metrics of 50 kB take a second on the way up, for which no time was left."""
     federation, simulation = tiny_federation({"name": "fedavg"})
-    job = one_job(federation, Local(epochs=1, batch_size=8))
+    job = one_job(federation, plain(epochs=1, batch_size=8))
     limit = seconds_of(federation, job, 3, len(simulation.parts[2]["train"]), 1e6) + 0.5
     job = replace(job, local=replace(job.local, deadline_s=limit, late="stop"))
     assert isinstance(run_job(job, device_of(simulation, 2, 1e6))[0], Update)
@@ -157,7 +157,7 @@ def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> 
     simulation = fast(simulation, 1e9, 1e6, 1e6, 0.1)
     figures = {**simulation.resources.speeds, "multiply_adds_per_s": slow}
     simulation = replace(simulation, resources=replace(simulation.resources, speeds=figures))
-    training = Local(epochs=2, batch_size=8, deadline_s=5.0, late="drop")
+    training = plain(epochs=2, batch_size=8, deadline_s=5.0, late="drop")
     _, report = one_round(federation, local(simulation), Settings(1, training), start(federation))
     assert sorted(f["client"] for f in report["failures"]) == [3, 4, 5]
     assert report["train"]["clients"] == 3
@@ -174,10 +174,10 @@ def test_drop_loses_whoever_is_late_and_the_round_lasts_until_the_deadline() -> 
 def test_deadlines_that_nobody_misses_change_no_bit() -> None:
     spec = {"name": "scalefl"}
     federation, simulation = tiny_federation(spec)
-    expected, _ = one_round(federation, local(simulation), Settings(1), start(federation))
+    expected, _ = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
     for late in ("shallower", "stop", "drop"):
         timed, _ = tiny_federation({**spec, "plus": {"in_time": {}}})
-        training = Local(deadline_s=1e6, late=late)  # type: ignore[arg-type]
+        training = plain(deadline_s=1e6, late=late)  # type: ignore[arg-type]
         engine = local(fast(simulation, 1e9, 1e6, 1e6, 0.1))
         found, report = one_round(timed, engine, Settings(1, training), start(timed))
         assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
@@ -188,7 +188,7 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
     """With max_steps the whole sub-model fits again; a look at validation data that does not fit ends the training."""
     federation, simulation = tiny_federation(SHALLOWER)
     samples, speed = len(simulation.parts[2]["train"]), 5e5
-    job = one_job(federation, Local(epochs=4, batch_size=8))
+    job = one_job(federation, plain(epochs=4, batch_size=8))
     limit = seconds_of(federation, replace(job, local=replace(job.local, epochs=1)), 3, samples, speed) + 1e-6
     forward = submodel_cost(federation.problem.architecture, job.submodel, (1, 4, 4)).multiply_adds
 
@@ -220,7 +220,7 @@ def test_methods_take_shallower_and_stopped_updates(name: str, plus: Mapping[str
     """Two rounds in which the deadline bites: everybody's update is accepted, and client memories move along."""
     federation, simulation = tiny_federation({**spec_of(name), "plus": {**plus, "in_time": {}}}, clients=6, cohort=6)
     engine = local(fast(simulation, 2e5, 1e6, 1e6, 0.1))
-    settings = Settings(2, Local(lr=0.05, epochs=3, batch_size=8, deadline_s=0.4))
+    settings = Settings(2, plain(lr=0.05, epochs=3, batch_size=8, deadline_s=0.4))
     server = start(federation)
     for _ in range(2):
         server, report = one_round(federation, engine, settings, server)
@@ -278,7 +278,7 @@ def test_real_time_stops_before_the_step_that_would_end_too_late() -> None:
     Before step n + 1 it is n + 2, and n steps took n + 1 seconds, so that the next should end at n + 2 + (n + 1) / n.
     """
     federation, simulation = tiny_federation({"name": "fedavg"})
-    job = one_job(federation, Local(epochs=9, batch_size=4, deadline_s=8.5, late="stop"))
+    job = one_job(federation, plain(epochs=9, batch_size=4, deadline_s=8.5, late="stop"))
     found, _ = run_job(job, passing(simulation, Ticking(1.0)))
     assert isinstance(found, Update)
     expected = 1
@@ -305,7 +305,7 @@ def test_in_real_time_the_exit_follows_from_the_speed_of_the_job_before() -> Non
     }  # fmt: skip
     now = [0.0]
     device = passing(simulation, lambda: now[0])
-    job = one_job(federation, Local(epochs=2, batch_size=8, deadline_s=10.0))
+    job = one_job(federation, plain(epochs=2, batch_size=8, deadline_s=10.0))
     assert in_time.shallower(job, clock.started(job, device)) is job  # nothing is known yet
     began = clock.started(job, device)
     now[0] = 4.0

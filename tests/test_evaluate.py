@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_train import Inline, Moments, of_the_batch, plain_outputs, pooled_moments
-from tiny import tiny_data, tiny_federation, tiny_parts
+from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
@@ -23,7 +23,7 @@ from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
-from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Problem, Server, Simulation, Update
+from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Problem, Server, Simulation, Update
 
 CLIENTS = 20
 WANTED = EvaluationScope(Evaluation(batch_size=128), statistics_samples=10**6)
@@ -46,7 +46,7 @@ def fleet(request: pytest.FixtureRequest) -> Trained:
     federation = replace(
         federation, clients=replace(federation.clients, num_examples=counts), device=simulation.device(None)
     )
-    settings = Settings(9, Local(lr=0.1, epochs=2, batch_size=4))
+    settings = Settings(9, plain(lr=0.1, epochs=2, batch_size=4))
     server = start(federation)
     for _ in range(5):
         server, _ = one_round(federation, local_engine(simulation), settings, server)
@@ -347,7 +347,7 @@ def test_at_most_so_many_clients_the_same_ones_each_time() -> None:
 def test_evaluation_changes_no_server_and_no_memory() -> None:
     federation, simulation = tiny_federation({"name": "plugin_method:counting"})
     engine = local_engine(simulation)
-    server, _ = one_round(federation, engine, Settings(2, Local(lr=0.1)), start(federation))
+    server, _ = one_round(federation, engine, Settings(2, plain(lr=0.1)), start(federation))
     before, state = engine.save(), {n: t.clone() for n, t in server.state.items()}
     evaluate(federation, engine, server, WANTED)
     assert str(engine.save()) == str(before) and before

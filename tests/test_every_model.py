@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import CLASSES, SMALL, VOCABULARY, architecture_of, data_of, problem_of
-from tiny import tiny_parts
+from tiny import plain, tiny_parts
 
 from fleetfit import names
 from fleetfit.check import check_layout
@@ -18,7 +18,7 @@ from fleetfit.layout import State, infer_layout, outputs, some_input
 from fleetfit.method import build
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import initial_state
-from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Local, Problem, Simulation
+from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 
 MODELS = names.available("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]
@@ -86,7 +86,7 @@ def fleet_of(problem: Problem, data: Data, method: str) -> tuple[Federation, Sim
 
 def two_rounds(federation: Federation, engine: Engine) -> Round:
     settings = Settings(
-        2, Local(lr=0.01, batch_size=3), wanted=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
+        2, plain(lr=0.01, batch_size=3), wanted=EvaluationScope(Evaluation(batch_size=8), statistics_samples=12)
     )
     *_, last = run(federation, engine, settings, start(federation))
     return last

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sampling import some_quick
-from tiny import spec_of, tiny_data, tiny_federation, tiny_parts, tiny_problem, tiny_server_data
+from tiny import plain, spec_of, tiny_data, tiny_federation, tiny_parts, tiny_problem, tiny_server_data
 from torch import Tensor
 
 from fleetfit import names
@@ -25,7 +25,7 @@ from fleetfit.layout import State, outputs
 from fleetfit.method import FEDAVG, build, is_portable, modelled
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
-from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Local, Simulation
+from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
 
 METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
 CHOICES, TUNING = names.available("selection"), names.available("peft")
@@ -99,7 +99,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
 
 
 SETTINGS = Settings(
-    2, Local(lr=0.1, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
+    2, plain(lr=0.1, batch_size=8), wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 )
 
 
@@ -224,7 +224,7 @@ def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> Non
                 piece = federation.levels[level].submodel
                 state: dict[str, Tensor] = federation.method.dispatch(federation, server, client, piece)
                 yield Job(
-                    "train", 0, 1, index, client, piece, state, {"name": "fedavg"}, index, level, Local(batch_size=8)
+                    "train", 0, 1, index, client, piece, state, {"name": "fedavg"}, index, level, plain(batch_size=8)
                 )
 
         assert [(r.index, r.client) for r in engine.run(jobs())] == asked

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_train import close, plain_outputs
-from tiny import spec_of, tiny, tiny_data, tiny_federation, tiny_server_data
+from tiny import plain, spec_of, tiny, tiny_data, tiny_federation, tiny_server_data
 from torch import Tensor, nn
 
 import fleetfit
@@ -33,7 +33,7 @@ from fleetfit.tasks import classification
 from fleetfit.training import initial_state, run_on_server
 from fleetfit.values import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
 
-SETTINGS = Settings(2, Local(lr=0.1, batch_size=8))
+SETTINGS = Settings(2, plain(lr=0.1, batch_size=8))
 
 
 def update_of(problem: Problem, piece: Submodel, state: State, index: int) -> Update:
@@ -175,7 +175,7 @@ def test_the_server_trains_as_a_plain_loop_does(temperature: float, every: int) 
     federation, _ = by_width(whole_batches(steps=8, check_every=every, lr=0.003, temperature=temperature), norm=False)
     updates = received(federation)
     found, mean = merged(federation, updates, start(federation))
-    local = Local(0.003, max_steps=8, check_every=every, clip_norm=5.0)
+    local = plain(0.003, max_steps=8, check_every=every, clip_norm=5.0)
     expected = Plain(federation, updates, tiny_server_data(), temperature).run(mean, local)
     divergences = [d for d, _ in expected]
     assert divergences == sorted(divergences, reverse=True)  # so the last state is the best
@@ -191,7 +191,7 @@ def test_the_settings_are_the_paper_s() -> None:
     assert merge.keywords["temperature"] == 1.0
     assert merge.keywords["local"] == Local(
         lr=1e-3, epochs=10_000, batch_size=64, clip_norm=5.0, max_steps=10_000, patience=1000, check_every=100,
-        optimiser="adam", cosine=True,
+        optimiser="adam", schedule_in_round="cosine",
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def test_the_best_state_is_kept_and_patience_ends_the_training() -> None:
     updates = received(federation)
     found, mean = merged(federation, updates, start(federation))
     checks = Plain(federation, updates, tiny_server_data(), 1.0).run(
-        mean, Local(lr, max_steps=steps, check_every=every, clip_norm=5.0)
+        mean, plain(lr, max_steps=steps, check_every=every, clip_norm=5.0)
     )
     best, stopped = 0, len(checks) - 1
     for i, (divergence, _) in enumerate(checks):
@@ -325,7 +325,7 @@ def test_the_server_s_job_runs_in_one_thread_and_a_failure_is_an_error() -> None
     seen: list[int] = []
     state = start(federation).state
     job = Job("train", 4, 9, 0, None, whole(federation.problem.layout), state,
-              {"name": Method(loss=partial(threads_seen, seen=seen))}, 0, local=Local(0.0))  # fmt: skip
+              {"name": Method(loss=partial(threads_seen, seen=seen))}, 0, local=plain(0.0))  # fmt: skip
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
@@ -335,7 +335,7 @@ def test_the_server_s_job_runs_in_one_thread_and_a_failure_is_an_error() -> None
         torch.set_num_threads(before)
     assert set(seen) == {1}
     with pytest.raises(RunError, match="the server's own training failed in round 5: its training diverged"):
-        run_on_server(replace(job, local=Local(math.inf)), simulation.device(None))
+        run_on_server(replace(job, local=plain(math.inf)), simulation.device(None))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_train import close, fleet, job_for, last_exit, plain_outputs, plain_sgd, trained
+from tiny import plain
 from torch import Tensor
 
 from fleetfit.training import run_job
@@ -14,7 +15,7 @@ from fleetfit.values import Device, Failure, Local
 
 
 def at_once(epochs: int = 3, **more: Any) -> Local:
-    return Local(lr=0.5, epochs=epochs, batch_size=None, **more)
+    return plain(lr=0.5, epochs=epochs, batch_size=None, **more)
 
 
 def whole_batch(device: Device) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def test_value_comes_before_norm() -> None:
 def test_at_most_so_many_steps() -> None:
     federation, simulation = fleet()
     device = simulation.device(5)
-    local = Local(lr=0.1, epochs=4, batch_size=8)
+    local = plain(lr=0.1, epochs=4, batch_size=8)
     for most in (1, 3, 5):
         found = trained(job_for(federation, 5, 2, local=replace(local, max_steps=most)), device)
         assert found.metrics["steps"] == most
@@ -104,7 +105,7 @@ def test_a_look_at_every_third_step() -> None:
 def test_adam_along_a_cosine_is_torch_s() -> None:
     federation, simulation = fleet(norm=False)
     device = simulation.device(5)
-    local = Local(0.01, 7, None, weight_decay=0.1, max_steps=7, optimiser="adam", cosine=True)
+    local = Local(0.01, 7, None, weight_decay=0.1, max_steps=7, optimiser="adam", schedule_in_round="cosine")
     job = job_for(federation, 5, 2, local=local)
     leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
     adam = torch.optim.Adam(list(leaves.values()), lr=0.01, weight_decay=0.1)
@@ -121,9 +122,9 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
 
 def test_another_optimiser_is_refused() -> None:
     federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=Local(optimiser="adamw"))  # type: ignore[arg-type]
+    job = job_for(federation, 5, 2, local=Local(lr=0.1, optimiser="adagrad"))  # type: ignore[arg-type]
     reply, _ = run_job(job, simulation.device(5))
-    assert isinstance(reply, Failure) and 'must be "sgd" or "adam", got "adamw"' in reply.reason
+    assert isinstance(reply, Failure) and "must be one of sgd, adam, adamw, got 'adagrad'" in reply.reason
 
 
 def test_without_validation_data_nothing_stops() -> None:

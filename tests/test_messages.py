@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit.engines.flower.protocol import PROTOCOL, answer_of
 from fleetfit.errors import RunError, one_line
@@ -23,7 +23,7 @@ from fleetfit.messages import (
 )
 from fleetfit.rounds import start
 from fleetfit.submodel import FlatState, extract, flat_of
-from fleetfit.values import Failure, Job, Local, Update
+from fleetfit.values import Failure, Job, Update
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -87,7 +87,7 @@ def job_and_update() -> tuple[Job, Update]:
     server = start(federation)
     piece = federation.levels[1].submodel
     state = extract(federation.problem.layout, server.state, piece)
-    job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1, Local(lr=0.5, clip_norm=1.0))
+    job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1, plain(lr=0.5, clip_norm=1.0))
     return job, Update(3, 2, 4, 1, piece, piece, state, 10, {"loss": 0.5})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_train import job_for
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit import submodel
@@ -18,7 +18,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, HOOKS, Method, build, by_count, by_samples, hyperparameters, is_portable, uniform
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.values import Device, Job, Local, Update
+from fleetfit.values import Device, Job, Update
 
 # ---- parts, named as `test_method_spec:...` -------------------------------------------------
 
@@ -291,7 +291,7 @@ def test_both_parts_remember_and_find_their_own_again() -> None:
     spec = {"name": "test_method_spec:remembering_a", "plus": {"test_method_spec:remembering_b": {}}}
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
     engine = local_engine(simulation)
-    *_, _ = run(federation, engine, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
+    *_, _ = run(federation, engine, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
     kept = [kept["memory"] for kept in engine.save().values()]
     assert len(kept) == 3 and all(memory == {"a": 3, "b": 3} for memory in kept)
 
@@ -300,7 +300,7 @@ def test_feddyn_and_reefl_remember_side_by_side() -> None:
     """Two built-in parts keep something at the client, each under its own name, and none loses the other's."""
     spec = {"name": "reefl", "estimate": "kept", "plus": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
-    engine, settings = local_engine(simulation), Settings(2, Local(lr=0.1, batch_size=8))
+    engine, settings = local_engine(simulation), Settings(2, plain(lr=0.1, batch_size=8))
     kept = []
     for done in run(federation, engine, settings, start(federation)):
         assert not done.report["failures"]
@@ -361,7 +361,7 @@ def test_functions_without_an_import_path_work_on_local() -> None:
         {"name": "exclusivefl", "hooks": {"weight": "by_count"}},
     ):
         federation, simulation = tiny_federation(spec)
-        *_, last = run(federation, local_engine(simulation), Settings(2, Local(lr=0.1)), start(federation))
+        *_, last = run(federation, local_engine(simulation), Settings(2, plain(lr=0.1)), start(federation))
         assert not last.report["failures"]
         states.append(last.server.state)
     assert all(torch.equal(states[0][n], s[n]) for s in states[1:] for n in s)
@@ -372,6 +372,6 @@ def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
     engine = processes(simulation, workers=1)
     try:
         with pytest.raises(ConfigError, match='import paths.*engine.name = "local"'):
-            one_round(federation, engine, Settings(1, Local()), start(federation))
+            one_round(federation, engine, Settings(1, plain()), start(federation))
     finally:
         engine.close()

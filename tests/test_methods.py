@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_train import close, failed, job_for, last_exit, of_the_batch, plain_outputs, plain_sgd, trained
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.engines.local import InProcess as LocalEngine
@@ -396,7 +396,7 @@ def test_decoupled_levels_never_mix() -> None:
         mine = simulation.parts[client]["train"]
         y[mine] = (y[mine] + 1) % 4
     spoiled = replace(simulation, data=replace(simulation.data, y=y))
-    local, states = Local(lr=0.1, batch_size=8), []
+    local, states = plain(lr=0.1, batch_size=8), []
     for fleet in (simulation, spoiled):
         server = start(federation)
         for _ in range(2):

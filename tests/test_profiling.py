@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from test_profile import FACTS, TABLES, with_fleet
-from tiny import tiny_problem
+from tiny import plain, tiny_problem
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
@@ -31,7 +31,7 @@ from fleetfit.training.profiling import (
 from fleetfit.training.profiling.memory import ENVIRONMENT
 from fleetfit.training.profiling.started import ProfileRequest
 from fleetfit.training.profiling.steps import Timing, random_data
-from fleetfit.values import Job, Local
+from fleetfit.values import Job
 
 CPU = torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, which only Linux has")
@@ -40,7 +40,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from 
 def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
     before = beforehand(experiment_of({**TABLES, "model": {"name": model}}), FACTS)
     assert before.found.problem.spec is not None
-    local = Local(lr=1e-6, batch_size=16, momentum=0.9)
+    local = plain(lr=1e-6, batch_size=16, momentum=0.9)
     return ProfileRequest(before.found.problem.spec, before.method, before.found.levels[level].submodel, level, 4,
                           local, 16, **more)  # fmt: skip
 
@@ -100,8 +100,8 @@ def test_what_is_timed_is_the_methods_own_training(monkeypatch: pytest.MonkeyPat
     piece, data = problem.submodel(0.5, (1, 2)), random_data(problem, 4, 16, torch_rng("x"))
     state = steps.drawn(problem, piece)
     assert {name: tuple(t.shape) for name, t in state.items()} == problem.layout.shapes(piece.sizes, piece.exits)
-    job = Job("train", 0, 1, 0, 0, piece, state, {"name": "scalefl"}, seed=0, local=Local(lr=0.1, batch_size=16))
-    whole, _ = steps.run_job(Job(**{**vars(job), "local": Local(lr=0.1, batch_size=16, epochs=3)}),
+    job = Job("train", 0, 1, 0, 0, piece, state, {"name": "scalefl"}, seed=0, local=plain(lr=0.1, batch_size=16))
+    whole, _ = steps.run_job(Job(**{**vars(job), "local": plain(lr=0.1, batch_size=16, epochs=3)}),
                              steps.Device(problem, data))  # fmt: skip
     piece_here = steps_workpiece(problem, piece)
     steps.train(job, problem, data, CPU, steps.after(3))
@@ -303,7 +303,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
     before = beforehand(experiment_of(tables), facts)
     problem, level = before.found.problem, before.found.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
-    local = Local(lr=1e-6, batch_size=batch, momentum=0.9)
+    local = plain(lr=1e-6, batch_size=batch, momentum=0.9)
     found = measured(ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
     predicted = training_memory(problem.architecture, {**problem.layout.full_sizes, **level.submodel.sizes},
                                 level.submodel.exits, (3, 32, 32), batch)  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 import torch
 from run_folders import settings
 from test_methods import Recorded
-from tiny import tiny_federation, tiny_problem
+from tiny import plain, tiny_federation, tiny_problem
 
 import fleetfit as ff
 from fleetfit import errors, names
@@ -38,7 +38,7 @@ from fleetfit.method import HOOKS, build
 from fleetfit.planner import Targets
 from fleetfit.report import drawing
 from fleetfit.rounds import Round, Settings, one_round, run, start
-from fleetfit.values import Federation, Local, Simulation
+from fleetfit.values import Federation, Simulation
 
 ROOT = Path(__file__).parents[1]
 README, GUIDE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "guide.md").read_text()
@@ -267,7 +267,7 @@ def test_the_methods_on_the_page_are_those_in_the_repository(path):
 def trained_with(hooks: dict[str, str]) -> Round:
     """Train for three rounds with some hooks set."""
     federation, simulation = tiny_federation({"name": "fedavg", "hooks": hooks})
-    *_, last = run(federation, local_engine(simulation), Settings(3, Local(lr=0.2, epochs=2)), start(federation))
+    *_, last = run(federation, local_engine(simulation), Settings(3, plain(lr=0.2, epochs=2)), start(federation))
     assert not last.report["failures"]
     return last
 
@@ -275,7 +275,7 @@ def trained_with(hooks: dict[str, str]) -> Round:
 def recorded(federation: Federation, simulation: Simulation) -> list[typing.Any]:
     """Return the replies of a round."""
     engine = Recorded(simulation)
-    one_round(federation, engine, Settings(1), start(federation))
+    one_round(federation, engine, Settings(1, plain()), start(federation))
     return engine.replies
 
 

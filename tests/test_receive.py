@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from test_rounds import LOCAL, fleet, same
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, Method, build
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.submodel import flat_of
-from fleetfit.values import Federation, Local, Server, Update
+from fleetfit.values import Federation, Server, Update
 
 Updates = Iterator[Update]
 Receive = Callable[[Federation, Server, Updates], Iterable[Update]]
@@ -285,8 +285,8 @@ def test_workers_leave_out_with_the_same_bits() -> None:
     federation, simulation = tiny_federation(spec, dropout=0.2, cohort=6)
     ours, theirs = local_engine(simulation), processes(simulation, workers=2)
     try:
-        *_, expected = run(federation, ours, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
-        *_, found = run(federation, theirs, Settings(3, Local(lr=0.1, batch_size=8)), start(federation))
+        *_, expected = run(federation, ours, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
+        *_, found = run(federation, theirs, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
         assert same(expected.server.state, found.server.state)
         assert set(ours.save()) == set(theirs.save()) == {"0", "1", "2", "3", "5"}
     finally:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from test_train import close, last_exit, plain_sgd
-from tiny import tiny_data, tiny_parts, tiny_problem
+from tiny import plain, tiny_data, tiny_parts, tiny_problem
 
 from fleetfit import names
 from fleetfit.engines.local import local as local_engine
@@ -183,7 +183,7 @@ def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> No
     sizes = (5, 9, 16, 1, 28, 20)
     federation, simulation = fleet({"name": name}, sizes=sizes, norm=False)
     federation = replace(federation, cohort=len(sizes))
-    local = Local(lr=0.5, epochs=7, batch_size=3) if name == "fedsgd" else Local(lr=0.5, epochs=1, batch_size=None)
+    local = plain(lr=0.5, epochs=7, batch_size=3) if name == "fedsgd" else plain(lr=0.5, epochs=1, batch_size=None)
     state = start(federation).state
     pooled = torch.cat([part["train"] for part in simulation.parts])
     x, y = simulation.data.batch(pooled)
@@ -195,7 +195,7 @@ def test_one_batch_and_one_epoch_is_one_step_on_the_pooled_data(name: str) -> No
 def test_two_rounds_of_fedsgd_are_two_steps() -> None:
     federation, simulation = fleet({"name": "fedsgd"}, norm=False)
     federation = replace(federation, cohort=CLIENTS)
-    local = Local(lr=0.5)
+    local = plain(lr=0.5)
     pooled = simulation.data.batch(torch.cat([part["train"] for part in simulation.parts]))
     *_, last = run(federation, local_engine(simulation), Settings(2, local), start(federation))
     close(last.server.state, plain_sgd(start(federation).state, (3,), [pooled] * 2, last_exit, local))

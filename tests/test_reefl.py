@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny, tiny_federation
+from tiny import plain, tiny, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Mean
@@ -27,7 +27,7 @@ from fleetfit.rounds import Settings, counted, one_round, run, start
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import classification
 from fleetfit.training import run_job
-from fleetfit.values import Local, Update
+from fleetfit.values import Update
 
 SHAPE = (1, 8, 8)
 
@@ -422,7 +422,7 @@ def job_and_device(spec: Mapping[str, Any], client: int = 2) -> Any:
         def accept(self, update: Any) -> None:
             pass
 
-    one_round(federation, Engine(), Settings(1, Local(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
+    one_round(federation, Engine(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
     job = next(j for j in seen if len(j.submodel.exits) == 3)
     return job, simulation.device(job.client), build(spec)
 
@@ -535,7 +535,7 @@ def test_the_distillation_grows_over_rounds() -> None:
 
 def test_teachers_are_counted_by_level_in_the_report() -> None:
     federation, simulation = tiny_federation({"name": "reefl"}, clients=6, cohort=6)
-    *_, last = run(federation, local_engine(simulation), Settings(2, Local(lr=0.1, batch_size=8)), start(federation))
+    *_, last = run(federation, local_engine(simulation), Settings(2, plain(lr=0.1, batch_size=8)), start(federation))
     counts = last.report["counts"]["teachers"]
     assert set(counts) == {"1", "2", "3"} and set(counts["3"]) == {"1", "2", "3"} and set(counts["1"]) == {"1"}
     steps = [math.ceil(len(simulation.parts[c]["train"]) / 8) for c in range(6)]
@@ -574,7 +574,7 @@ def test_ree_belongs_to_every_sub_model_and_unused_rows_to_nobody() -> None:
             engine.accept(update)
 
     server = start(federation)
-    after, _ = one_round(federation, Watching(), Settings(1, Local(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
+    after, _ = one_round(federation, Watching(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
     mean = Mean(problem.layout, torch.device("cpu"))
     for update in seen:
         mean.add(update.submodel, update.state, update.num_examples)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from test_train import close, job_for, last_exit, plain_sgd
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.engines.local import InProcess as LocalEngine
@@ -20,9 +20,9 @@ from fleetfit.messages import job_nest, pack, reply_nest
 from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, canonical, one_round, run, start
 from fleetfit.submodel import Submodel, extract
-from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Server, Simulation, Update
+from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Simulation, Update
 
-LOCAL = Local(lr=0.1, batch_size=8)
+LOCAL = plain(lr=0.1, batch_size=8)
 Reply = Update | Failure
 
 
@@ -197,7 +197,7 @@ def test_a_diverging_client_is_refused_and_the_others_count() -> None:
 def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> None:
     federation, simulation = fleet()
     first = start(federation)
-    settings = Settings(20, Local(lr=1e30, epochs=4, batch_size=8), patience=3)
+    settings = Settings(20, plain(lr=1e30, epochs=4, batch_size=8), patience=3)
     left: list[Round] = []
 
     def through() -> None:
@@ -423,15 +423,15 @@ def test_the_schedule_multiplies_the_learning_rate() -> None:
     """One client, one step a round, no norm layers: w <- w - lr f(r) g(w), with factors 1, 0 and 1/4."""
     federation, simulation = fleet("fedsgd", choose=choosing(2), norm=False, hooks={"weight": "by_count"})
     factors = (1.0, 0.0, 0.25)
-    settings = Settings(3, Local(lr=0.4), lambda r: factors[r])
+    settings = Settings(3, plain(lr=0.4), lambda r: factors[r])
     done = list(run(federation, local_engine(simulation), settings, start(federation)))
     assert [d.report["lr"] for d in done] == [0.4, 0.0, 0.1]
     assert same(done[0].server.state, done[1].server.state)
     data = simulation.device(2).data
     batch = data.batch(data.split("train"))
-    one = plain_sgd(start(federation).state, (1, 2, 3), [batch], last_exit, Local(lr=0.4))
+    one = plain_sgd(start(federation).state, (1, 2, 3), [batch], last_exit, plain(lr=0.4))
     close(done[0].server.state, one)
-    close(done[2].server.state, plain_sgd(one, (1, 2, 3), [batch], last_exit, Local(lr=0.1)))
+    close(done[2].server.state, plain_sgd(one, (1, 2, 3), [batch], last_exit, plain(lr=0.1)))
 
 
 def test_evaluations_on_the_way_and_at_the_end() -> None:

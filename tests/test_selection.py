@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import spec_of, tiny_federation
+from tiny import plain, spec_of, tiny_federation
 
 from fleetfit import names
 from fleetfit.aggregate import Aggregate
@@ -24,10 +24,10 @@ from fleetfit.seeds import numpy_rng
 from fleetfit.selection import _directions, diversity, rl
 from fleetfit.selection._drawing import best, by_weight
 from fleetfit.submodel import Submodel, extract, flat_of, put_back, whole
-from fleetfit.values import Availability, Failure, Federation, Local, Server, Simulation, Update
+from fleetfit.values import Availability, Failure, Federation, Server, Simulation, Update
 
 CHOICES = names.available("selection")
-LOCAL = Local(lr=0.1, batch_size=8)
+LOCAL = plain(lr=0.1, batch_size=8)
 NOTHING = Aggregate({}, {})
 WEIGHTS = np.array([1.0, 2.0, 3.0, 6.0])
 

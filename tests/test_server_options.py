@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from test_train import close, last_exit, plain_sgd
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
@@ -17,7 +17,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.method import build, by_count
 from fleetfit.rounds import Settings, one_round, start
-from fleetfit.values import Federation, Local, Server, Simulation
+from fleetfit.values import Federation, Server, Simulation
 
 # the means of two rounds; None: nobody trained the element
 ROUNDS = [[1.5, None, 0.2], [1.0, 3.0, None]]
@@ -123,7 +123,7 @@ def test_a_hyperparameter_out_of_range_is_a_sentence(option: str, values: dict[s
 
 # ---- FedDyn against a plain run ----------------------------------------------------------------------------------
 
-LOCAL = Local(lr=0.05, epochs=3, batch_size=None)
+LOCAL = plain(lr=0.05, epochs=3, batch_size=None)
 CHOSEN = {0: [0, 1, 2, 3], 1: [1, 2], 2: [0, 2, 5]}
 
 
@@ -193,7 +193,7 @@ def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:
     assert federation.method.weight is by_count
     engine, server = local_engine(simulation), start(federation)
     for _ in range(4):
-        server, report = one_round(federation, engine, Settings(4, Local(lr=0.05, batch_size=8)), server)
+        server, report = one_round(federation, engine, Settings(4, plain(lr=0.05, batch_size=8)), server)
         assert not report["failures"]
     assert all(bool(torch.isfinite(t).all()) for t in server.state.values())
 
@@ -208,7 +208,7 @@ def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
         federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
         engine, server = local_engine(simulation), start(federation)
         for _ in chosen:
-            server, report = one_round(federation, engine, Settings(3, Local(lr=0.1, batch_size=None)), server)
+            server, report = one_round(federation, engine, Settings(3, plain(lr=0.1, batch_size=None)), server)
             assert not report["failures"]
         return server
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from test_rounds import LOCAL, Meddling, fleet, same, shortened
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit.aggregate import Aggregate, Mean, applied
 from fleetfit.cli.display import Rounds
@@ -20,7 +20,7 @@ from fleetfit.evaluate import moments
 from fleetfit.method import coverage_mean, take_mean
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.submodel import FlatState, flat_of
-from fleetfit.values import Failure, Federation, Local, Server, Update
+from fleetfit.values import Failure, Federation, Server, Update
 
 Reports = Sequence[Update | Failure]
 
@@ -314,7 +314,7 @@ def test_ordinary_runs_never_undo() -> None:
     for spec in ({"name": "decoupled", "plus": {"fedadam": {}}}, {"name": "inclusivefl", "plus": {"fedavgm": {}}},
                  {"name": "scalefl", "plus": {"feddyn": {}}}, {"name": "adaptivefl"}):  # fmt: skip
         federation, simulation = tiny_federation(spec)
-        for done in run(federation, local_engine(simulation), Settings(3, Local(lr=0.05)), start(federation)):
+        for done in run(federation, local_engine(simulation), Settings(3, plain(lr=0.05)), start(federation)):
             assert "undone" not in done.report and done.report["train"]["clients"], spec
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import spec_of, tiny, tiny_data, tiny_parts
+from tiny import plain, spec_of, tiny, tiny_data, tiny_parts
 from torch import Tensor, nn
 
 from fleetfit import names
@@ -22,7 +22,7 @@ from fleetfit.method import build
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, start
 from fleetfit.tasks import multi_label, next_token, regression, task_named
-from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Local, Problem, Simulation
+from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 
 # ---- formulas ----------------------------------------------------------------------------------------------------
 
@@ -176,9 +176,9 @@ def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
     federation, simulation = made(task, spec_of(name))
     wanted = EvaluationScope(Evaluation(batch_size=64), statistics_samples=200)
-    settings = Settings(12, Local(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
+    settings = Settings(12, plain(lr=0.1, epochs=3, batch_size=8, momentum=0.9), wanted=wanted)
     if name == "fedsgd":
-        settings = replace(settings, rounds=60, local=Local(lr=0.5))
+        settings = replace(settings, rounds=60, local=plain(lr=0.5))
     *_, last = run(federation, local_engine(simulation), settings, start(federation))
     assert not last.report["failures"]
     columns = last.report["evaluate"]["static"]

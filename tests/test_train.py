@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.engines.local import local as local_engine
@@ -134,11 +134,11 @@ def with_train(simulation: Simulation, client: int, n: int) -> Device:
 @pytest.mark.parametrize(
     "local",
     [
-        Local(lr=0.1),
-        Local(lr=0.1, momentum=0.9),
-        Local(lr=0.1, momentum=0.9, weight_decay=0.05),
-        Local(lr=0.5, clip_norm=0.05),
-        Local(lr=0.5, momentum=0.5, weight_decay=0.1, clip_norm=0.1),
+        plain(lr=0.1),
+        plain(lr=0.1, momentum=0.9),
+        plain(lr=0.1, momentum=0.9, weight_decay=0.05),
+        plain(lr=0.5, clip_norm=0.05),
+        plain(lr=0.5, momentum=0.5, weight_decay=0.1, clip_norm=0.1),
     ],
     ids=str,
 )
@@ -178,7 +178,7 @@ class Idle(nn.Module):
 
 def test_what_a_gradient_reaches_once_counts_as_trained() -> None:
     federation, simulation = fleet({"name": Method(loss=lambda job, device: Idle())})
-    many = replace(Local(lr=0.1, weight_decay=0.1), epochs=3, batch_size=None)
+    many = replace(plain(lr=0.1, weight_decay=0.1), epochs=3, batch_size=None)
     assert trained(job_for(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
     one = trained(job_for(federation, 5, 2, local=replace(many, epochs=1)), simulation.device(5))
     assert set(one.untrained) == {f"heads.{e}.{kind}" for e in (1, 2) for kind in ("weight", "bias")}
@@ -188,7 +188,7 @@ def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
     """With FedAvg's loss only level 1 trains classifier 1: it is level 1's, whatever others that have it sent back."""
     federation, simulation = fleet(clients=3, cohort=3)
     server, seen = start(federation), {}
-    settings = Settings(1, Local(lr=0.1, weight_decay=0.1, batch_size=None))
+    settings = Settings(1, plain(lr=0.1, weight_decay=0.1, batch_size=None))
     engine = local_engine(simulation)
 
     class Watching:
@@ -214,7 +214,7 @@ def test_the_average_counts_those_only_whom_a_gradient_reached() -> None:
 def test_clipping_bounds_the_step() -> None:
     """One step of length lr * clip_norm, whatever the gradient: |w' - w| = 1 * 0.01."""
     federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=Local(lr=1.0, batch_size=None, clip_norm=0.01))
+    job = job_for(federation, 5, 2, local=plain(lr=1.0, batch_size=None, clip_norm=0.01))
     found = trained(job, simulation.device(5)).state
     length = sum(((found[n] - job.state[n]).double() ** 2).sum() for n in found) ** 0.5
     assert float(length) == pytest.approx(0.01, rel=1e-3)
@@ -253,7 +253,7 @@ def test_batches(n: int, size: int | None, expected: list[int]) -> None:
     """Each sample exactly once per epoch, in an order of its own; a last batch of one sample joins the batch before
     it.
     """
-    seen, every = batches_seen(n, Local(lr=0.01, epochs=3, batch_size=size))
+    seen, every = batches_seen(n, plain(lr=0.01, epochs=3, batch_size=size))
     assert [len(x) for x in seen] == expected * 3
     epochs = [torch.cat(seen[i * len(expected) : (i + 1) * len(expected)]) for i in range(3)]
     assert len(set(rows(every))) == n
@@ -263,7 +263,7 @@ def test_batches(n: int, size: int | None, expected: list[int]) -> None:
 
 
 def test_the_order_of_batches_is_the_seed_s() -> None:
-    local = Local(lr=0.01, batch_size=4)
+    local = plain(lr=0.01, batch_size=4)
     first, _ = batches_seen(16, local)
     again, _ = batches_seen(16, local)
     other, _ = batches_seen(16, local, seed=8)
@@ -284,7 +284,7 @@ def test_the_reported_loss_is_the_mean_over_samples() -> None:
     """Without a step (lr = 0) and without norm layers: batches of 8, 8 and 2 must not count alike."""
     federation, simulation = fleet(norm=False)
     device = with_train(simulation, 5, 18)
-    job = job_for(federation, 5, 2, local=Local(lr=0.0, batch_size=8))
+    job = job_for(federation, 5, 2, local=plain(lr=0.0, batch_size=8))
     x, y = device.data.batch(device.data.split("train"))
     expected = F.cross_entropy(plain_outputs(job.state, x, (3,))[-1], y)
     update = trained(job, device)
@@ -297,7 +297,7 @@ def test_the_reported_loss_is_the_mean_over_samples() -> None:
 def test_a_job_leaves_nothing_behind_for_the_next_one() -> None:
     """Modules, gradients and generators are reused; a job between two equal ones changes nothing."""
     federation, simulation = fleet(dropout=0.3)
-    local = Local(lr=0.1, momentum=0.9, batch_size=8)
+    local = plain(lr=0.1, momentum=0.9, batch_size=8)
     first = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
     trained(job_for(federation, 2, 2, local=local, seed=9), simulation.device(2))
     run_job(job_for(federation, 5, 2, kind="evaluate"), simulation.device(5))
@@ -309,7 +309,7 @@ def test_a_job_leaves_nothing_behind_for_the_next_one() -> None:
 
 def test_dropout_draws_from_the_job_s_seed() -> None:
     """All samples at once and no dropout: the seed moves only roundings; with dropout it moves more."""
-    local = Local(lr=0.1, batch_size=None)
+    local = plain(lr=0.1, batch_size=None)
     for dropout, differs in ((0.0, False), (0.5, True)):
         federation, simulation = fleet(dropout=dropout)
         a, b = (trained(job_for(federation, 5, 2, local=local, seed=s), simulation.device(5)) for s in (7, 8))
@@ -328,7 +328,7 @@ def test_failures_say_why() -> None:
     federation, simulation = fleet()
     assert "no training data" in failed(job_for(federation, 5, 2), with_train(simulation, 5, 0))
     assert "value per channel" in failed(job_for(federation, 5, 2), with_train(simulation, 5, 1))
-    assert "diverged" in failed(job_for(federation, 5, 2, local=Local(lr=1e30, epochs=5)), simulation.device(5))
+    assert "diverged" in failed(job_for(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
     spec = {"name": "fedavg", "hooks": {"adapt": declining}}
     assert "declined" in failed(job_for(federation, 5, 2, method=spec), simulation.device(5))
     assert "fedavgg" in failed(job_for(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
@@ -336,9 +336,9 @@ def test_failures_say_why() -> None:
 
 def test_a_job_that_failed_spoils_no_later_one() -> None:
     federation, simulation = fleet()
-    local = Local(lr=0.1, batch_size=8)
+    local = plain(lr=0.1, batch_size=8)
     before = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
-    failed(job_for(federation, 5, 2, local=Local(lr=1e30, epochs=5)), simulation.device(5))
+    failed(job_for(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
     after = trained(job_for(federation, 5, 2, local=local), simulation.device(5))
     assert all(torch.equal(before.state[n], after.state[n]) for n in before.state)
 
@@ -346,7 +346,7 @@ def test_a_job_that_failed_spoils_no_later_one() -> None:
 def test_one_sample_trains_where_no_norm_needs_more() -> None:
     federation, simulation = fleet(norm=False)
     device = with_train(simulation, 5, 1)
-    job = job_for(federation, 5, 2, local=Local(lr=0.1))
+    job = job_for(federation, 5, 2, local=plain(lr=0.1))
     expected = plain_sgd(job.state, (1, 2, 3), [device.data.batch(device.data.split("train"))], last_exit, job.local)
     close(trained(job, device).state, expected)
 
@@ -459,7 +459,7 @@ def test_one_image_alone_is_classified_as_in_a_batch() -> None:
 def test_evaluation_leaves_the_norm_layers_as_they_were() -> None:
     """Training after a static evaluation still uses each batch's own moments."""
     federation, simulation = fleet()
-    job = job_for(federation, 5, 2, local=Local(lr=0.1, batch_size=8))
+    job = job_for(federation, 5, 2, local=plain(lr=0.1, batch_size=8))
     before = trained(job, simulation.device(5))
     found, _ = statistics(federation, Inline(simulation), start(federation), ALL)
     run_job(job_for(federation, 5, 2, kind="evaluate", statistics=found[2]), simulation.device(5))

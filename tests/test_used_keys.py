@@ -229,15 +229,21 @@ VALUES: dict[str, Any] = {
     "method.name": "heterofl",
     "method.plus": {"fedprox": {"mu": 0.2}},
     "method.hooks": {"channels": "random"},
+    "local.optimiser": "adamw",
     "local.epochs": 2,
     "local.batch_size": 9,
     "local.lr": 0.05,
     "local.momentum": 0.4,
-    "local.weight_decay": 0.01,
+    "local.nesterov": True,
+    "local.betas": [0.8, 0.9],
+    "local.eps": 1e-4,
+    "local.weight_decay": 0.02,
     "local.clip_norm": 2.0,
     "local.clip_value": 2.0,
     "local.max_steps": 3,
     "local.patience": 2,
+    "local.check_every": 3,
+    "local.schedule_in_round": "cosine",
     "local.compress": "int8",
     "local.schedule.at": [1],
     "local.schedule.factor": 0.3,
@@ -397,6 +403,8 @@ def test_every_key_beside_every_method(method: str, context: str) -> None:
     assert found["cohort.late"] == ("said" if context == "tiny" else "used")
     assert found["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
     assert found["local.epochs"] == ("said" if method == "fedsgd" else "used")
+    assert found["local.optimiser"] == "used" and found["local.betas"] == "refused", "its keys go with an optimiser"
+    assert found["local.check_every"] == "said", "there is no patience"
 
 
 @pytest.mark.parametrize("kind", ["options", "selection"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from same_bits import SETTINGS, fleets
 from sampling import some_quick
 from test_messages import nests
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.data import Data
@@ -50,7 +50,7 @@ FEDERATION, SIMULATION = tiny_federation({"name": "fedavg"})
 def job_of(kind: str, level: int = 1) -> Job:
     piece = FEDERATION.levels[level].submodel
     state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)
-    return Job(kind, 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, level, Local(lr=0.1),
+    return Job(kind, 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, level, plain(lr=0.1),
                Evaluation(norm="batch", split="train", samples=20))  # fmt: skip
 
 
@@ -280,11 +280,16 @@ def test_a_reason_is_one_line() -> None:
         ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels that the model does not have"),
         ({"submodel": Submodel({"b": (0, 1, 3, 4)}, (1, 2))}, "whole granules"),
         ({"submodel": Submodel({}, (9,))}, "exits that the model does not have"),
-        ({"local": Local(lr=math.nan)}, "its lr"), ({"local": Local(epochs=0)}, "its epochs"),
-        ({"local": Local(epochs="9")}, "its epochs"), ({"local": Local(batch_size=-1)}, "its batch_size"),
-        ({"local": Local(clip_norm="x")}, "its clip_norm"), ({"local": Local(late="now")}, "expected one of"),
-        ({"local": Local(optimiser=["sgd"])}, "expected one of"), ({"local": Local(compress="zip")}, "expected one of"),
-        ({"local": Local(cosine=1)}, "true or false"), ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
+        ({"local": plain(lr=math.nan)}, "its lr"), ({"local": plain(epochs=0)}, "its epochs"),
+        ({"local": plain(epochs="9")}, "its epochs"), ({"local": plain(batch_size=-1)}, "its batch_size"),
+        ({"local": plain(clip_norm="x")}, "its clip_norm"), ({"local": plain(late="now")}, "expected one of"),
+        ({"local": Local(optimiser=["sgd"])}, "expected one of"), ({"local": plain(compress="zip")}, "expected one of"),
+        ({"local": plain(schedule_in_round=1)}, "expected one of"), ({"local": plain(nesterov=1)}, "true or false"),
+        ({"local": plain(momentum=-1)}, "its momentum"),
+        ({"local": Local(optimiser="adam", betas=(0.9, 1.0))}, "its betas"),  # type: ignore[arg-type]
+        ({"local": Local(optimiser="adamw", betas=("0", 0.9))}, "its betas"),  # type: ignore[arg-type]
+        ({"local": Local(optimiser="adam", eps=-1)}, "its eps"), ({"local": plain(check_every=0)}, "its check_every"),
+        ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
         ({"evaluation": Evaluation(split="all")}, "expected one of"),
         ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
     ],

@@ -13,7 +13,12 @@ from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.method import build, modelled
 from fleetfit.planner import Targets
 from fleetfit.tasks import classification
-from fleetfit.values import Clients, DeviceResources, Federation, Level, Problem, Simulation
+from fleetfit.values import Clients, DeviceResources, Federation, Level, Local, Problem, Simulation
+
+
+def plain(lr: float = 0.1, epochs: int = 1, batch_size: int | None = 16, **settings: Any) -> Local:
+    """Return settings of local training without momentum and decay, unless they are given, and of one epoch."""
+    return Local(lr, epochs, batch_size, **{"momentum": 0.0, "weight_decay": 0.0, **settings})
 
 
 class TinyNet(ExitModel):

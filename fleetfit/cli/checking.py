@@ -194,7 +194,7 @@ def _step(problem: Problem, level: Level, state: State, data: Data) -> tuple[flo
 def _job(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, State, float]:
     """Run one training step as a client would; return its loss, the state after it, and the time in seconds."""
     job = Job("train", 0, 1, 0, 0, level.submodel, state, {"name": "scalefl"}, seed=0,
-              local=Local(lr=_LR, epochs=1, batch_size=None))  # fmt: skip
+              local=Local(lr=_LR, epochs=1, batch_size=None, momentum=0.0, weight_decay=0.0))  # fmt: skip
     began = time.perf_counter()
     try:
         done, _ = run_job(job, Device(problem, data))

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fleetfit.config.schema import (
     DriftSection,
     EvaluateSection,
     Experiment,
+    LocalSection,
     ServerDataSection,
 )
 from fleetfit.config.speeds import speeds_of
@@ -60,6 +61,7 @@ from fleetfit.values import (
     Simulation,
     tuned,
 )
+from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS, moments_of
 
 # ---- what a method needs of a run, checked before anything is loaded -----------------------------------------------
 
@@ -302,7 +304,13 @@ def _assembled(experiment: Experiment, base: State | None) -> Assembly:
     parts = divided(experiment, data)
     size = _batch_size(experiment, parts)
     found = planned(
-        experiment, data, method_spec, lambda p: fleet_of(experiment.fleet, p, len(parts), experiment.seed, size), base
+        experiment,
+        data,
+        method_spec,
+        lambda p: fleet_of(
+            experiment.fleet, p, len(parts), experiment.seed, size, moments_of(experiment.local.optimiser)
+        ),
+        base,
     )
     problem, fleet, levels = found.problem, found.fleet, found.levels
     simulation = Simulation(problem, data, parts, resources_of(experiment, fleet), unlabelled=own)
@@ -471,14 +479,22 @@ def settings_of(experiment: Experiment) -> Settings:
         clients=evaluate.clients,
         always=evaluate.whole,
     )
-    size = None if local.batch_size == "all" else int(local.batch_size)
     deadline_s = experiment.cohort.deadline_s
     late = CohortSection().late if deadline_s is None else experiment.cohort.late
-    training = Local(
-        local.lr, local.epochs, size, local.momentum, local.weight_decay, local.clip_norm, local.clip_value,
-        local.max_steps, local.patience, deadline_s, late,
-        compress=local.compress,
-    )  # fmt: skip
+    training = replace(local_of(local), deadline_s=deadline_s, late=late)
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     schedule(0)  # which reads its keys
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)
+
+
+def local_of(section: LocalSection) -> Local:
+    """Return the settings of local training that a section gives: every field that has a key of its name."""
+    keys = LocalSection.model_fields.keys() & {field.name for field in fields(Local)}
+    unread = set() if section.patience is not None else {"check_every"}  # nobody looks, so it says nothing
+    given = {key: getattr(section, key) for key in keys - unread - _unset(section)}
+    return Local(**{**given, "batch_size": None if section.batch_size == "all" else section.batch_size})
+
+
+def _unset(section: LocalSection) -> set[str]:
+    """Return the keys of other optimisers."""
+    return set(OF_OPTIMISERS) - OPTIMISERS[section.optimiser].keys()

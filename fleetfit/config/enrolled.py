@@ -37,6 +37,7 @@ from fleetfit.planner import budgets_by_cost
 from fleetfit.submodel import Submodel
 from fleetfit.training import notes_on_start
 from fleetfit.values import Clients, DataDescription, Device, Federation, Level, Local, NodeDescription, Problem
+from fleetfit.values.local import moments_of
 
 # ---- the levels of a run before there are data: for a device that wants to know what each of them would cost it ----
 
@@ -71,7 +72,9 @@ class Beforehand:
         """Return the bytes that a training step of a level should take, with all the exits that it trains."""
         problem, piece = self.found.problem, level.submodel
         sizes = {**problem.layout.full_sizes, **piece.sizes}
-        return training_memory(problem.architecture, sizes, piece.exits, problem.input_shape, self.batch_size)
+        return training_memory(
+            problem.architecture, sizes, piece.exits, problem.input_shape, self.batch_size, self.local.moments
+        )
 
 
 def beforehand(experiment: Experiment, facts: DataDescription | None = None) -> Beforehand:
@@ -101,7 +104,11 @@ def beforehand(experiment: Experiment, facts: DataDescription | None = None) -> 
             "--set local.batch_size=64."
         )
     found = planned(
-        experiment, data, method_spec, lambda p: fleet_of(experiment.fleet, p, clients, experiment.seed, size), base={}
+        experiment,
+        data,
+        method_spec,
+        lambda p: fleet_of(experiment.fleet, p, clients, experiment.seed, size, moments_of(experiment.local.optimiser)),
+        base={},
     )
     return Beforehand(experiment, data, found, method_spec, settings_of(experiment).local, size)
 
@@ -186,7 +193,7 @@ def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[Node
     cost = experiment.fleet.cost
     size = experiment.local.batch_size
     largest = max(1, *(one.num_examples for one in told)) if size == "all" else int(size)
-    conditions = Conditions(largest, dict(experiment.fleet.measured))
+    conditions = Conditions(largest, dict(experiment.fleet.measured), moments_of(experiment.local.optimiser))
     whole: Piece = ({}, (problem.architecture.blocks,))
 
     def full(name: str) -> float:

@@ -60,7 +60,7 @@ class DeviceBudgets:
 
 
 def fleet_of(
-    section: FleetSection, problem: Problem, clients: int, seed: int, batch_size: int = BATCH_SIZE
+    section: FleetSection, problem: Problem, clients: int, seed: int, batch_size: int = BATCH_SIZE, moments: int = 1
 ) -> DeviceBudgets:
     """Deal clients to budget groups; see the module's docstring for the rule.
 
@@ -70,10 +70,11 @@ def fleet_of(
         clients: How many there are.
         seed: The run's.
         batch_size: Samples in a training step, for budgets of memory.
+        moments: Numbers that the optimiser keeps of each trained parameter, for the same.
     """
     with used.looking():  # whether its levels are used is for the method to say
         plan = saved_plan(section)
-    conditions = Conditions(batch_size, {**(plan.measured if plan else {}), **section.measured})
+    conditions = Conditions(batch_size, {**(plan.measured if plan else {}), **section.measured}, moments)
     whole: Piece = ({}, (problem.architecture.blocks,))
 
     def full(cost: str) -> float:

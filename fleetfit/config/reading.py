@@ -1,9 +1,9 @@
 """Run files, overrides and keyword arguments become an `Experiment`; every mistake is a sentence with its place.
 
 Sections are merged key by key, so an override changes one key and leaves the rest. One rule goes beyond that: where an
-override names another method, model, mode of tuning, data set, engine, partition or schedule, the keys that belonged to
-the old one go with it; options and single hooks, which go with any method, stay. Overrides and keywords are laid over
-each other first, so none of them is lost by the order in which they are given.
+override names another method, model, mode of tuning, data set, engine, partition, optimiser or schedule, the keys that
+belonged to the old one go with it; options and single hooks, which go with any method, stay. Overrides and keywords are
+laid over each other first, so none of them is lost by the order in which they are given.
 
 `fleetfit profile` writes such files. A node's configuration and the groups of a run file name them instead of amounts.
 """
@@ -20,12 +20,13 @@ import pydantic
 
 from fleetfit import names
 from fleetfit.config import schema as schedules
-from fleetfit.config.schema import Experiment, GroupSection, Overrides, ProfileSection
+from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
 from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError, did_you_mean, shown
+from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 # ---- tables are held against the schema; every mistake names its place and the nearest valid key -------------------
 
@@ -44,8 +45,26 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both.")
+    _check_optimiser(experiment.local)
     check_profiles(experiment.fleet)
     return experiment
+
+
+def _check_optimiser(local: LocalSection) -> None:
+    """Refuse keys that the optimiser does not take.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if local.foreign:
+        key, takes = local.foreign[0], ", ".join(OPTIMISERS[local.optimiser])
+        others = " and ".join(f'"{name}"' for name, own in OPTIMISERS.items() if key in own)
+        raise ConfigError(
+            f'[local] {key}: optimiser = "{local.optimiser}" takes {takes}; {key} is a key of {others}. Leave it out, '
+            "or choose another optimiser."
+        )
+    if local.nesterov and not local.momentum:
+        raise ConfigError("[local] nesterov: there is no momentum to look ahead with; raise momentum, or leave it out.")
 
 
 def _check_finite(value: Any, place: tuple[str, ...]) -> None:
@@ -223,10 +242,12 @@ def read_budget(path: Path) -> dict[str, Any]:
 # ---- merging -------------------------------------------------------------------------------------------------------
 
 _CHOOSER = {"data": "name", "model": "name", "tuning": "name", "method": "name", "engine": "name",
-            "data.partition": "kind", "data.server": "name", "local.schedule": "kind",
-            "cohort.choose": "name"}  # fmt: skip
+            "data.partition": "kind", "data.server": "name", "local": "optimiser",
+            "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
+# keys of the section itself, whatever it names
 _STAYS = {"data": {"partition", "server"}, "engine": {"device"},
-          "method": {"plus", "hooks"}}  # fmt: skip  # keys of the section itself, whatever it names
+          "method": {"plus", "hooks"},
+          "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
 _PLUGINS = ("data.name", "data.server.name", "model.name", "tuning.name", "method.name", "engine.name", "cohort.choose")
 
 # ---- from files --------------------------------------------------------------------------------------------------
@@ -480,7 +501,7 @@ def _as_section(key: str, value: Any) -> Any:
         if isinstance(value.get("name"), str) or "name" not in value:
             return dict(value)
         return {**value, "name": _import_path(value["name"])}
-    return {"name": _import_path(value)} if key in _CHOOSER else value
+    return {"name": _import_path(value)} if _CHOOSER.get(key) == "name" else value
 
 
 def _import_path(thing: Any) -> Any:

@@ -10,7 +10,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from fleetfit.config.availability import AvailabilitySection
-from fleetfit.config.section import Count, Fraction, Norm, NotNegative, Open, Positive, Probability, Section, Unit
+from fleetfit.config.section import (
+    Below1,
+    Count,
+    Fraction,
+    Norm,
+    NotNegative,
+    Open,
+    Positive,
+    Probability,
+    Section,
+    Unit,
+)
+from fleetfit.values import Local
+from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 # ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
 
@@ -280,19 +293,42 @@ class MethodSection(Open):
 
 
 class LocalSection(Section):
-    """`[local]`: training on a client."""
+    """`[local]`: training on a client. Defaults and meanings are those of `fleetfit.values.Local`.
 
-    epochs: Count = 5
-    batch_size: Count | Literal["all"] = 16
-    lr: Positive = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: NotNegative = 5e-4
-    clip_norm: Positive | None = None
-    clip_value: Positive | None = None
-    max_steps: Count | None = None
-    patience: Count | None = None
-    compress: Literal["float16", "int8"] | None = None
+    Attributes:
+        lr: In the first round; `schedule` says how it goes on.
+        schedule: Of the learning rate, over the rounds.
+    """
+
+    optimiser: Literal["sgd", "adam", "adamw"] = Local.optimiser
+    epochs: Count = Local.epochs
+    batch_size: Count | Literal["all"] = Field(default_factory=lambda: Local.batch_size or "all")
+    lr: Positive = Local.lr
+    momentum: Below1 = Local.momentum
+    nesterov: bool = Local.nesterov
+    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = Local.betas
+    eps: Positive = Local.eps
+    weight_decay: NotNegative = Local.weight_decay
+    clip_norm: Positive | None = Local.clip_norm
+    clip_value: Positive | None = Local.clip_value
+    max_steps: Count | None = Local.max_steps
+    patience: Count | None = Local.patience
+    check_every: Count | None = Local.check_every
+    compress: Literal["float16", "int8"] | None = Local.compress
     schedule: Schedule = Field(default_factory=Constant)
+    schedule_in_round: Literal["constant", "cosine"] = Local.schedule_in_round
+
+    def model_post_init(self, context: Any) -> None:
+        """Fill in the defaults of the optimiser."""
+        for key, default in OPTIMISERS[self.optimiser].items():
+            if key not in self.model_fields_set:
+                self.__dict__[key] = default
+
+    @property
+    def foreign(self) -> list[str]:
+        """The keys that were given, and that this optimiser does not take."""
+        own = OPTIMISERS[self.optimiser]
+        return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in own]
 
 
 class CohortSection(Section):
@@ -311,7 +347,7 @@ class CohortSection(Section):
     fraction: Fraction | None = None
     count: Count | None = None
     deadline_s: Positive | None = None
-    late: Literal["shallower", "stop", "drop"] = "shallower"
+    late: Literal["shallower", "stop", "drop"] = Local.late
 
 
 class EngineSection(Open):

@@ -22,6 +22,7 @@ _ELSEWHERE = ("name", "compare", "checkpoint", "engine")
 
 _WHY = {
     "cohort.late": "there is no deadline_s",
+    "local.check_every": "there is no patience",
     "cohort.fraction": "count says how many",
     "data.server": "the server trains in methods such as feddf only",
     "evaluate.statistics_samples": 'norms has no "static"',
@@ -64,7 +65,7 @@ def unused_of(
     parts = unused_parts(spec)
     with used.looking():
         unread = {key: _why(key, on_a_fleet) for key in _unread(experiment, found, "")}
-        default = LocalSection()
+        default = LocalSection(optimiser=experiment.local.optimiser)
         found_idle = {
             _in_file(key, experiment): why
             for key, why in (found.idle | parts).items()

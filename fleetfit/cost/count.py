@@ -29,12 +29,14 @@ class Conditions:
 
     Attributes:
         batch_size: Samples in one training step, which memory depends on.
+        moments: Numbers that the optimiser keeps of each trained parameter, which memory depends on: one of SGD.
         measured: What was measured on a machine, by what it is. Measuring adds to it and never measures twice, so that
             a run can record it and be taken up again with the same numbers.
     """
 
     batch_size: int = BATCH_SIZE
     measured: dict[str, list[float]] = field(default_factory=dict, hash=False, compare=False)
+    moments: int = 1
 
 
 # ---- counting ------------------------------------------------------------------------------------------------------

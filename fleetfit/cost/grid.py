@@ -1,7 +1,7 @@
 """Many sub-models: the costs of every depth and width of an architecture, by parts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def _size_bytes(
 def _memory_bytes(
     a: Architecture, sizes: Sizes, exits: tuple[int, ...], shape: tuple[int, ...], conditions: Conditions
 ) -> float:
-    return training_memory(a, sizes, exits, shape, conditions.batch_size)
+    return training_memory(a, sizes, exits, shape, conditions.batch_size, conditions.moments)
 
 
 def _latency_s(
@@ -172,8 +172,8 @@ def cost_grid(
     kind_of(cost)
     if cost == "latency_s":
         return _grid(architecture, tuple(input_shape), cost, conditions or Conditions())
-    batch_size = Conditions(conditions.batch_size) if conditions is not None else Conditions()
-    return cached(_grid, architecture, tuple(input_shape), cost, batch_size)
+    unmeasured = Conditions() if conditions is None else replace(conditions, measured={})
+    return cached(_grid, architecture, tuple(input_shape), cost, unmeasured)
 
 
 def _grid(architecture: Architecture, input_shape: tuple[int, ...], cost: str, conditions: Conditions) -> Grid:

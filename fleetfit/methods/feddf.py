@@ -65,7 +65,7 @@ def feddf(
         idle("temperature", "lr", "batch_size", "check_every", "patience", because="steps = 0 leaves the mean as it is")
         return base
     local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
-                  check_every=check_every, optimiser="adam", cosine=True)  # fmt: skip
+                  check_every=check_every, optimiser="adam", schedule_in_round="cosine")  # fmt: skip
     return replace(base, merge=partial(distilled, local=local, temperature=temperature), own_data=True)
 
 

@@ -12,7 +12,7 @@ from fleetfit.values import Device, Job
 
 def fedsgd() -> Method:
     """Make the method."""
-    return Method(levels=smallest_width, adapt=one_step, settles=("epochs", "batch_size"))
+    return Method(levels=smallest_width, adapt=one_step, settles=("epochs", "batch_size", "schedule_in_round"))
 
 
 def one_step(job: Job, device: Device) -> Job:

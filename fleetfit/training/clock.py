@@ -19,7 +19,7 @@ from fleetfit import messages
 from fleetfit.cost import submodel_cost
 from fleetfit.messages import compress
 from fleetfit.submodel import Submodel
-from fleetfit.training.steps import joined
+from fleetfit.training.steps import step_count, steps_of
 from fleetfit.values import Device, Failure, Job, Local, Problem, Update
 
 STEP = 3
@@ -56,14 +56,20 @@ def planned_passes(local: Local, samples: int, looked: int) -> int:
     Args:
         local: Settings of the training.
         samples: Training samples of the client.
-        looked: Samples of each look at the validation data, one after each epoch; 0 for none.
+        looked: Samples of each look at the validation data, one after each epoch or as `check_every` says; 0 for none.
     """
-    sizes = [len(batch) for batch in joined(range(samples), local.batch_size or samples)]
-    steps = len(sizes) * local.epochs
-    if local.max_steps is not None:
-        steps = min(steps, local.max_steps)
+    sizes, steps = steps_of(local, samples), step_count(local, samples)
     full, rest = divmod(steps, len(sizes))
-    return STEP * (full * samples + sum(sizes[:rest])) + looked * (full + (rest > 0))
+    looks = full + (rest > 0)
+    if local.check_every is not None:
+        looks = 1 + steps // local.check_every + (steps % local.check_every > 0 and looks_after(steps, local))
+    return STEP * (full * samples + sum(sizes[:rest])) + looked * looks
+
+
+def looks_after(steps: int, local: Local) -> bool:
+    """Tell whether so many steps are followed by a look at the validation data, where looks are counted in steps."""
+    every = local.check_every
+    return every is not None and (steps % every == 0 or steps == local.max_steps)
 
 
 def looked_at(device: Device, local: Local) -> int:

@@ -21,6 +21,7 @@ from fleetfit.training.clock import (
     forward_work,
     learn,
     looked_at,
+    looks_after,
     out_of_time,
     passes_in_time,
     started,
@@ -28,7 +29,7 @@ from fleetfit.training.clock import (
 )
 from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.measure import evaluate, statistics
-from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at
+from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at, step_count
 from fleetfit.values import Clock, Device, Failure, Job, Local, Update
 
 # ---- which parameters a gradient reaches in a job ------------------------------------------------------------------
@@ -133,17 +134,25 @@ class EarlyStopping:
         if self.cost and local.check_every is not None:
             self._now(0)
 
+    def cost_after_step(self, steps: int) -> int:
+        """Return the samples of the look that comes after so many steps; 0 where none does."""
+        return self.cost if looks_after(steps, self._local) else 0
+
+    @property
+    def cost_after_epoch(self) -> int:
+        """Samples of the look that comes after an epoch; 0 where none does."""
+        return self.cost if self._local.check_every is None else 0
+
     def after_step(self, steps: int) -> bool:
         """Tell, after so many steps, whether to stop."""
-        every = self._local.check_every
-        if every is not None and self.cost and (steps % every == 0 or steps == self._local.max_steps):
+        if self.cost_after_step(steps):
             self._now(steps)
         return self._stopped
 
     def after_epoch(self) -> bool:
         """Tell, after an epoch, whether to stop."""
         self._epochs += 1
-        if self.cost and self._local.check_every is None:
+        if self.cost_after_epoch:
             self._now(self._epochs)
         return self._stopped
 
@@ -305,12 +314,13 @@ class _Trained:
 def _local_sgd(job: Job, device: Device, piece: LocalModel, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
     """Run the local epochs, as far as the deadline and the other limits let them."""
     local, rng = job.local, torch_rng(job.seed, "batches")
-    optimiser = optimiser_of(piece, local)
+    optimiser, planned = optimiser_of(piece, local), step_count(local, len(indices))
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
     stopping, in_time, stopped = EarlyStopping(device, piece, local, loss), deadline(job, device), False
     for epoch in epochs(indices, local, rng):
         for batch in epoch:
-            if in_time is not None and not in_time(STEP * seen + stopping.looked, STEP * len(batch)):
+            wanted = STEP * len(batch) + stopping.cost_after_step(steps + 1)
+            if in_time is not None and not in_time(STEP * seen + stopping.looked, wanted):
                 stopped = True
                 break
             x, y = device.data.batch(batch, rng)
@@ -319,14 +329,14 @@ def _local_sgd(job: Job, device: Device, piece: LocalModel, loss: Any, penalty: 
             value = loss(piece.module, x, y)
             (value if penalty is None else value + penalty(piece.module)).backward()
             clip(piece.grad, local)
-            if local.cosine:
-                optimiser.param_groups[0]["lr"] = rate_at(steps, local)
+            if local.schedule_in_round == "cosine":
+                optimiser.param_groups[0]["lr"] = rate_at(steps, local, planned)
             optimiser.step()
             total += value.detach() * len(batch)
             seen, steps = seen + len(batch), steps + 1
             if stopping.after_step(steps) or steps == local.max_steps:
                 break
-        if in_time is not None and not in_time(STEP * seen + stopping.looked, stopping.cost):
+        if in_time is not None and not in_time(STEP * seen + stopping.looked, stopping.cost_after_epoch):
             stopped = True
         if stopped or stopping.after_epoch() or steps == local.max_steps:
             break

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, shown
 from fleetfit.training.local_model import LocalModel
 from fleetfit.values import Local
 
@@ -30,23 +30,35 @@ def joined(order: Order, size: int) -> Iterator[Order]:
         at = end
 
 
+_KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
 def optimiser_of(piece: LocalModel, local: Local) -> torch.optim.Optimizer:
-    """Return a fresh optimiser of all that is trained, as one tensor.
+    """Return a fresh optimiser of all that is trained, as one tensor: the fused kernel is one pass over it.
 
     Raises:
         ConfigError: There is no such optimiser.
     """
+    if local.optimiser not in _KINDS:
+        raise ConfigError(f"the optimiser must be one of {', '.join(_KINDS)}, got {shown(repr(local.optimiser))}.")
     parameter = nn.Parameter(piece.trained)
     parameter.grad = piece.grad
-    if local.optimiser == "sgd":
-        return torch.optim.SGD(
-            [parameter], lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-        )
-    if local.optimiser == "adam":
-        return torch.optim.Adam([parameter], lr=local.lr, weight_decay=local.weight_decay, fused=True)
-    raise ConfigError(f'the optimiser must be "sgd" or "adam", got "{local.optimiser}".')
+    settings = {key: getattr(local, key) for key in local.own}
+    found: torch.optim.Optimizer = _KINDS[local.optimiser]([parameter], fused=True, **settings)
+    return found
 
 
-def rate_at(step: int, local: Local) -> float:
-    """Return lr * (1 + cos(pi * step / max_steps)) / 2, the learning rate of a step counted from 0."""
-    return local.lr * (1 + math.cos(math.pi * step / (local.max_steps or 1))) / 2
+def steps_of(local: Local, samples: int) -> list[int]:
+    """Return the batch sizes of one epoch over so many samples, each a step."""
+    return [len(batch) for batch in joined(range(samples), local.batch_size or samples)]
+
+
+def step_count(local: Local, samples: int) -> int:
+    """Return the steps of a whole training on so many samples."""
+    steps = len(steps_of(local, samples)) * local.epochs
+    return steps if local.max_steps is None else min(steps, local.max_steps)
+
+
+def rate_at(step: int, local: Local, steps: int) -> float:
+    """Return lr * (1 + cos(pi * step / steps)) / 2, the learning rate of a step counted from 0."""
+    return local.lr * (1 + math.cos(math.pi * step / max(steps, 1))) / 2

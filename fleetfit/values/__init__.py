@@ -7,10 +7,11 @@ client (`Client`) and what a device has (`Device`) are two types, and no functio
 from fleetfit.values.availability import Availability
 from fleetfit.values.clock import Clock, Speed
 from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
+from fleetfit.values.local import Local
 from fleetfit.values.nodes import DataDescription, NodeDescription
 from fleetfit.values.problem import Level, Problem, tuned
 from fleetfit.values.resources import DeviceResources, Drift
-from fleetfit.values.work import Evaluation, Failure, Job, Local, Server, Update
+from fleetfit.values.work import Evaluation, Failure, Job, Server, Update
 
 __all__ = [
     "Availability",

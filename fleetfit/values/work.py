@@ -2,51 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel
-
-
-@dataclass(frozen=True)
-class Local:
-    """Settings of one round's local training.
-
-    Attributes:
-        lr: Learning rate of this round.
-        epochs: Passes over the client's data.
-        batch_size: Samples per step; None for all at once.
-        clip_norm: Largest norm of the gradient, or None.
-        clip_value: Largest absolute value of each of its elements, or None; before `clip_norm`.
-        max_steps: At most so many optimiser steps, or None.
-        patience: Stop after so many epochs in a row without a lower loss on the client's own validation data, and go
-            back to the weights of the best one; None, or no such data: train all epochs.
-        deadline_s: Seconds within which the update must be there, or None for no end.
-        late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
-            sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
-            at the last finished step; "drop": its work is lost.
-        check_every: Look at the validation data after every so many steps instead, and before the first; `patience`
-            is then counted in steps. None: after every epoch.
-        optimiser: "sgd", or "adam", which has no use for `momentum`.
-        cosine: Let the learning rate fall to 0 along half a cosine, over `max_steps` steps.
-        compress: Send what training changed in "float16" or "int8" (`fleetfit.messages`); None: the state itself.
-    """
-
-    lr: float = 0.1
-    epochs: int = 1
-    batch_size: int | None = 16
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    max_steps: int | None = None
-    patience: int | None = None
-    deadline_s: float | None = None
-    late: Literal["shallower", "stop", "drop"] = "shallower"
-    check_every: int | None = None
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    cosine: bool = False
-    compress: str | None = None
+from fleetfit.values.local import Local
 
 
 @dataclass(frozen=True)

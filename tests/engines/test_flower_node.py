@@ -11,7 +11,7 @@ import tomli_w
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, FleetFitError, RunError
@@ -31,7 +31,7 @@ from fleetfit.engines.flower.settings import read_settings
 from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.training import run_job
-from fleetfit.values import Device, Job, Local
+from fleetfit.values import Device, Job
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
 THREE = {"kind": "iid", "clients": 3}
@@ -422,7 +422,7 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     monkeypatch.setattr("fleetfit.engines.flower.node.run_job", scarce)
     sub = federation.levels[0].submodel
     state = federation.method.dispatch(federation, start(federation), 0, sub)
-    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=Local(0.1, 1, 8))
+    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
     path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
     header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
     bare = job_nest(dataclasses.replace(job, state={}))

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
-from tiny import tiny_federation
+from tiny import plain, tiny_federation
 
 from fleetfit.engines.flower.protocol import packed
 from fleetfit.engines.local import local
@@ -25,10 +25,10 @@ from fleetfit.messages import (
     unpack,
 )
 from fleetfit.rounds import Settings, one_round, start
-from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Server, Update
+from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Update
 
 Reply = Update | Failure
-SETTINGS = Settings(1, Local(lr=0.1, batch_size=16))
+SETTINGS = Settings(1, plain(lr=0.1, batch_size=16))
 WANTED = EvaluationScope(Evaluation(batch_size=32), statistics_samples=60, whole=False)
 KINDS = ("train", "float16", "int8", "evaluate", "statistics", "failure")
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from proofs import built, proven, trains, whole_before
+from tiny import plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -245,7 +246,7 @@ def test_a_round_of_one_client_leaves_what_it_did_not_train() -> None:
     federation, simulation = fleet_of_two({"name": "scalefl"})
     alone = replace(federation, clients=Clients(np.array([12, 0]), np.array([0.2, 1.0])))
     before = start(alone)
-    settings = Settings(1, Local(lr=0.05, weight_decay=0.1, batch_size=6))
+    settings = Settings(1, plain(lr=0.05, weight_decay=0.1, batch_size=6))
     after, _ = one_round(alone, local_engine(simulation), settings, before)
     for name in without_gradient((2,)):
         assert torch.equal(after.state[name], before.state[name]), name

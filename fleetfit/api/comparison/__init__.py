@@ -18,12 +18,11 @@ from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
-from fleetfit.config import Assembly, Experiment, to_table, to_toml
+from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.assembly import with_measured
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
-from fleetfit.config.tables import located, read_table, table_of
+from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, RunError, shown
-from fleetfit.records import RunFolder
 from fleetfit.report.columns import best_so_far, curve, rounds_to
 
 __all__ = ["ComparedRun", "Comparison", "ComparisonPlan", "OnRun", "TunedKeys", "compare", "label"]
@@ -115,7 +114,7 @@ def _one(asked: _Asked, rehearsal: Rehearsal, on_run: OnRun | None) -> Run:
     else:
         found = load(place)
         same = with_measured(experiment, found.experiment.fleet.measured)
-        if RunFolder(place).text("config.toml") != to_toml(same):
+        if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
                 f"{place} holds a run of something else: {_difference(place, same)}. Choose another folder with --out, "
                 "or delete it."
@@ -146,7 +145,7 @@ def _place(folder: Path, run: Path) -> Path:
 
 def _difference(place: Path, asked: Experiment) -> str:
     """Return in which keys a run that is there differs from the one that is asked for."""
-    there, here = table_of(RunFolder(place).text("config.toml"), str(place / "config.toml")), to_table(asked)
+    there, here = to_table(load(place).experiment), to_table(asked)
     keys = sorted({*leaves(there), *leaves(here)})
     pairs = [(key, value_at(there, key), value_at(here, key)) for key in keys]
     said = [f"{key} is {_said(a)} there and {_said(b)} here" for key, a, b in pairs if a != b]

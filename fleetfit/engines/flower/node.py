@@ -203,7 +203,8 @@ class Node:
 
     def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
         settings, data = self.settings, self.data
-        conditions = Conditions(job.local.batch_size or len(data.split("train")) or BATCH_SIZE)
+        size = job.local.batch_size or len(data.split("train")) or BATCH_SIZE
+        conditions = Conditions(size, moments=job.local.moments)
         return Device(problem, data, job.client, _fractions(settings, problem, cost, conditions), settings.tolerance,
                       conditions, memory, self._accelerator)  # fmt: skip
 

@@ -1,0 +1,282 @@
+"""Optimisers of local training: PyTorch's own, bit for bit, as a run file names them; a setting has one declaration."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from same_bits import SETTINGS, finished, fleets, same
+from test_train import fleet, job_for, trained
+from tiny import plain
+from torch.nn import functional as F
+
+import fleetfit as ff
+from fleetfit.config import assemble, experiment_of
+from fleetfit.config.assembly import settings_of
+from fleetfit.config.reading import changes_of, checked, merged
+from fleetfit.config.schema import LocalSection
+from fleetfit.cost import training_memory
+from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.processes import processes
+from fleetfit.errors import ConfigError
+from fleetfit.layout import build_module
+from fleetfit.rounds import Settings
+from fleetfit.seeds import torch_rng
+from fleetfit.training.clock import looked_at, planned_passes
+from fleetfit.training.steps import epochs, step_count
+from fleetfit.values import Local
+from fleetfit.values.local import OPTIMISERS
+
+KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+VIT = {
+    "rounds": 3,
+    "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}},
+    "model": {"name": "vit", "hidden": 16, "depth": 2, "attention_heads": 2, "patch": 4},
+    "tuning": {"name": "lora", "rank": 4},
+    "method": {"name": "depthfl"},
+    "fleet": {"groups": [{"budget": 1.0}]},
+    "cohort": {"fraction": 1.0},
+    "local": {"optimiser": "adamw", "lr": 3e-3, "epochs": 1},
+    "evaluate": {"every": 0},
+}
+
+
+# ---- one declaration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_the_section_and_what_trains_have_the_same_fields_and_defaults(optimiser: Any) -> None:
+    """Time is the cohort's, and the schedule over the rounds makes one learning rate of each round."""
+    section, local = LocalSection(optimiser=optimiser), Local(optimiser=optimiser)
+    here, there = set(LocalSection.model_fields), {field.name for field in fields(Local)}
+    assert here - there == {"schedule"} and there - here == {"deadline_s", "late"}
+    assert {key: getattr(section, key) for key in here & there} == {key: getattr(local, key) for key in here & there}
+    assert settings_of(experiment_of({"local": {"optimiser": optimiser}})).local == local
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_defaults_are_those_of_torch(optimiser: Any) -> None:
+    """Of SGD they are those that the first runs had."""
+    torch_s = KINDS[optimiser]([torch.nn.Parameter(torch.zeros(1))]).defaults
+    own = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4} if optimiser == "sgd" else {}
+    assert dict(OPTIMISERS[optimiser]) == {key: own.get(key, torch_s[key]) for key in OPTIMISERS[optimiser]}
+
+
+def test_every_setting_of_a_run_file_arrives() -> None:
+    given = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
+             "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
+             "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
+    found = settings_of(experiment_of({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
+    assert found == Local(**{**given, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
+    sgd = {"momentum": 0.3, "nesterov": True}
+    found = settings_of(experiment_of({"local": sgd})).local
+    assert (found.momentum, found.nesterov) == (0.3, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimiser": "adamw", "momentum": 0.9}, '[local] momentum: optimiser = "adamw" takes lr, weight_decay, be'),
+        ({"optimiser": "adam", "nesterov": False}, 'nesterov is a key of "sgd"'),
+        ({"betas": [0.9, 0.99]}, 'betas is a key of "adam" and "adamw"'),
+        ({"eps": 1e-6}, '[local] eps: optimiser = "sgd" takes lr, weight_decay, momentum, nesterov'),
+        ({"nesterov": True, "momentum": 0.0}, "no momentum to look ahead with"),
+        ({"optimiser": "adamx"}, "should be 'sgd', 'adam' or 'adamw'"),
+        ({"optimiser": "adam", "betas": [0.9, 1.0]}, "[local] betas #2: should be less than 1"),
+        ({"optimiser": "adam", "eps": 0.0}, "[local] eps: should be greater than 0"),
+        ({"schedule_in_round": "step"}, "should be 'constant' or 'cosine'"),
+        ({"check_every": 0}, "[local] check_every: should be greater than or equal to 1"),
+    ],
+)  # fmt: skip
+def test_keys_that_an_optimiser_does_not_take_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        experiment_of({"local": given})
+    assert message in str(caught.value)
+
+
+def test_keys_of_an_optimiser_go_with_it() -> None:
+    """As those of a method or a data set do; what any optimiser has stays."""
+    base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}
+    gone: list[str] = []
+    found = checked(merged(base, changes_of(["local.optimiser=adamw", "local.eps=1e-6"]), gone=gone)).local
+    assert (found.lr, found.weight_decay, found.eps, found.epochs) == (1e-3, 1e-2, 1e-6, 2)
+    assert found.schedule.kind == "cosine" and gone == ["local.lr", "local.momentum", "local.weight_decay"]
+    kept = checked(merged(base, changes_of(["local.optimiser=sgd"]))).local
+    assert (kept.lr, kept.momentum) == (0.3, 0.5)
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+CASES: list[dict[str, Any]] = [
+    {"optimiser": "adamw"},
+    {"optimiser": "adamw", "lr": 0.02, "weight_decay": 0.3, "betas": (0.7, 0.8), "eps": 1e-4},
+    {"optimiser": "adam"},
+    {"optimiser": "adam", "lr": 0.02, "weight_decay": 0.3, "betas": (0.7, 0.8), "eps": 1e-4},
+]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=str)
+def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
+    """Over 12 steps of batches: the fused kernel on one tensor; to an ulp or two also its defaults, tensor by tensor.
+
+    PyTorch's kernels round a few last bits otherwise, as do the ends of tensors; so the layout belongs to the bits.
+    """
+    federation, simulation = fleet(norm=False)
+    device, local = simulation.device(5), Local(epochs=4, batch_size=8, **settings)
+    job = job_for(federation, 5, 2, local=local)
+    problem, piece = federation.problem, job.submodel
+    modules = [build_module(problem.architecture, problem.layout.full_sizes, piece.exits) for _ in range(2)]
+    for module in modules:
+        module.load_state_dict(job.state)
+    flat = torch.cat([tensor.reshape(-1) for tensor in job.state.values()]).requires_grad_()
+    flat.grad, at = torch.zeros_like(flat), 0
+    for name, tensor in job.state.items():  # no buffers: there is no norm
+        parameter, here = modules[0].get_parameter(name), slice(at, at := at + tensor.numel())
+        parameter.data, parameter.grad = flat.data[here].view(tensor.shape), flat.grad[here].view(tensor.shape)
+    given = {key: value for key, value in settings.items() if key != "optimiser"}
+    kind = KINDS[local.optimiser]
+    fused, default = kind([flat], fused=True, **given), kind(modules[1].parameters(), **given)
+    rng, steps = torch_rng(job.seed, "batches"), 0
+    for epoch in epochs(device.data.split("train"), local, rng):
+        for batch in epoch:
+            x, y = device.data.batch(batch, rng)
+            fused.zero_grad(set_to_none=False)
+            default.zero_grad()
+            for module, theirs in zip(modules, (fused, default), strict=True):
+                F.cross_entropy(module(x)[-1], y).backward()
+                theirs.step()
+            steps += 1
+    found = trained(job, device)
+    assert steps == found.metrics["steps"] >= 12
+    for name, tensor in modules[0].state_dict().items():
+        if name not in found.untrained:
+            assert torch.equal(found.state[name], tensor), name
+            assert not torch.equal(found.state[name], job.state[name]), name
+    for name, tensor in modules[1].state_dict().items():
+        torch.testing.assert_close(found.state[name], tensor, atol=1e-7, rtol=1e-5)
+    assert found.untrained, "early heads have no gradient: they are neither moved nor decayed"
+    assert all(torch.equal(found.state[name], job.state[name]) for name in found.untrained)
+
+
+def test_nesterov_is_torch_s() -> None:
+    federation, simulation = fleet(norm=False)
+    device = simulation.device(5)
+    states = []
+    for nesterov in (True, False):
+        local = Local(lr=0.2, epochs=4, batch_size=None, momentum=0.8, weight_decay=0.0, nesterov=nesterov)
+        job = job_for(federation, 5, 2, local=local)
+        module = build_module(federation.problem.architecture, federation.problem.layout.full_sizes, (1, 2, 3))
+        module.load_state_dict(job.state)
+        theirs = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.8, nesterov=nesterov)
+        x, y = device.data.batch(device.data.split("train"))
+        for _ in range(4):
+            theirs.zero_grad()
+            F.cross_entropy(module(x)[-1], y).backward()
+            theirs.step()
+        states.append(trained(job, device).state)
+        for name, tensor in module.state_dict().items():
+            torch.testing.assert_close(states[-1][name], tensor, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(states[0]["stem.weight"], states[1]["stem.weight"], atol=1e-5)
+
+
+def test_it_begins_anew_in_every_job() -> None:
+    """The same job twice: what the first left in the optimiser would show in the second."""
+    federation, simulation = fleet()
+    job = job_for(federation, 5, 2, local=Local(optimiser="adamw", epochs=2, batch_size=8))
+    first, second = (trained(job, simulation.device(5)).state for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
+    """lr (1 + cos(pi s / S)) / 2 at step s of S = epochs times batches, or of max_steps where that is less."""
+    federation, simulation = fleet(norm=False)
+    device = simulation.device(5)
+    n = len(device.data.split("train"))
+    for most in (None, 5):
+        local = plain(lr=0.5, epochs=3, batch_size=8, schedule_in_round="cosine", max_steps=most)
+        job = job_for(federation, 5, 2, local=local)
+        module = build_module(federation.problem.architecture, federation.problem.layout.full_sizes, (1, 2, 3))
+        module.load_state_dict(job.state)
+        sgd = torch.optim.SGD(module.parameters(), lr=0.5)
+        batches = -(-n // 8)  # 28 samples: none of one sample
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, most or 3 * batches)
+        rng, done = torch_rng(job.seed, "batches"), 0
+        for epoch in epochs(device.data.split("train"), local, rng):
+            for batch in epoch:
+                if most is not None and done == most:
+                    break
+                x, y = device.data.batch(batch, rng)
+                sgd.zero_grad()
+                F.cross_entropy(module(x)[-1], y).backward()
+                sgd.step()
+                falling.step()
+                done += 1
+        assert done == step_count(local, n) == (most or 3 * batches)
+        assert falling.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
+        found = trained(job, device).state
+        for name, tensor in module.state_dict().items():
+            torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("every", [1, 3, 4, 100])
+@pytest.mark.parametrize("most", [None, 5, 6])
+def test_looks_by_steps_are_planned_as_they_are_taken(every: int, most: int | None) -> None:
+    """One before the first step, one after each so many, and one after the last of `max_steps`."""
+    federation, simulation = fleet()
+    device = simulation.device(5)
+    local = plain(lr=1e-4, epochs=2, batch_size=8, patience=1000, check_every=every, max_steps=most)
+    job = job_for(federation, 5, 2, local=local)
+    free = plain(lr=1e-4, epochs=2, batch_size=8, max_steps=most)
+    without = trained(job_for(federation, 5, 2, local=free), device)
+    found, looked = trained(job, device), looked_at(device, local)
+    n, each = len(device.data.split("train")), without.multiply_adds // planned_passes(free, without.num_examples, 0)
+    steps = range(1, step_count(local, n) + 1)
+    looks = 1 + sum(step % every == 0 or step == most for step in steps)
+    assert looked and found.multiply_adds - without.multiply_adds == looks * looked * each
+    assert planned_passes(local, n, looked) * each == found.multiply_adds
+
+
+def test_engines_agree_with_adamw_and_a_cosine() -> None:
+    settings = Settings(
+        2,
+        Local(optimiser="adamw", lr=0.01, epochs=2, batch_size=8, clip_norm=1.0, schedule_in_round="cosine"),
+        wanted=SETTINGS.wanted,
+    )
+    federation, simulation = fleets({"name": "scalefl", "plus": {"fedprox": {"mu": 0.1}}})
+    expected = finished(federation, local_engine(simulation), settings)
+    engine = processes(simulation, workers=2)
+    try:
+        same(expected, finished(federation, engine, settings))
+    finally:
+        engine.close()
+    sgd = finished(federation, local_engine(simulation), Settings(2, Local(lr=0.01, epochs=2, batch_size=8)))
+    assert any(not torch.equal(sgd.server.state[n], t) for n, t in expected.server.state.items())
+
+
+def test_a_transformer_with_lora_trains_with_adamw(tmp_path: Path) -> None:
+    """From a run file, in two ways; what is frozen stays, and the loss falls."""
+    text = '[local]\noptimiser = "adamw"\nlr = 3e-3\nepochs = 1\nschedule_in_round = "cosine"\n'
+    (tmp_path / "run.toml").write_text(text)
+    rest = {key: value for key, value in VIT.items() if key != "local"}
+    run = ff.run(tmp_path / "run.toml", out=tmp_path / "here", **rest)
+    losses = [line["train"]["loss"] for line in run.metrics]
+    assert losses[-1] < losses[0]
+    assert 'optimiser = "adamw"' in (run.folder / "config.toml").read_text()
+    base = assemble(experiment_of(VIT)).federation.problem.base
+    assert base and all(torch.equal(run.assembly.federation.problem.base[name], t) for name, t in base.items())
+    again = ff.run(run.folder / "config.toml", out=tmp_path / "again")
+    assert all(torch.equal(again.server.state[name], t) for name, t in run.server.state.items())
+
+
+def test_memory_counts_the_moments() -> None:
+    """Two numbers a parameter instead of one: 4 bytes more for each."""
+    problem = fleet(norm=False)[0].problem
+    sizes, args = problem.layout.full_sizes, ((1, 2, 3), problem.input_shape, 8)
+    one, two = (
+        training_memory(problem.architecture, sizes, *args, Local(optimiser=o).moments) for o in ("sgd", "adam")
+    )
+    assert two - one == 4 * sum(t.numel() for t in problem.architecture.build(sizes, (1, 2, 3)).parameters())
+    described = {**VIT, "tuning": "full", "fleet": {"cost": "memory_bytes", "groups": [{"budget": 1.0}]}}
+    plans = [assemble(experiment_of({**described, "local": {"optimiser": o}})).plan for o in ("sgd", "adamw")]
+    assert plans[0].levels[-1].further["memory_bytes"] < plans[1].levels[-1].further["memory_bytes"]
