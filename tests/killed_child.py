@@ -17,7 +17,7 @@ IMPORTED = [
     "torch._dynamo", "torch.export", "fleetfit.cli.verbs", "fleetfit.api.runs",
     "fleetfit.api.comparison", "fleetfit.inference.export.folder",
     "fleetfit.cli.picturing", "fleetfit.engines.flower.app_folder", "fleetfit.engines.flower.certificates",
-    "fleetfit.engines.flower.remembered", "matplotlib.pyplot", "matplotlib.backends.backend_agg",
+    "fleetfit.engines.flower.node", "matplotlib.pyplot", "matplotlib.backends.backend_agg",
 ]  # fmt: skip
 WRITES = ("fsync", "replace", "rename")
 

@@ -26,7 +26,7 @@ from fleetfit.config.enrolled import assemble_fleet, clients_of_nodes, facts_of_
 from fleetfit.config.naming import called
 from fleetfit.config.schema import GroupSection
 from fleetfit.engines.flower import Rules
-from fleetfit.engines.flower.remembered import digest_of
+from fleetfit.engines.flower.protocol import digest_of
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.messages import pack
 from fleetfit.method import build
@@ -39,8 +39,11 @@ from fleetfit.values import DataDescription, Federation, NodeDescription
 # ---- how nodes come to take part in a fleet's run: who fits, how long the run waits, and what is written of them ---
 
 if TYPE_CHECKING:
-    from fleetfit.engines.flower.post import Post
-    from fleetfit.engines.flower.roll import Roll
+    from flwr.serverapp import Grid
+
+    from fleetfit.engines.flower.client_manager import ClientManager
+    from fleetfit.engines.flower.engine import FlowerEngine
+    from fleetfit.engines.flower.transport import Transport
 
 LOOK_S = 0.2
 """Between two looks at who is connected, when the run begins to wait."""
@@ -95,13 +98,13 @@ def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Ex
 # ---- enrolment ---------------------------------------------------------------------------------------------------
 
 
-def new_roll(post: "Post", experiment: Experiment, say: Callable[[str], None]) -> "Roll":
-    """Return the roll of a run, with nobody on it yet."""
-    from fleetfit.engines.flower.roll import Roll
+def new_manager(transport: "Transport", experiment: Experiment, say: Callable[[str], None]) -> "ClientManager":
+    """Return who looks after the clients of a run; nobody has enrolled yet."""
+    from fleetfit.engines.flower.client_manager import ClientManager
 
     method = build(spec_of_method(experiment))
     asks = {"asks_budget": method.told, "asks_labels": experiment.fleet.tells_labels}
-    return Roll(post, asks, fits(experiment), say)
+    return ClientManager(transport, asks, fits(experiment), say)
 
 
 def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
@@ -129,7 +132,7 @@ def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callab
     return wrong
 
 
-def enrolled(roll: "Roll", rules: Rules, say: Callable[[str], None]) -> None:
+def enrolled(manager: "ClientManager", rules: Rules, say: Callable[[str], None]) -> None:
     """Wait until enough nodes have enrolled, and number them; those whose data are unlike most others' are left out.
 
     Raises:
@@ -139,22 +142,24 @@ def enrolled(roll: "Roll", rules: Rules, say: Callable[[str], None]) -> None:
     enough: float | None = None
     say(f"Waiting for {rules.nodes} node{'s' if rules.nodes > 1 else ''}.")
     while True:
-        roll.advance()
+        manager.advance()
         now = time.monotonic()
-        enough = None if roll.arrived < rules.nodes else enough or now
-        if enough is not None and (not roll.pending or now - enough > SETTLE_S):
-            roll.settle()
-            roll.keep_only(facts_of_all([member.told for member in roll.members]))
-            if roll.arrived >= rules.nodes:
+        enough = None if manager.arrived < rules.nodes else enough or now
+        if enough is not None and (not manager.pending or now - enough > SETTLE_S):
+            manager.settle()
+            manager.keep_only(facts_of_all([member.told for member in manager.members]))
+            if manager.arrived >= rules.nodes:
                 return
         if time.monotonic() - began > rules.wait_s:
             raise RunError(
-                f"{roll.arrived} of {rules.nodes} nodes enrolled within {rules.wait_s:g} s. Start more, or lower "
+                f"{manager.arrived} of {rules.nodes} nodes enrolled within {rules.wait_s:g} s. Start more, or lower "
                 "engine.nodes."
             )
         if time.monotonic() - said > SAY_S:
             said = time.monotonic()
-            say(f"Waiting: {roll.arrived} of {rules.nodes} nodes have enrolled, {len(roll.online)} are connected.")
+            say(
+                f"Waiting: {manager.arrived} of {rules.nodes} nodes have enrolled, {len(manager.online)} are connected."
+            )
         look_again(began)
 
 
@@ -163,23 +168,20 @@ def look_again(began: float) -> None:
     time.sleep(min(LOOK_S + LATER * (time.monotonic() - began), 1.0))
 
 
-def nodes_text(key: str, planned: Sequence[NodeDescription], roll: "Roll") -> str:
+def nodes_text(key: str, planned: Sequence[NodeDescription], manager: "ClientManager") -> str:
     """Return what `nodes.json` says: the run, for whom its levels were planned, and who takes part."""
     facts = facts_of_all(planned)
     data = {**vars(facts), "sample_shape": list(facts.sample_shape)}
-    nest = {"run": key, "data": data, "planned": [told.nest for told in planned], "members": roll.saved(roll.members)}
+    nest = {
+        "run": key,
+        "data": data,
+        "planned": [told.nest for told in planned],
+        "members": manager.saved(manager.members),
+    }
     return json.dumps(nest, indent=2) + "\n"
 
 
 # ---- the run -------------------------------------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
-
-    from fleetfit.engines.flower.engine import Fleet
-    from fleetfit.engines.flower.post import Post
-    from fleetfit.engines.flower.roll import Roll
-
 
 HEADING = (
     f"# The run of a fleet: the clients' data are on its nodes ({NODES} says what they are), and [data] below says\n"
@@ -231,23 +233,23 @@ def serve(grid: "Grid", wanted: ServerAppConfig, say: Callable[[str], None] = pr
     Raises:
         FleetFitError: Something does not fit, or too few nodes came.
     """
-    from fleetfit.engines.flower.post import Post
+    from fleetfit.engines.flower.transport import Transport
 
-    post = Post(grid)
+    transport = Transport(grid)
     try:
-        served = _Served.resumed(post, wanted, say) if wanted.resume else _Served.begun(post, wanted, say)
+        served = _Served.resumed(transport, wanted, say) if wanted.resume else _Served.begun(transport, wanted, say)
         if served.run.finished:
             say(f"{served.run.folder} is finished already.")
             return served.run
         say(f"Run folder: {served.run.folder.resolve()}")
         for note in served.assembly.notes:
             say(f"Note: {note}")
-        _say_levels(served.assembly, served.roll, say)
+        _say_levels(served.assembly, served.manager, say)
         proceed(served.run, served.on_round, served.renew)
         _say_result(served.run, say)
         return served.run
     finally:
-        post.close()
+        transport.close()
 
 
 @dataclass
@@ -256,8 +258,8 @@ class _Served:
 
     run: Run
     assembly: Assembly
-    roll: "Roll"
-    engine: "Fleet"
+    manager: "ClientManager"
+    engine: "FlowerEngine"
     rules: Rules
     key: str
     planned: list[NodeDescription]
@@ -265,7 +267,7 @@ class _Served:
     _begun: bool = False
 
     @staticmethod
-    def begun(post: "Post", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
+    def begun(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
         """Begin a run: wait for nodes, plan, make the folder."""
         asked = described(wanted.run_file or None, wanted.overrides)
         check_single(asked, "a fleet")
@@ -278,42 +280,42 @@ class _Served:
                 f"{out} is not empty. Choose another folder, or go on with it: fleetfit flower resume {out}."
             )
         rules = rules_of(experiment)
-        roll = new_roll(post, experiment, say)
-        enrolled(roll, rules, say)
-        roll.fits = fits(experiment, facts_of_all([member.told for member in roll.members]))
-        told = [member.told for member in roll.members]
+        manager = new_manager(transport, experiment, say)
+        enrolled(manager, rules, say)
+        manager.fits = fits(experiment, facts_of_all([member.told for member in manager.members]))
+        told = [member.told for member in manager.members]
         experiment = with_enrolled(experiment, told)
         assembly = assemble_fleet(experiment, told)
         check_asked(assembly.unused, asked)
         assembly = proven(assembly, say)
         key = secrets.token_hex(8)
-        folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, roll)}, HEADING)
+        folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, manager)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)
-        return _Served._made(run, assembly, roll, rules, key, told, say)
+        return _Served._made(run, assembly, manager, rules, key, told, say)
 
     @staticmethod
-    def resumed(post: "Post", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
+    def resumed(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
         """Go on with a run: the nodes that it knows keep their numbers, the levels stay."""
         run = load(wanted.resume)
         if not (run.folder / NODES).is_file():
             raise RunError(f"{run.folder} is no run of a fleet; go on with it: fleetfit resume {run.folder}.")
         rules, planned = rules_of(run.experiment), planned_for(run.files)
-        roll = new_roll(post, run.experiment, say)
+        manager = new_manager(transport, run.experiment, say)
         try:
             saved = run.files.json(NODES)
-            roll.restore(saved["members"])
+            manager.restore(saved["members"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
-        roll.fits = fits(run.experiment, facts_of_all(planned))
-        return _Served._made(run, proven(run.assembly, say), roll, rules, str(saved["run"]), planned, say)
+        manager.fits = fits(run.experiment, facts_of_all(planned))
+        return _Served._made(run, proven(run.assembly, say), manager, rules, str(saved["run"]), planned, say)
 
     @staticmethod
     def _made(
-        run: Run, assembly: Assembly, roll: "Roll", rules: Rules, key: str, planned: list[NodeDescription],
+        run: Run, assembly: Assembly, manager: "ClientManager", rules: Rules, key: str, planned: list[NodeDescription],
         say: Callable[[str], None],
     ) -> "_Served":  # fmt: skip
-        from fleetfit.engines.flower.engine import Fleet
-        from fleetfit.engines.flower.roll import Setup
+        from fleetfit.engines.flower.client_manager import Setup
+        from fleetfit.engines.flower.engine import FlowerEngine
 
         problem, federation = assembly.federation.problem, assembly.federation
         if problem.spec is None:
@@ -324,10 +326,10 @@ class _Served:
         base = pack(dict(problem.base)) if problem.base else b""
         header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
                   "base": digest_of(base) if base else "", "cost": run.experiment.fleet.cost}  # fmt: skip
-        roll.setup = Setup(header, base)
-        engine = Fleet(roll.post, roll, rules, federation.cohort)
+        manager.setup = Setup(header, base)
+        engine = FlowerEngine(manager.transport, manager, rules, federation.cohort)
         run = Run(run.files, run.experiment, assembly, engine)
-        return _Served(run, assembly, roll, engine, rules, key, planned, say)
+        return _Served(run, assembly, manager, engine, rules, key, planned, say)
 
     # -- while it runs
 
@@ -338,18 +340,18 @@ class _Served:
         """
         said = began = time.monotonic()
         while True:
-            self.roll.advance()
-            self.roll.settle()
+            self.manager.advance()
+            self.manager.settle()
             federation = self._with_members(federation)
-            if self.roll.changed:
-                self.run.files.write(NODES, nodes_text(self.key, self.planned, self.roll))
-                self.roll.changed = False
+            if self.manager.changed:
+                self.run.files.write(NODES, nodes_text(self.key, self.planned, self.manager))
+                self.manager.changed = False
             able = np.zeros(len(federation.clients), dtype=bool)
             able[federation.able] = True
             free = np.array(self.engine.free(), dtype=bool)
             patience = SETTLE_S if self._begun else self.rules.wait_s
-            missing = not self._begun and int(free.sum()) < min(self.rules.nodes, self.roll.willing)
-            settling = missing or self.roll.unsettled or self.roll.pending
+            missing = not self._begun and int(free.sum()) < min(self.rules.nodes, self.manager.willing)
+            settling = missing or self.manager.unsettled or self.manager.pending
             settling = settling and time.monotonic() - began < patience
             if (free & able).any() and not settling:
                 self._begun = True
@@ -360,7 +362,7 @@ class _Served:
             look_again(began)
 
     def _with_members(self, federation: Federation) -> Federation:
-        experiment, told = self.run.experiment, [member.told for member in self.roll.members]
+        experiment, told = self.run.experiment, [member.told for member in self.manager.members]
         fleet = fleet_of_nodes(experiment, federation.problem, told)
         self.engine.cohort = cohort_of(experiment, len(told))
         more = math.ceil(self.engine.cohort * (1 + self.rules.over_selection) - 1e-9)
@@ -368,7 +370,7 @@ class _Served:
 
     def on_round(self, report: Mapping[str, Any]) -> None:
         """Print what a round brought, and who brought nothing."""
-        train, names = report["train"], [member.told.name for member in self.roll.members]
+        train, names = report["train"], [member.told.name for member in self.manager.members]
         loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
         levels = ", ".join(f"{n} at level {level}" for level, n in sorted(train["by_level"].items()))
         evaluated = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
@@ -401,15 +403,15 @@ def _who(assembly: Assembly) -> dict[str, Any]:
     return {"clients": len(names), "groups": dict(Counter(names)), "first": first}
 
 
-def _say_levels(assembly: Assembly, roll: "Roll", say: Callable[[str], None]) -> None:
+def _say_levels(assembly: Assembly, manager: "ClientManager", say: Callable[[str], None]) -> None:
     for level in assembly.plan.levels:
         say(
             f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
             f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
         )
-    if assembly.federation.method.told and len(roll.members) == len(assembly.federation.level_of):
+    if assembly.federation.method.told and len(manager.members) == len(assembly.federation.level_of):
         levels = assembly.federation.level_of
-        for member, level in zip(roll.members, levels, strict=False):
+        for member, level in zip(manager.members, levels, strict=False):
             say(f"Node {member.told.name} trains {f'level {level + 1}' if level >= 0 else 'nothing: too small'}.")
 
 

@@ -27,10 +27,9 @@ from local_fleet import ALLOW, CLIENTS, Lab, described
 from local_grid import LocalGrid
 
 from fleetfit.api.fleet import ServerAppConfig, serve
-from fleetfit.engines.flower import flower, messages
+from fleetfit.engines.flower import flower, transport
 from fleetfit.engines.flower import node as nodes_side
-from fleetfit.engines.flower import post as posting
-from fleetfit.engines.flower.post import Letter, Post
+from fleetfit.engines.flower.transport import Reply, Transport
 from fleetfit.messages import pack, unpack
 from fleetfit.report import plots
 
@@ -97,7 +96,7 @@ def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
     top = [c for c, level in enumerate(base.assembly.federation.level_of) if level == 1]
     assert ours["global_clients"] == len(top) < theirs["global_clients"] == CLIENTS
     assert ours["per_client"]["global"] == {str(c): ours["per_client"]["local"][str(c)] for c in top}
-    asked = [unpack(messages.parts_of(m)["header"]) for m in lab.grid.sent]
+    asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
     jobs = [(h["job"]["client"], h["job"]["level"]) for h in asked if h["what"] == "job"]
     assert all(level <= base.assembly.federation.level_of[client] for client, level in jobs)
 
@@ -107,7 +106,7 @@ def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> No
     lab.serve()
     states: dict[int, set[str]] = {}
     for message in lab.grid.sent:
-        header = unpack(messages.parts_of(message)["header"])
+        header = unpack(transport.parts_of(message)["header"])
         if message.metadata.message_type == "train":
             states.setdefault(header["job"]["level"], set()).add(message.content["state"].object_id)
     assert sorted(states) == [0, 1] and all(len(ids) == 1 for ids in states.values())
@@ -170,7 +169,7 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
         assert ["undone" in report for report in metrics] == [False, True, False, False]
         assert len(metrics[1]["undone"]["reported"]) == 2 and metrics[1]["train"]["clients"] == 0  # two are able
     assert same_state(base, run) and pack(base.server.memory) == pack(run.server.memory)
-    jobs = [unpack(messages.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
+    jobs = [unpack(transport.parts_of(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"]
     assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
     assert 'Round 2 was undone: "stem.bias" would not be finite' in lab.heard and "norm: node-" in lab.heard
 
@@ -194,10 +193,10 @@ def reply_twisted(lab: Lab, client: int, change: Callable[[dict[str, Any]], Any]
         mine = message.metadata.message_type == "train" and message.metadata.dst_node_id == 101 + client
         if not mine or message.metadata.group_id != str(round):
             return reply
-        changed = change(unpack(messages.parts_of(reply)["answer"]))
+        changed = change(unpack(transport.parts_of(reply)["answer"]))
         if changed is None or isinstance(changed, RecordDict):
             return None if changed is None else Message(changed, reply_to=message)
-        return messages.reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
+        return transport.reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
 
     lab.grid.twist = twist
 
@@ -430,7 +429,7 @@ def test_a_budget_that_means_nothing_here_leaves_its_node_out_and_the_run_goes_o
 def test_a_node_that_comes_back_as_another_is_asked_again_until_it_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetfit.engines.flower.roll._AGAIN_S", 0.05)
+    monkeypatch.setattr("fleetfit.engines.flower.client_manager._AGAIN_S", 0.05)
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=6, cohort={"fraction": 1.0}))
 
     def twist(message: Message, reply: Message) -> Message:
@@ -452,7 +451,7 @@ def test_a_question_without_an_answer_is_asked_again(
     lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node loses its first answer; or sends each with the next message, as Flower's own does after a stopped run."""
-    monkeypatch.setattr("fleetfit.engines.flower.roll._REPEAT_S", 0.3)
+    monkeypatch.setattr("fleetfit.engines.flower.client_manager._REPEAT_S", 0.3)
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))
     waiting: list[tuple[Message, Message]] = []
     healed = []
@@ -463,7 +462,7 @@ def test_a_question_without_an_answer_is_asked_again(
         before = waiting.pop() if waiting else None
         if before is not None:
             lab.grid.replies[before[0].metadata.message_id] = before[1]
-        if lost == "once" or (before is not None and messages.HOLD in before[0].content):
+        if lost == "once" or (before is not None and transport.HOLD in before[0].content):
             healed.append(message)
             return None if lost == "once" else reply
         waiting.append((message, reply))
@@ -496,14 +495,14 @@ def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path:
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
     assert same_state(base, run)
-    asked = [(unpack(messages.parts_of(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
+    asked = [(unpack(transport.parts_of(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
     assert sorted(node for what, node in asked if what == "base") == [101, 102, 103, 104, 105]
     for path in (tmp_path / "node-0").rglob("base/*.ffit"):
         path.write_bytes(b"damaged")
     nodes_side.node_of.cache_clear()
     lab.grid.sent.clear()
     assert same_state(base, lab.serve("again"))
-    again = [m.metadata.dst_node_id for m in lab.grid.sent if unpack(messages.parts_of(m)["header"])["what"] == "base"]
+    again = [m.metadata.dst_node_id for m in lab.grid.sent if unpack(transport.parts_of(m)["header"])["what"] == "base"]
     assert again == [101]
 
 
@@ -548,15 +547,15 @@ def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
         serve(LocalGrid([]), ServerAppConfig("nowhere.toml"))
 
 
-# ---- the post ----------------------------------------------------------------------------------------------------
+# ---- the transport -----------------------------------------------------------------------------------------------
 
 
 def test_replies_beyond_the_bound_wait_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(posting, "_IN_MEMORY", 3000)
+    monkeypatch.setattr(transport, "_IN_MEMORY", 3000)
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, cohort={"fraction": 1.0}))
     kinds: list[type] = []
-    kept = Post._kept
-    monkeypatch.setattr(Post, "_kept", lambda self, content: kinds.append(type(k := kept(self, content))) or k)
+    kept = Transport._kept
+    monkeypatch.setattr(Transport, "_kept", lambda self, content: kinds.append(type(k := kept(self, content))) or k)
     assert same_state(base, lab.serve())
     assert any(issubclass(kind, Path) for kind in kinds) and bytearray in kinds
 
@@ -577,11 +576,11 @@ def test_a_superlink_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) ->
     assert same_state(base, lab.serve())
 
 
-def test_letters_are_what_they_say() -> None:
-    box: queue.Queue[Letter] = queue.Queue()
-    box.put(Letter("1", bytearray(b"x")))
-    letter = box.get()
-    assert letter.content == b"x" and replace(letter, problem="p").problem == "p"
+def test_replies_are_what_they_say() -> None:
+    replies: queue.Queue[Reply] = queue.Queue()
+    replies.put(Reply("1", bytearray(b"x")))
+    reply = replies.get()
+    assert reply.content == b"x" and replace(reply, problem="p").problem == "p"
 
 
 # ---- the folder of a finished run --------------------------------------------------------------------------------

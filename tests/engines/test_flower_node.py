@@ -21,12 +21,11 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from fleetfit.engines.flower import warm
+from fleetfit.engines.flower import worker
 from fleetfit.engines.flower.app_folder import write_app
 from fleetfit.engines.flower.certificates import make_certificates, make_node_key
-from fleetfit.engines.flower.node import answer, node_of
-from fleetfit.engines.flower.protocol import answer_of, checked_header, hello_of, packed
-from fleetfit.engines.flower.remembered import Remembered, digest_of
+from fleetfit.engines.flower.node import NodeMemory, answer, node_of
+from fleetfit.engines.flower.protocol import answer_of, checked_header, digest_of, hello_of, packed
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.rounds import start
@@ -217,7 +216,7 @@ def test_a_hello_that_lies_in_its_numbers() -> None:
 
 
 def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
-    kept, run = Remembered(tmp_path / "node"), "0123456789abcdef"
+    kept, run = NodeMemory(tmp_path / "node"), "0123456789abcdef"
     assert kept.memory(run, -1) == (None, False) and kept.memory(run, 3) == (None, True)
     kept.keep(run, -1, 0, {"mean": torch.ones(2)})
     kept.keep(run, 0, 4, {"mean": torch.zeros(2)})
@@ -225,7 +224,7 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
     kept.keep(run, 0, 5, "five")
     assert kept.memory(run, 4) == (None, True) and kept.memory(run, 5) == ("five", False)
     kept.keep(run, 5, 6, ("a", 1, None))
-    assert Remembered(tmp_path / "node").memory(run, 6) == (("a", 1, None), False)
+    assert NodeMemory(tmp_path / "node").memory(run, 6) == (("a", 1, None), False)
     assert kept.memory(run, 0) == (None, True)
     [path] = (tmp_path / "node").rglob("*.ffit")
     path.write_bytes(path.read_bytes()[:-3])
@@ -234,14 +233,14 @@ def test_the_last_two_versions_are_kept(tmp_path: Path) -> None:
 
 
 def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
-    kept = Remembered(tmp_path)
+    kept = NodeMemory(tmp_path)
     for number in range(12):
         kept.keep(f"{number:016x}", -1, 0, number)
     assert len(list(tmp_path.rglob("*.ffit"))) == 8 and kept.memory(f"{11:016x}", 0) == (11, False)
 
 
 def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
-    kept, content = Remembered(tmp_path), pack({"w": torch.ones(3)})
+    kept, content = NodeMemory(tmp_path), pack({"w": torch.ones(3)})
     assert kept.base(digest_of(content)) is None
     kept.keep_base(digest_of(content), content)
     assert torch.equal(unpack(kept.base(digest_of(content)) or b"")["w"], torch.ones(3))
@@ -267,16 +266,16 @@ def test_a_worker_is_asked_twice_and_ends_with_who_asked(tmp_path: Path, monkeyp
     with subprocess.Popen([sys.executable, "-c", asking]) as node:
         monkeypatch.setattr("os.getppid", lambda: node.pid)
         monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
-        first = warm.asked({"header": packed(HELLO)}, str(path))
+        first = worker.asked({"header": packed(HELLO)}, str(path))
         began = time.monotonic()
-        assert warm.asked({"header": packed(HELLO)}, str(path)) == first and time.monotonic() - began < 2
+        assert worker.asked({"header": packed(HELLO)}, str(path)) == first and time.monotonic() - began < 2
         assert answer_of(first)["hello"]["name"] == "pi"
         places = [p for p in tmp_path.rglob("*") if p.name in ("socket", "log")]
         assert {stat.S_IMODE(p.parent.stat().st_mode) for p in places} == {0o700}
-        [worker] = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+        [process] = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
         node.kill()
         node.wait()
-        worker.wait(10)
+        process.wait(10)
     assert not [p for p in tmp_path.rglob("*") if p.name == "socket"]
 
 
@@ -298,10 +297,10 @@ ASKING = """
 import os, sys
 
 os.getppid = lambda: int(sys.argv[2])
-from fleetfit.engines.flower import warm
+from fleetfit.engines.flower import worker
 from fleetfit.engines.flower.protocol import packed
 
-sys.stdout.buffer.write(warm.asked({"header": packed({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})},
+sys.stdout.buffer.write(worker.asked({"header": packed({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})},
                                    sys.argv[1]))
 """
 
@@ -338,7 +337,7 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: 
     (tmp_path / f"fleetfit-{os.getuid()}").mkdir()
     (tmp_path / f"fleetfit-{os.getuid()}").chmod(0o755)
     with pytest.raises(RuntimeError, match="only this user"):
-        warm.asked({}, str(config(tmp_path)))
+        worker.asked({}, str(config(tmp_path)))
 
 
 # ---- the app, keys and certificates ------------------------------------------------------------------------------

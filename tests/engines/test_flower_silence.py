@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
 
-from fleetfit.engines.flower import messages
 from fleetfit.engines.flower import node as nodes_side
+from fleetfit.engines.flower import transport
 from fleetfit.messages import job_of, reply_of, unpack
 from fleetfit.report import plots
 from fleetfit.values import Update
@@ -35,7 +35,7 @@ def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run
     found: list[tuple[int, Any, Any, bytes]] = []
 
     def note(message: Message, reply: Message) -> Message:
-        header, content = unpack(messages.parts_of(message)["header"]), messages.parts_of(reply)["answer"]
+        header, content = unpack(transport.parts_of(message)["header"]), transport.parts_of(reply)["answer"]
         found.append((message.metadata.dst_node_id, header, unpack(content), bytes(content)))
         return reply
 
@@ -83,7 +83,7 @@ def test_a_server_that_asks_which_model_a_node_affords_is_refused(tmp_path: Path
     asked = []
 
     def note(message: Message, reply: Message) -> Message:
-        asked.append((messages.parts_of(message), reply))
+        asked.append((transport.parts_of(message), reply))
         return reply
 
     lab.grid.twist = note

@@ -168,7 +168,7 @@ def test_a_node_that_dies_while_it_uploads_does_not_hold_the_round_past_the_dead
 
 STALLS = """
 import os, sys, time
-if "fleetfit.engines.flower.supernode" in sys.orig_argv:
+if "fleetfit.engines.flower.warm.supernode" in sys.orig_argv:
     import flwr.supernode.start_client_internal as inside
     push = inside.push_object_contents_from_iterable
     def stalling(contents, *given, **named):
@@ -183,9 +183,9 @@ if "fleetfit.engines.flower.supernode" in sys.orig_argv:
 
 LIES = """
 import itertools, os, sys
-if "fleetfit.engines.flower.zygote" in sys.orig_argv:
-    import fleetfit.engines.flower.messages as messages
-    told, count = messages.reply, os.environ["COUNT"]
+if "fleetfit.engines.flower.warm.zygote" in sys.orig_argv:
+    import fleetfit.engines.flower.transport as transport
+    told, count = transport.reply, os.environ["COUNT"]
     def lying(message, parts):
         if message.metadata.message_type != "train":
             return told(message, parts)
@@ -203,7 +203,7 @@ if "fleetfit.engines.flower.zygote" in sys.orig_argv:
         elif turn == 5: return told(message, {"answer": b"no message at all"})
         elif turn == 6: del state[name]
         return told(message, {"answer": pack(nest)})
-    messages.reply = lying
+    transport.reply = lying
 """
 
 

@@ -41,8 +41,7 @@ def warm_key(lab):
 def warm(lab, warm_key):
     """A node that forks; it has a Flower home of its own, so that what it installs can be told from the server's."""
     home = {"FLWR_HOME": str(lab.folder / "home of warm")}
-    preload = ["torch", "numpy", "flwr.supernode.runtime.run_clientapp"]
-    node = lab.node("warm", warm_key, home, preload=preload)
+    node = lab.node("warm", warm_key, home)
     lab.accepted("warm")
     yield node
     node.terminate()
@@ -172,7 +171,7 @@ def test_a_wrong_authority_and_a_missing_key_are_told_and_not_tried_again(lab):
 MOVED = """
 import sys
 
-if "fleetfit.engines.flower.zygote" in " ".join(sys.orig_argv):
+if "fleetfit.engines.flower.warm.zygote" in " ".join(sys.orig_argv):
     import flwr.supercore.superexec.run_superexec as module
 
     def get_executor(sort, **more):
@@ -202,7 +201,7 @@ SHAPES = """
 import flwr.supercore.superexec.executor as executor
 import flwr.supernode.runtime.run_clientapp as client
 import flwr.supernode.start_client_internal as node
-from fleetfit.engines.flower.inside import missing_names
+from fleetfit.engines.flower.warm.private_names import missing_names
 
 assert missing_names() == []
 

@@ -3,13 +3,14 @@
 `fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
 The server sends each node the piece of the model that fits it, as `fleetfit.messages` messages.
 
-- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `roll` (who takes part), `post`
-  (messages and threads).
-- The device's side: `client_app` (what Flower starts for each message), `warm` and `worker` (who keeps torch, data and
-  models meanwhile), `node` (the answers), `settings` and `remembered` (its configuration and its files).
-- Both: `messages` (Flower's), `protocol` (ours).
-- `fleetfit flower node`: `launcher`, `supernode`, `zygote`, `group`, and `inside` (what is used of Flower's insides).
+- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `client_manager` (who takes
+  part), `transport` (messages, replies, threads).
+- The device's side: `launcher` (a node's processes), `client_app` (what Flower starts for each message), `worker` (who
+  keeps torch, data and models meanwhile), `node` (the answers, and what it remembers), `settings` (its configuration).
+- Both: `protocol` (what the messages say), `logs`.
 - Beforehand: `app_folder` (what `flwr run` takes), `certificates`.
+- `warm`: what makes a message cost half a second and not five, and is alone in using names inside Flower; everything
+  else is on Flower's public API.
 
 Nothing here imports torch or Flower: the process that Flower starts for each message reads this module first.
 """

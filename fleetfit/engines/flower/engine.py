@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower import Rules, messages
-from fleetfit.engines.flower.post import Box, Letter, Post
+from fleetfit.engines.flower import Rules, transport
+from fleetfit.engines.flower.client_manager import ClientManager
 from fleetfit.engines.flower.protocol import answer_of, packed
-from fleetfit.engines.flower.roll import Roll
+from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import ConfigError, one_line, what_raised
 from fleetfit.layout import State
 from fleetfit.messages import job_nest, pack, reply_of
@@ -28,16 +28,16 @@ _SHARED = 4  # states that are kept as Flower objects
 _GRACE_S = 30.0  # beyond our deadline until Flower drops a message: a late reply tells that its node is free again
 
 
-class Fleet:
+class FlowerEngine:
     """The engine that runs jobs on the nodes of a fleet."""
 
-    def __init__(self, post: Post, roll: Roll, rules: Rules, cohort: int) -> None:
+    def __init__(self, transport: Transport, manager: ClientManager, rules: Rules, cohort: int) -> None:
         """Take what nodes are asked by and who they are; `cohort`: clients whose updates a round wants."""
-        self._post, self._roll, self._rules = post, roll, rules
+        self._transport, self._manager, self._rules = transport, manager, rules
         self.cohort = cohort
         self._versions: dict[int, int] = {}
         self._keeps: set[tuple[int, int]] = set()
-        self._box: Box = queue.Queue()
+        self._replies: Replies = queue.Queue()
         self._late: dict[str, int] = {}
         self._shared: dict[int, tuple[State, Any]] = {}
 
@@ -47,7 +47,7 @@ class Fleet:
         """Return which clients are connected, can train, and have no job of an earlier round left."""
         self._drain()
         busy = set(self._late.values())
-        return [ready and client not in busy for client, ready in enumerate(self._roll.ready())]
+        return [ready and client not in busy for client, ready in enumerate(self._manager.ready())]
 
     # -- the protocol of engines
 
@@ -86,12 +86,12 @@ class Fleet:
 
     def close(self) -> None:
         """Wait for nobody any more."""
-        self._post.close()
+        self._transport.close()
 
     # -- drawing and sending
 
     def _draw(self, out: "_Out", jobs: Iterator[Job]) -> None:
-        bound = _AHEAD * max(len(self._roll.members), 1)
+        bound = _AHEAD * max(len(self._manager.members), 1)
         while out.more and out.drawn - out.yielded < bound:
             job = next(jobs, None)
             if job is None:
@@ -110,7 +110,7 @@ class Fleet:
     def _send(self, out: "_Out") -> None:
         """Send to every node that has nothing to do the first of its jobs."""
         at_work = {job.client for _, job, _ in out.sent.values()} | set(self._late.values())
-        ready = self._roll.ready()
+        ready = self._manager.ready()
         for client, waiting in out.queued.items():
             if not waiting or client in at_work:
                 continue
@@ -119,7 +119,7 @@ class Fleet:
                 waiting.popleft()
                 out.done[place] = _failed(job, "the node is not connected", absent=True)
                 continue
-            message = self._post.send(self._message(job), self._box)
+            message = self._transport.send(self._message(job), self._replies)
             waiting.popleft()
             if message:
                 out.sent[message] = (place, job, time.monotonic() + self._rules.deadline_s)
@@ -127,16 +127,16 @@ class Fleet:
                 out.done[place] = _failed(job, "the SuperLink did not take the message", absent=True)
 
     def _message(self, job: Job) -> Any:
-        assert self._roll.setup is not None and job.client is not None
+        assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
         bare = job_nest(replace(job, state={}, statistics={}, memory_version=version))
-        header = packed({"what": "job", **self._roll.setup.header, "job": bare})
-        parts: dict[str, messages.Part] = {"header": header, "state": self._part(job.state)}
+        header = packed({"what": "job", **self._manager.setup.header, "job": bare})
+        parts: dict[str, transport.Part] = {"header": header, "state": self._part(job.state)}
         if job.statistics:
             parts["statistics"] = self._part(job.statistics)
         kind = "train" if job.kind == "train" else "evaluate"
-        node = self._roll.members[job.client].node
-        return messages.request(node, kind, parts, self._rules.deadline_s + _GRACE_S, job.round + 1)
+        node = self._manager.members[job.client].node
+        return transport.request(node, kind, parts, self._rules.deadline_s + _GRACE_S, job.round + 1)
 
     def _part(self, state: State) -> Any:
         """Return tensors as a Flower object, the same one for jobs that share them."""
@@ -144,40 +144,40 @@ class Fleet:
         if known is None:
             while len(self._shared) >= _SHARED:
                 del self._shared[next(iter(self._shared))]
-            known = self._shared[id(state)] = (state, messages.part(pack(dict(state))))
+            known = self._shared[id(state)] = (state, transport.part(pack(dict(state))))
         return known[1]
 
     # -- taking replies
 
     def _wait(self, out: "_Out") -> None:
         """Wait a moment for replies, and note those that came."""
-        self._post.attend()
+        self._transport.attend()
         with_until = [until for _, _, until in out.sent.values()]
         pause = min([0.5, *(max(until - time.monotonic(), 0.0) for until in with_until)])
         try:
-            letters = [self._box.get(timeout=max(pause, 0.001))]
+            replies = [self._replies.get(timeout=max(pause, 0.001))]
         except queue.Empty:
             return
-        while not self._box.empty():
-            letters.append(self._box.get())
-        for letter in letters:
-            if letter.message in out.sent:
-                place, job, _ = out.sent.pop(letter.message)
-                out.done[place] = came = self._opened(job, letter)
+        while not self._replies.empty():
+            replies.append(self._replies.get())
+        for reply in replies:
+            if reply.message in out.sent:
+                place, job, _ = out.sent.pop(reply.message)
+                out.done[place] = came = self._opened(job, reply)
                 out.usable += came.usable
             else:
-                self._too_late(letter)
+                self._too_late(reply)
 
     def _drain(self) -> None:
-        while not self._box.empty():
-            self._too_late(self._box.get())
+        while not self._replies.empty():
+            self._too_late(self._replies.get())
 
-    def _too_late(self, letter: Letter) -> None:
-        client = self._late.pop(letter.message, None)
-        if client is not None and not letter.problem:
-            self._post.released(letter)
-            name = self._roll.members[client].told.name
-            self._roll.say(f"Node {name} answered a job after its round had ended; its answer is not used.")
+    def _too_late(self, reply: Reply) -> None:
+        client = self._late.pop(reply.message, None)
+        if client is not None and not reply.problem:
+            self._transport.released(reply)
+            name = self._manager.members[client].told.name
+            self._manager.say(f"Node {name} answered a job after its round had ended; its answer is not used.")
 
     def _expire(self, out: "_Out") -> None:
         """Give up what is beyond the deadline."""
@@ -207,29 +207,29 @@ class Fleet:
         self._late[message] = job.client if job.client is not None else -1
         out.done[place] = _failed(job, reason, late=True)
 
-    def _opened(self, job: Job, letter: Letter) -> "_Came":
+    def _opened(self, job: Job, reply: Reply) -> "_Came":
         """Look at a reply, unless it lies on disk until its turn."""
-        if letter.lost and job.client is not None:  # until the roll sees it again, it is sent nothing
-            self._roll.online.discard(self._roll.members[job.client].node)
-        if letter.problem or isinstance(letter.content, Path):
-            return _Came(job, letter, usable=not letter.problem)
+        if reply.lost and job.client is not None:  # until the client manager sees it again, it is sent nothing
+            self._manager.online.discard(self._manager.members[job.client].node)
+        if reply.problem or isinstance(reply.content, Path):
+            return _Came(job, reply, usable=not reply.problem)
         try:
-            nest = answer_of(letter.content or b"")
-            reply = nest.get("reply")
-            return _Came(job, letter, nest, usable=isinstance(reply, Mapping) and reply.get("kind") == "update")
+            nest = answer_of(reply.content or b"")
+            said = nest.get("reply")
+            return _Came(job, reply, nest, usable=isinstance(said, Mapping) and said.get("kind") == "update")
         except Exception as error:  # whatever it is, it ends nothing but this reply
-            self._post.released(letter)
-            return _Came(job, replace(letter, problem=f"its answer was refused: {what_raised(error)}"))
+            self._transport.released(reply)
+            return _Came(job, replace(reply, problem=f"its answer was refused: {what_raised(error)}"))
 
     def _finished(self, found: "Failure | _Came") -> Update | Failure:
         """Return the reply that came, or a failure that says what came instead."""
         if isinstance(found, Failure):
             return found
-        job, letter = found.job, found.letter
-        if letter.problem:
-            return _failed(job, letter.problem, absent=letter.lost)
+        job, reply = found.job, found.reply
+        if reply.problem:
+            return _failed(job, reply.problem, absent=reply.lost)
         try:
-            content = self._post.released(letter)
+            content = self._transport.released(reply)
             nest = answer_of(content) if found.nest is None else found.nest
             return self._read(job, nest)
         except Exception as error:
@@ -240,12 +240,12 @@ class Fleet:
         if "refused" in nest:
             return _failed(job, f"it refused: {one_line(nest['refused'], 500)}")
         if nest.get("lost") is True:
-            self._roll.unready(job.client)
+            self._manager.unready(job.client)
             return _failed(job, "it has lost the tensors that are never trained; it gets them again")
         reply = reply_of(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {})
         if nest.get("forgot") is True:
-            name = self._roll.members[job.client].told.name
-            self._roll.say(f"Node {name} has lost what it remembered of this run, and began anew.")
+            name = self._manager.members[job.client].told.name
+            self._manager.say(f"Node {name} has lost what it remembered of this run, and began anew.")
         if nest.get("keeps") is True and job.kind == "train":
             self._keeps = {k for k in self._keeps if k[0] == job.round} | {(job.round, job.index)}
         # a node that answers is there, and has no clock but its own
@@ -257,7 +257,7 @@ class _Came:
     """A reply that waits for its turn."""
 
     job: Job
-    letter: Letter
+    reply: Reply
     nest: Mapping[str, Any] | None = None
     usable: bool = False
 

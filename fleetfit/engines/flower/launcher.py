@@ -7,25 +7,149 @@ import contextlib
 import importlib.util
 import ipaddress
 import json
+import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import IO
 
-from fleetfit.engines.flower.group import Group, Output, told_to_end
-from fleetfit.engines.flower.zygote import PRELOAD
+from fleetfit.engines.flower.warm.zygote import PRELOAD
 from fleetfit.errors import ConfigError, MissingExtra, RunError
+
+_LOG = logging.getLogger("fleetfit")
+
+# ---- processes that end together -----------------------------------------------------------------------------------
+
+# It ends its process group once the process that holds the other end of its input is gone.
+_KEEPER = "trap '' HUP INT TERM; read _; kill -KILL 0"
+_JOIN_S = 10.0
+
+
+class Group:
+    """Processes that end together: with this block, or when this process is killed."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
+        )
+        self._members: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self,
+        command: Sequence[str],
+        descriptors: Sequence[int] = (),
+        output: IO[bytes] | None = None,
+        read: bool = False,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process.
+
+        Args:
+            command: The command.
+            descriptors: What it inherits.
+            output: Where it writes; by default where this process does.
+            read: Whether it reads from a pipe, its `stdin`.
+        """
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if read else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            env=self._environment,
+            umask=0o077,
+            process_group=self._keeper.pid,
+        )
+        self._members.append(process)
+        return process
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._keeper.pid, signal.SIGKILL)
+        for process in (*self._members, self._keeper):
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+class Output(threading.Thread):
+    """Passes on what is written to `file`, and keeps the last lines of it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        ours, theirs = os.pipe()
+        self.file = os.fdopen(theirs, "wb")
+        self._source = os.fdopen(ours, "rb")
+        self._lines: deque[bytes] = deque(maxlen=50)
+
+    @property
+    def last(self) -> str:
+        """The last lines."""
+        return b"".join(self._lines).decode(errors="replace")
+
+    def run(self) -> None:
+        """Read until nobody holds `file` any more."""
+        with self._source:
+            for line in self._source:
+                self._lines.append(line)
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.flush()
+
+    def __enter__(self) -> "Output":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self.join(_JOIN_S)
+
+
+class _Told(BaseException):
+    """Somebody wants this process to end."""
+
+
+@contextlib.contextmanager
+def told_to_end() -> Iterator[None]:
+    """Leave the block when this process is told to end, once: what is done then is not interrupted."""
+    asked = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    heard = [each for each in asked if signal.getsignal(each) is not signal.SIG_IGN]  # nohup stays nohup
+
+    def told(number: int, frame: FrameType | None) -> None:
+        for each in heard:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Told
+
+    before = {each: signal.signal(each, told) for each in heard}
+    try:
+        yield
+    except _Told:
+        pass
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+# ---- the node ------------------------------------------------------------------------------------------------------
 
 CLIENT_APP = "fleetfit.engines.flower.client_app:app"
 
-_SUPERNODE = "fleetfit.engines.flower.supernode"
-_ZYGOTE = "fleetfit.engines.flower.zygote"
+_SUPERNODE = "fleetfit.engines.flower.warm.supernode"
+_ZYGOTE = "fleetfit.engines.flower.warm.zygote"
 _REFUSED = "[code: 2004]"
 _TOLD = "terminated gracefully"  # what the SuperNode says when somebody has told it to end
 _RETRY_S = 120.0
@@ -200,22 +324,22 @@ def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
         began = time.monotonic()
         code, said = attempt()
         if code == 0 and _TOLD not in said:
-            _say(f"The SuperNode has ended by itself. Next try in {_PAUSE_S:.0f} s.")
+            _LOG.warning("The SuperNode has ended by itself. Next try in %.0f s.", _PAUSE_S)
             time.sleep(_PAUSE_S)
             continue
         if code == 0 or _REFUSED not in said:
             for sign, why in _WHY.items() if code else ():
                 if sign in said:
-                    _say(why)
+                    _LOG.error("%s", why)
             return code if code >= 0 else 128 - code
         now = time.monotonic()
         until = now + _RETRY_S if not until or now - began > _RETRY_S else until
         refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
         refused += "killed does for half a minute."
         if now + _PAUSE_S > until:
-            _say(f"{refused} No further try.")
+            _LOG.error("%s No further try.", refused)
             return code
-        _say(f"{refused} Next try in {_PAUSE_S:.0f} s, the last one in {until - now:.0f} s.")
+        _LOG.warning("%s Next try in %.0f s, the last one in %.0f s.", refused, _PAUSE_S, until - now)
         time.sleep(_PAUSE_S)
 
 
@@ -254,7 +378,9 @@ def _watched(supernode: subprocess.Popen[bytes], others: dict[str, subprocess.Po
             return code
         for name, process in others.items():
             if process.poll() is not None:
-                _say(f"The node's {name} ended unexpectedly (code {process.returncode}), and so does the node.")
+                _LOG.error(
+                    "The node's %s ended unexpectedly (code %d), and so does the node.", name, process.returncode
+                )
                 return 1
         time.sleep(0.2)
 
@@ -284,12 +410,9 @@ def _zygote(group: Group, app: str, preload: Sequence[str]) -> subprocess.Popen[
             return process
     if "unfit" not in said:
         raise RunError(f"the node cannot start: {said.get('failed', 'the process that is to be forked has ended')}")
-    _say(
-        f"No forking: {said['unfit']}. The node runs the ordinary way: each message takes seconds longer, and it runs "
-        "whatever app the server sends."
+    _LOG.warning(
+        "No forking: %s. The node runs the ordinary way: each message takes seconds longer, and it runs whatever app "
+        "the server sends.",
+        said["unfit"],
     )
     return None
-
-
-def _say(text: str) -> None:
-    print(f"fleetfit: {text}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `lost` (
 `refused` with a reason.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -82,6 +83,11 @@ def answer_of(content: bytes | bytearray) -> dict[str, Any]:
     if not _ours(nest):
         raise RunError(f"it speaks version {_version(nest)} of the protocol, and the server {PROTOCOL}.")
     return nest
+
+
+def digest_of(content: bytes | bytearray) -> str:
+    """Return the SHA-256 of packed tensors, as 64 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def _ours(nest: Mapping[str, Any]) -> bool:

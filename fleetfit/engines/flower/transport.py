@@ -1,25 +1,83 @@
-"""Messages out, replies in: Flower's grid behind a few threads, so that no reply keeps another one waiting.
+"""Flower's messages: named parts of bytes out, replies in, so that no reply keeps another one waiting.
+
+What the bytes mean is known to `fleetfit.messages`. A part that several messages share (the state of a level) is the
+same Flower object in all of them, so that it is stored once and sent to each node from there. Nothing in a message is
+pickled, and no label of Flower's is believed: a part must be a vector of bytes.
 
 Pulling a reply blocks for minutes where a node died while it uploaded it. So each message is asked for by itself, by a
 thread that is replaced when it hangs. Replies that wait for their turn lie in memory up to a bound, and on disk beyond.
+The client app imports this module in a process without torch, which nothing here imports either.
 """
 
 import heapq
 import itertools
+import logging
 import queue
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
-from flwr.app import Message
-from flwr.serverapp import Grid
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fleetfit.engines.flower.messages import parts_of
-from fleetfit.engines.flower.trace import told
+from fleetfit.engines.flower.logs import traced
 from fleetfit.errors import one_line, what_raised
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+_LOG = logging.getLogger("fleetfit")
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+Part = bytes | bytearray | ArrayRecord
+
+HOLD = "hold"
+"""Part of a message that is answered only when a later one has come, or after a few seconds: see `client_manager`."""
+
+
+def part(content: bytes) -> ArrayRecord:
+    """Return a part that several messages may share."""
+    return ArrayRecord({"bytes": Array(np.frombuffer(content, dtype=np.uint8))})
+
+
+def request(node: int, kind: str, parts: Mapping[str, Part], ttl_s: float, round: int) -> Message:
+    """Return a message to a node: kind "query", "train" or "evaluate"."""
+    return Message(_records(parts), dst_node_id=node, message_type=kind, ttl=ttl_s, group_id=str(round))
+
+
+def reply(message: Message, parts: Mapping[str, Part]) -> Message:
+    """Return the reply to a message."""
+    return Message(_records(parts), reply_to=message)
+
+
+def _records(parts: Mapping[str, Part]) -> RecordDict:
+    return RecordDict({name: p if isinstance(p, ArrayRecord) else part(bytes(p)) for name, p in parts.items()})
+
+
+def parts_of(message: Message) -> dict[str, bytearray]:
+    """Return the parts of a message.
+
+    Raises:
+        ValueError: It has something in it that is no vector of bytes.
+    """
+    found = {}
+    for name, record in message.content.items():
+        if not isinstance(record, ArrayRecord) or list(record) != ["bytes"]:
+            raise ValueError(f'part "{str(name)[:40]}" of a message is no run of bytes.')
+        array = record["bytes"].numpy()
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError(f'part "{str(name)[:40]}" of a message is no vector of bytes.')
+        found[str(name)] = bytearray(array)
+    return found
+
+
+# ---- sending them, and their replies -------------------------------------------------------------------------------
 
 _EVERY_S = 0.1  # between two questions for the same reply, at first and where few are out
 _LATER = 0.05  # part of the time that it has been out
@@ -41,7 +99,7 @@ LOST = frozenset({5})
 
 
 @dataclass(frozen=True)
-class Letter:
+class Reply:
     """A reply that came, or what came in its place.
 
     Attributes:
@@ -57,18 +115,18 @@ class Letter:
     lost: bool = False
 
 
-Box = queue.Queue[Letter]
+Replies = queue.Queue[Reply]
 """Where replies are put as they come."""
 
 
-class Post:
+class Transport:
     """Sends messages and delivers their replies."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: "Grid") -> None:
         """Take the grid; threads come with the first message."""
         self._grid = grid
         self._due: list[tuple[float, int, str]] = []
-        self._boxes: dict[str, Box] = {}
+        self._waiting: dict[str, Replies] = {}
         self._since: dict[str, float] = {}
         self._turn = itertools.count()
         self._changed = threading.Condition()
@@ -77,18 +135,18 @@ class Post:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
 
-    def send(self, message: Message, box: Box) -> str:
-        """Send a message; its reply will be put into the box. Return its id, or "" where it could not be sent."""
+    def send(self, message: Message, replies: Replies) -> str:
+        """Send a message; its reply will be put into the queue. Return its id, or "" where it could not be sent."""
         try:
             sent = [found for found in self._grid.push_messages([message]) if found]
         except Exception as error:  # also Flower's own, of a push that took too long: one message must not end a run
-            print(f"A message could not be sent: {type(error).__name__}: {error}", flush=True)
+            _LOG.warning("A message could not be sent: %s: %s", type(error).__name__, error)
             sent = []
         if not sent:
             return ""
-        told("pushed", sent[0], f"to {message.metadata.dst_node_id}")
+        traced("pushed", sent[0], f"to {message.metadata.dst_node_id}")
         with self._changed:
-            self._boxes[sent[0]], self._since[sent[0]] = box, time.monotonic()
+            self._waiting[sent[0]], self._since[sent[0]] = replies, time.monotonic()
             heapq.heappush(self._due, (time.monotonic() + _EVERY_S / 2, next(self._turn), sent[0]))
             self._changed.notify()
         self.attend()
@@ -101,7 +159,7 @@ class Post:
             able = [t for t, began in self._pulling.items() if t.is_alive() and (not began or now - began < _HANGS_S)]
             if able or self._closed:
                 return
-            thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-post")
+            thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-transport")
             self._pulling[thread] = 0.0
         thread.start()
 
@@ -127,10 +185,10 @@ class Post:
             if message is None:
                 return
             self._pulling[me] = time.monotonic()
-            letter = self._asked(message)
+            reply = self._asked(message)
             hung = time.monotonic() - self._pulling[me] > _HANGS_S
             self._pulling[me] = 0.0
-            self._deliver(message, letter)
+            self._deliver(message, reply)
             if hung:  # a substitute is at work
                 with self._changed:
                     del self._pulling[me]
@@ -142,31 +200,31 @@ class Post:
                 wait = None if not self._due else self._due[0][0] - time.monotonic()
                 if wait is not None and wait <= 0:
                     message = heapq.heappop(self._due)[2]
-                    if message in self._boxes:
+                    if message in self._waiting:
                         return message
                     continue
                 self._changed.wait(wait)
         return None
 
-    def _asked(self, message: str) -> Letter | None:
+    def _asked(self, message: str) -> Reply | None:
         try:
             found = list(self._grid.pull_messages([message]))
-            return self._letter(message, found[0]) if found else None
+            return self._read(message, found[0]) if found else None
         except httpx.HTTPError:  # the SuperLink is away, perhaps for a moment
             return None
         except Exception as error:  # whatever a node sends, the thread that reads it goes on
-            return Letter(message, None, f"its reply cannot be read: {what_raised(error)}")
+            return Reply(message, None, f"its reply cannot be read: {what_raised(error)}")
 
-    def _letter(self, message: str, reply: Message) -> Letter:
+    def _read(self, message: str, reply: Message) -> Reply:
         if reply.has_error():
             code, reason = reply.error.code, (reply.error.reason or "").strip()
             problem = _ERRORS.get(code, f"Flower reports error {code}")
             more = f": {one_line(reason, 400)}" if reason and code in (1, 2) else ""
-            return Letter(message, None, f"{problem}{more}", code in LOST)
+            return Reply(message, None, f"{problem}{more}", code in LOST)
         try:
-            return Letter(message, self._kept(parts_of(reply)["answer"]))
+            return Reply(message, self._kept(parts_of(reply)["answer"]))
         except (ValueError, TypeError, KeyError, EOFError) as error:
-            return Letter(message, None, f"its reply is no answer: {what_raised(error)}")
+            return Reply(message, None, f"its reply is no answer: {what_raised(error)}")
 
     def _kept(self, content: bytearray) -> bytearray | Path:
         with self._changed:
@@ -179,9 +237,9 @@ class Post:
         path.write_bytes(content)
         return path
 
-    def released(self, letter: Letter) -> bytes | bytearray:
-        """Return the answer of a letter, once: it waits no more."""
-        content = letter.content
+    def released(self, reply: Reply) -> bytes | bytearray:
+        """Return the answer of a reply, once: it waits no more."""
+        content = reply.content
         if isinstance(content, Path):
             found = content.read_bytes()
             content.unlink(missing_ok=True)
@@ -190,17 +248,17 @@ class Post:
             self._waiting_bytes -= len(content or b"")
         return content or b""
 
-    def _deliver(self, message: str, letter: Letter | None) -> None:
+    def _deliver(self, message: str, reply: Reply | None) -> None:
         with self._changed:
-            if letter is None:
-                if message in self._boxes:
+            if reply is None:
+                if message in self._waiting:
                     now = time.monotonic()
                     pause = min(max(_EVERY_S, _LATER * (now - self._since[message])), _SELDOM_S)
-                    pause = max(pause, len(self._boxes) / _PER_S)
+                    pause = max(pause, len(self._waiting) / _PER_S)
                     heapq.heappush(self._due, (now + pause, next(self._turn), message))
                 return
-            box = self._boxes.pop(message, None)
+            replies = self._waiting.pop(message, None)
             self._since.pop(message, None)
-        told("delivered", message, letter.problem)
-        if box is not None:
-            box.put(letter)
+        traced("delivered", message, reply.problem)
+        if replies is not None:
+            replies.put(reply)

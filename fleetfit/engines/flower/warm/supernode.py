@@ -1,11 +1,12 @@
-"""Flower's SuperNode, and the SuperExec that hands its messages to the zygote (`fleetfit.engines.flower.zygote`).
+"""Flower's SuperNode, and the SuperExec that hands its messages to the zygote (`fleetfit.engines.flower.warm.zygote`).
 
-Run as `python -m fleetfit.engines.flower.supernode ROLE ...` by `fleetfit.engines.flower.launcher`.
+Run as `python -m fleetfit.engines.flower.warm.supernode ROLE ...` by `fleetfit.engines.flower.launcher`.
 """
 
 import contextlib
 import importlib
 import json
+import logging
 import os
 import select
 import socket
@@ -15,7 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower.inside import EXECUTOR, SUPEREXEC, SUPERNODE, missing_names, often
+from fleetfit.engines.flower.logs import hear
+from fleetfit.engines.flower.warm.private_names import (
+    EXECUTOR,
+    SUPEREXEC,
+    SUPERNODE,
+    missing_names,
+    often,
+)
+
+_LOG = logging.getLogger("fleetfit")
 
 
 def _supernode(bell: str, *arguments: str) -> None:
@@ -41,8 +51,7 @@ def _plain(*arguments: str) -> None:
     """Run Flower's SuperNode as it is, with a process of its own for each message, but so that it never goes deaf."""
     missing = ", ".join(missing_names())
     if missing:
-        say = f"fleetfit: the installed Flower lacks {missing}. After a run that was stopped the node may hear nothing."
-        print(say, file=sys.stderr, flush=True)
+        _LOG.warning("the installed Flower lacks %s. After a run that was stopped the node may hear nothing.", missing)
     else:
         _in_turns()
     _run(arguments)
@@ -50,7 +59,7 @@ def _plain(*arguments: str) -> None:
 
 def _in_turns() -> Callable[..., None]:
     """Put `Turns` into the SuperNode's loop; return what sends replies."""
-    from fleetfit.engines.flower.turns import Turns, lasting_heartbeat
+    from fleetfit.engines.flower.warm.turns import Turns, lasting_heartbeat
 
     module = importlib.import_module(SUPERNODE)
     turns = Turns(module._pull_and_store_message, module._push_messages, module._insert_message)
@@ -160,6 +169,7 @@ class Executor:
 
 
 if __name__ == "__main__":
+    hear()
     _role, *_arguments = sys.argv[1:]
     _roles: dict[str, Callable[..., None]] = {"supernode": _supernode, "plain": _plain, "superexec": _superexec}
     _roles[_role](*_arguments)

@@ -2,11 +2,11 @@
 
 Flower starts a Python for every message. Here Flower's SuperExec hands the message to a process that has imported
 everything already (the zygote); its fork runs FleetFit's client app, and no other one, whatever app the server names.
-The app hands the work to the node's worker, which keeps torch, data and models (`fleetfit.engines.flower.warm`): in a
+The app hands the work to the node's worker, which keeps torch, data and models (`fleetfit.engines.flower.worker`): in a
 fork that did it itself they would have to be made for each message. This leans on names inside Flower: see
-`fleetfit.engines.flower.inside`.
+`fleetfit.engines.flower.warm.private_names`.
 
-Run as `python -m fleetfit.engines.flower.zygote ...` by `fleetfit.engines.flower.launcher`.
+Run as `python -m fleetfit.engines.flower.warm.zygote ...` by `fleetfit.engines.flower.launcher`.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import gc
 import importlib
 import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -25,9 +26,17 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fleetfit.engines.flower.inside import CLIENT, beat_every, missing_names, often
-from fleetfit.engines.flower.last_words import say
+from fleetfit.engines.flower.logs import hear
+from fleetfit.engines.flower.warm.private_names import (
+    CLIENT,
+    beat_every,
+    missing_names,
+    often,
+    say_failed,
+)
 from fleetfit.errors import ConfigError
+
+_LOG = logging.getLogger("fleetfit")
 
 _BEAT_S = 10.0  # a fork ends within half of it when its message has been given up
 _tasks: dict[int, Mapping[str, Any]] = {}  # what the forks that run were told, by process
@@ -64,8 +73,6 @@ def _prepared(app: str, preload: tuple[str, ...]) -> dict[str, str]:
     """Import the modules, replace Flower's loader, and return what to report."""
     for name in preload:
         importlib.import_module(name)
-    if "torch" in sys.modules:
-        importlib.import_module("torch").set_num_threads(1)
     _only(app)
     often(CLIENT, "pull_and_inflate_object_from_tree")
     beat_every(_BEAT_S)
@@ -124,7 +131,7 @@ def _fork(work: Callable[[], None]) -> int:
     try:
         process = os.fork()
     except OSError as error:
-        _say(f"no process for a message: {error}")
+        _LOG.error("no process for a message: %s", error)
         return 0
     if process:
         return process
@@ -167,19 +174,15 @@ def _reap(*_: Any) -> None:
             job = _tasks.pop(process, None)
             if os.WIFSIGNALED(status) and job is not None:
                 why = f"the process of a message was ended by signal {os.WTERMSIG(status)}"
-                _say(f"{why}.")
+                _LOG.warning("%s.", why)
                 _fork(partial(_speak, job, why))
 
 
 def _speak(job: Mapping[str, Any], why: str) -> None:
     """Tell the SuperNode at once; by itself it would notice within a minute."""
-    say(job["runtime_api_address"], job["token"], insecure=True, certificates=None, details=why)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, f"fleetfit: {text}\n".encode())
+    say_failed(job["runtime_api_address"], job["token"], insecure=True, certificates=None, details=why)
 
 
 if __name__ == "__main__":
+    hear()
     _zygote(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
 A node that is new is asked what the server may know of it, and then whether it can train this model; what it lacks of
 tensors that are never trained is sent to it once. Who refuses, or does not fit, is named with the reason and asked
-again a minute later. A client's number is its place in the roll, which only grows.
+again a minute later. A client's number is its place in the list of members, which only grows.
 
 Questions and answers get lost: with a node that was killed and is back at once, or where Flower's own node still has
 the reply to a message of a stopped run, which it sends in place of the next one, so that from then on every reply
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleetfit.engines.flower import messages
-from fleetfit.engines.flower.post import Box, Letter, Post
+from fleetfit.engines.flower import transport
 from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
+from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import RunError, one_line, what_raised
 from fleetfit.values import DataDescription, NodeDescription
 
@@ -30,7 +30,7 @@ _REPEAT_S = 30.0  # until a question that has no answer is asked once more: not 
 
 
 @dataclass
-class Member:
+class EnrolledNode:
     """A node of the run.
 
     Attributes:
@@ -60,11 +60,11 @@ class Setup:
 
 
 @dataclass
-class Roll:
+class ClientManager:
     """The nodes of a run.
 
     Attributes:
-        post: Messages out, replies in.
+        transport: Messages out, replies in.
         asks: What a hello asks for: `asks_budget`, `asks_labels`.
         fits: Returns why a node does not fit this run, or "".
         say: Prints a line for the person at the server.
@@ -72,29 +72,29 @@ class Roll:
         setup: Known as soon as the model is.
     """
 
-    post: Post
+    transport: Transport
     asks: Mapping[str, bool]
     fits: Callable[[NodeDescription], str]
     say: Callable[[str], None]
-    members: list[Member] = field(default_factory=list)
+    members: list[EnrolledNode] = field(default_factory=list)
     setup: Setup | None = None
     online: set[int] = field(default_factory=set)
     changed: bool = False
-    _box: Box = field(default_factory=queue.Queue)
+    _replies: Replies = field(default_factory=queue.Queue)
     _asked: dict[str, tuple[int, str]] = field(default_factory=dict)
     _first: dict[int, float] = field(default_factory=dict)
     _not_before: dict[int, float] = field(default_factory=dict)
-    _new: list[Member] = field(default_factory=list)
+    _new: list[EnrolledNode] = field(default_factory=list)
     _base_part: Any = None
 
     @staticmethod
-    def saved(members: Iterable[Member]) -> list[dict[str, Any]]:
+    def saved(members: Iterable[EnrolledNode]) -> list[dict[str, Any]]:
         """Return members as plain values, for the run folder."""
         return [{"node": str(member.node), **member.told.nest} for member in members]
 
     def restore(self, nests: Iterable[Mapping[str, Any]]) -> None:
         """Take back what `saved` returned."""
-        self.members = [Member(int(nest["node"]), hello_of(nest)) for nest in nests]
+        self.members = [EnrolledNode(int(nest["node"]), hello_of(nest)) for nest in nests]
 
     def ready(self) -> list[bool]:
         """Return who of the members is connected and can train."""
@@ -138,8 +138,8 @@ class Roll:
 
     def advance(self) -> None:
         """See who is there, ask whoever must be asked, and take the answers that have come; returns at once."""
-        self.post.attend()
-        before, self.online = self.online, self.post.nodes()
+        self.transport.attend()
+        before, self.online = self.online, self.transport.nodes()
         for node in before - self.online:  # whatever it knew, it is asked again when it comes back
             self._not_before.pop(node, None)
         for node in sorted(self.online - before):
@@ -163,7 +163,7 @@ class Roll:
         """Have a member set up again before its next job."""
         self.members[client].ready = False
 
-    def _member(self, node: int) -> Member | None:
+    def _member(self, node: int) -> EnrolledNode | None:
         return next((m for m in (*self.members, *self._new) if m.node == node), None)
 
     def _repeat(self, node: int, what: str) -> None:
@@ -175,16 +175,16 @@ class Roll:
 
     def _ask(self, node: int, what: str, held: bool = False) -> None:
         if what == "hello":
-            parts: dict[str, messages.Part] = {"header": packed({"what": what, **self.asks})}
+            parts: dict[str, transport.Part] = {"header": packed({"what": what, **self.asks})}
         else:
             assert self.setup is not None
             parts = {"header": packed({"what": what, **self.setup.header})}
             if what == "base":
-                self._base_part = self._base_part or messages.part(self.setup.base)
+                self._base_part = self._base_part or transport.part(self.setup.base)
                 parts["base"] = self._base_part
         if held:
-            parts[messages.HOLD] = b"1"
-        sent = self.post.send(messages.request(node, "query", parts, _ANSWER_S, 0), self._box)
+            parts[transport.HOLD] = b"1"
+        sent = self.transport.send(transport.request(node, "query", parts, _ANSWER_S, 0), self._replies)
         if sent:
             self._asked[sent] = (node, what)
             self._first[node] = time.monotonic()
@@ -192,35 +192,35 @@ class Roll:
     def _take(self) -> None:
         while True:
             try:
-                letter = self._box.get_nowait()
+                reply = self._replies.get_nowait()
             except queue.Empty:
                 return
-            node, what = self._asked.pop(letter.message, (0, ""))
+            node, what = self._asked.pop(reply.message, (0, ""))
             open_ = [message for message, asked in self._asked.items() if asked[0] == node]
-            if not what or (letter.problem and open_):  # it has been answered, or may still be
-                self.post.released(letter)
+            if not what or (reply.problem and open_):  # it has been answered, or may still be
+                self.transport.released(reply)
                 continue
             for message in open_:
                 del self._asked[message]
             try:
-                self._heard(node, what, letter)
+                self._heard(node, what, reply)
             except Exception as error:  # whatever a node says, the others' run goes on
-                self._not_before[node] = time.monotonic() + (_SOON_S if letter.problem else _AGAIN_S)
+                self._not_before[node] = time.monotonic() + (_SOON_S if reply.problem else _AGAIN_S)
                 self.say(f"Node {self._called(node)} does not take part: {what_raised(error, 500)}")
 
     def _called(self, node: int) -> str:
         member = self._member(node)
         return str(node) if member is None else member.told.name
 
-    def _heard(self, node: int, what: str, letter: Letter) -> None:
+    def _heard(self, node: int, what: str, reply: Reply) -> None:
         """Take one answer.
 
         Raises:
             FleetFitError: The node refuses, or does not fit.
         """
-        if letter.problem:
-            raise RunError(letter.problem)
-        nest = answer_of(self.post.released(letter))
+        if reply.problem:
+            raise RunError(reply.problem)
+        nest = answer_of(self.transport.released(reply))
         if "refused" in nest:
             raise RunError(one_line(nest["refused"], 500))
         if what == "hello":
@@ -241,7 +241,7 @@ class Roll:
             raise RunError(wrong)
         member = self._member(node)
         if member is None:
-            self._new.append(Member(node, told, known=True))
+            self._new.append(EnrolledNode(node, told, known=True))
             self.say(f"Node {told.name} has enrolled: {told.num_examples} training samples{_afforded(told)}.")
             return
         member.known = True

@@ -1,4 +1,4 @@
-"""What FleetFit uses inside Flower, and whether the installed Flower still has it."""
+"""The names inside Flower that FleetFit uses: whether the installed Flower has them, and what is done with them."""
 
 import importlib
 import inspect
@@ -13,6 +13,7 @@ EXECUTOR = "flwr.supercore.superexec.executor"
 CONNECTION = "flwr.supernode.fleet_http_connection"
 INFLATABLE = "flwr.supercore.inflatable.inflatable_utils"
 HEARTBEAT = "flwr.supercore.heartbeat"
+GRID = "flwr.superlink.grid.http_grid"
 STATE = "flwr.supernode.nodestate.in_memory_nodestate"
 _JOB = ("runtime_api_address", "token", "parent_pid")
 _BACKOFF = ("initial_backoff", "backoff_cap")
@@ -112,3 +113,33 @@ def often(module: str, name: str) -> None:
 def beat_every(seconds: float) -> None:
     """Have the heartbeats of this process come within so many seconds, of which Flower allows for two; by itself 30."""
     importlib.import_module(HEARTBEAT).HEARTBEAT_DEFAULT_INTERVAL = seconds  # type: ignore[attr-defined]
+
+
+def say_failed(address: str, token: str, insecure: bool, certificates: str | None, details: str) -> None:
+    """Say that a task has failed. Nothing happens where it has ended otherwise: its token is not valid any more.
+
+    Args:
+        address: Of the Runtime API that the task came from.
+        token: Of the task.
+        insecure: No TLS.
+        certificates: The authority of the API's certificate, in PEM; None for those that the system trusts.
+        details: What happened.
+
+    Raises:
+        httpx.HTTPError: It was not heard.
+    """
+    from flwr.common.constant import SubStatus
+    from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    client = RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=insecure,
+        root_certificates=None if certificates is None else certificates.encode(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="fleetfit"), RuntimeTokenHttpInterceptor(token)],
+    )
+    try:
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
+    finally:
+        client.close()

@@ -11,12 +11,11 @@ message with the reply to the one before, after
 - an error of the SuperLink (its database is locked for some seconds, say): the loop, or its heartbeat, ends.
 
 `Turns` stands between the loop and its two halves and sees to it that a message that will not be answered is given up
-with all that belongs to it. It leans on names inside Flower: see `fleetfit.engines.flower.inside`.
+with all that belongs to it. It leans on names inside Flower: see `fleetfit.engines.flower.warm.private_names`.
 """
 
-import contextlib
 import importlib
-import sys
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +26,10 @@ from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.run import RunNotRunningException
 
-from fleetfit.engines.flower.inside import CONNECTION, beat_every
-from fleetfit.engines.flower.trace import told
+from fleetfit.engines.flower.logs import traced
+from fleetfit.engines.flower.warm.private_names import CONNECTION, beat_every
+
+_LOG = logging.getLogger("fleetfit")
 
 _MISSING_S = 30.0  # that the content of a message may keep the node waiting, since the last piece of it came
 _BEAT_S = 15.0  # between heartbeats, at most; the SuperLink takes a node that was killed for alive for two of them
@@ -58,12 +59,12 @@ class Turns:
         except httpx.HTTPStatusError as error:  # of the SuperLink; Flower's loop would end
             if not error.response.is_server_error:
                 raise
-            _say(f"the SuperLink has an error ({error.response.status_code}); the node goes on.")
+            _LOG.warning("the SuperLink has an error (%d); the node goes on.", error.response.status_code)
             run = None
         if run is None:
             turn.give_up("it could not be taken")
             return turn.answered_anyway()
-        told("whole", turn.id)
+        traced("whole", turn.id)
         return run
 
     def push(self, *, state: Any, object_store: Any, **more: Any) -> None:
@@ -72,7 +73,7 @@ class Turns:
         assert turn is not None and turn.has(state)
         try:
             self._push(state=turn, object_store=_Store(object_store, turn), **more)
-            told("sent", turn.id)
+            traced("sent", turn.id)
             turn.done()
         except _GivenUp as why:
             turn.give_up(str(why))
@@ -113,7 +114,7 @@ class _Turn:
             found = receive()
             if found is not None:
                 self._message, self._came_s = found[0], time.monotonic()
-                told("taken", self.id, f"{found[0].metadata.message_type} of run {found[0].metadata.run_id}")
+                traced("taken", self.id, f"{found[0].metadata.message_type} of run {found[0].metadata.run_id}")
             return found
 
         return received
@@ -159,10 +160,10 @@ class _Turn:
         ours = [reply for reply in found if reply.metadata.reply_to_message_id == self.id]
         for reply in found:
             if reply not in ours:
-                told("stale", reply.metadata.reply_to_message_id)
+                traced("stale", reply.metadata.reply_to_message_id)
                 self._forget(reply.metadata.message_id, reply.metadata.reply_to_message_id)
         if ours:
-            told("replied", self.id)
+            traced("replied", self.id)
         elif over:
             self._fail("the process of the message ended without an answer" + self._details())
             return list(self._state.get_messages_legacy(**given))
@@ -195,8 +196,8 @@ class _Turn:
 
     def _fail(self, reason: str) -> None:
         """Answer the message with an error."""
-        _say(f"{reason}.")
-        told("failed", self.id, reason)
+        _LOG.warning("%s.", reason)
+        traced("failed", self.id, reason)
         reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=self._message)
         self._insert(reply, self._state, self._store)
 
@@ -210,7 +211,7 @@ class _Turn:
         """Forget the message and what belongs to it; the process that works on it ends, since its task has ended."""
         if self._message is None:
             return
-        told("given up", self.id, reason)
+        traced("given up", self.id, reason)
         if self._task is not None:
             self._state.finish_task(self._task, sub_status=SubStatus.FAILED, details=reason)
         self._forget(self.id)
@@ -261,8 +262,3 @@ def lasting_heartbeat() -> None:
         return sender(again)
 
     module.HeartbeatSender = lasting  # type: ignore[attr-defined]
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"fleetfit: {text}", file=sys.stderr, flush=True)

@@ -1,13 +1,14 @@
-"""The last words of a process of Flower that was killed: its task has failed, said at once by somebody who outlives it.
+"""The server app: replies that are asked for often, and somebody who says at once that it was killed.
 
 Such a process says how its task went when it ends. Of one that was killed (no memory was left, say) Flower hears
-nothing, and takes it for alive for a minute: for so long a node waits for an answer, and all nodes work for a server
-app that is gone. The zygote speaks for its forks, and a small process beside the server app for that.
-
-Run as `python -m fleetfit.engines.flower.last_words` by `spoken_for`.
+nothing, and takes it for alive for a minute: for so long all nodes work for a server app that is gone. So a small
+process beside it speaks for it: `python -m fleetfit.engines.flower.warm.server_app`, started by `spoken_for`.
 """
 
 import contextlib
+import functools
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -15,39 +16,34 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from fleetfit.engines.flower.warm.private_names import GRID, say_failed
+
 _TRY_S = 60.0  # to reach a SuperLink that is away; by then Flower has noticed by itself
 _PAUSE_S = 2.0
 _OVER = b"over\n"
 
 
-def say(address: str, token: str, insecure: bool, certificates: str | None, details: str) -> None:
-    """Say that a task has failed. Nothing happens where it has ended otherwise: its token is not valid any more.
+@contextlib.contextmanager
+def warmed(grid: Any) -> Iterator[None]:
+    """Serve what is done in this block sooner, where the installed Flower allows it.
 
     Args:
-        address: Of the Runtime API that the task came from.
-        token: Of the task.
-        insecure: No TLS.
-        certificates: The authority of the API's certificate, in PEM; None for those that the system trusts.
-        details: What happened.
-
-    Raises:
-        httpx.HTTPError: It was not heard.
+        grid: Flower's grid of the server app.
     """
-    from flwr.common.constant import SubStatus
-    from flwr.proto.runtime_pb2 import PushTaskOutputRequest
-    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
+    _ask_often()
+    with spoken_for(grid):
+        yield
 
-    client = RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=insecure,
-        root_certificates=None if certificates is None else certificates.encode(),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="fleetfit"), RuntimeTokenHttpInterceptor(token)],
-    )
-    try:
-        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
-    finally:
-        client.close()
+
+def _ask_often() -> None:
+    """Have Flower ask often for a reply's content, which comes after the reply; where it can still be told to.
+
+    It waits 1 s after the first time in vain, and longer each time, which is most of the time of a small model's round.
+    """
+    module = importlib.import_module(GRID)
+    found = getattr(module, "pull_objects", None)
+    if found is not None and "initial_backoff" in inspect.signature(found).parameters:
+        module.pull_objects = functools.partial(found, initial_backoff=0.05)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -63,7 +59,7 @@ def spoken_for(grid: Any) -> Iterator[None]:
         return
     task = {"address": address, "token": token, "insecure": bool(getattr(grid, "_insecure", False)),
             "certificates": certificates and certificates.decode("ascii", "replace")}  # fmt: skip
-    command = [sys.executable, "-P", "-m", "fleetfit.engines.flower.last_words"]
+    command = [sys.executable, "-P", "-m", "fleetfit.engines.flower.warm.server_app"]
     quiet = subprocess.DEVNULL
     # A session of its own: who ends the server app's group with it must not end this one first.
     beside = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -91,7 +87,7 @@ def _main() -> None:
     until = time.monotonic() + _TRY_S
     while time.monotonic() < until:
         try:
-            say(**json.loads(line), details="The server app's process was killed.")
+            say_failed(**json.loads(line), details="The server app's process was killed.")
         except httpx.HTTPStatusError:  # heard, and known already
             return
         except httpx.HTTPError:
