@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from fleetfit import paths, used
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 
-_SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning", "data": "data sets"}
+_SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _TABLES = {"models": "SIZES", "data": "SETS"}
 """What the table of a kind's module is called, if it has one."""

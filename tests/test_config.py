@@ -106,7 +106,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["method.plus.fedprx.mu=1"], ConfigError, '"fedprx" is not among the options'),
         (["fleet.told=false"], ConfigError, "scalefl needs the budgets that clients tell the server"),
         (["cohort.choose={candidates=3}"], ConfigError, "[cohort] choose: a table needs the name of a choice"),
-        (["cohort.choose=sise"], ConfigError, '"sise" is not among the choices: '),
+        (["cohort.choose=sise"], ConfigError, '"sise" is not among the ways of client selection: '),
         (["cohort.choose=a:b", "method.hooks.choose=a:b"], ConfigError, "name the same hook; set one of them"),
         (["model.name=cnnn"], ConfigError, 'Did you mean "cnn"?'),
         (["model.nrm=group"], ConfigError, '[model] cnn has no "nrm"; it takes norm'),
