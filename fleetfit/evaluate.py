@@ -161,7 +161,7 @@ def known_levels(federation: Federation, server: Server, wanted: EvaluationScope
     Simulated devices that tell no budget choose theirs themselves (see `OWN`), so nothing is known here. A real device
     that tells none would tell it by its answer: of such a one only the largest level is known that it has trained.
     """
-    if federation.method.told:
+    if federation.method.needs_budgets:
         return federation.level_of
     found = np.full(len(federation.clients), -1)
     if not wanted.beyond:
@@ -172,7 +172,7 @@ def known_levels(federation: Federation, server: Server, wanted: EvaluationScope
 
 def trained_levels(federation: Federation, server: Server, reports: Sequence[Update | Failure]) -> Mapping[int, int]:
     """Return `Server.trained` after a round: what its updates show of the clients that tell no budget."""
-    if federation.method.told:
+    if federation.method.needs_budgets:
         return server.trained
     found = dict(server.trained)
     for report in reports:
@@ -411,7 +411,7 @@ def _tags(federation: Federation, wanted: EvaluationScope, norms: Sequence[str],
                     yield norm, split, level, client
             if wanted.whole and federation.device is not None and (federation.levels[level].averaged or level == top):
                 yield norm, split, level, None
-        if wanted.beyond and not federation.method.told:
+        if wanted.beyond and not federation.method.needs_budgets:
             yield from ((norm, split, OWN, client) for client in ids)
         if wanted.whole and split == "test" and norm == norms[0]:
             yield from ((norm, "validation", top, client) for client in ids)

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from fleetfit import paths, used
+from fleetfit import paths, renamed, used
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 
 _SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
@@ -105,6 +105,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a name in {kind} must be text, got {shown(repr(name))}.")
     if ":" in name:
+        name = renamed.place_said(name)
         place, _, attribute = name.rpartition(":")
         if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in available(kind):
             return resolve(kind, attribute)  # by the path of a module of its own, which a row may have had once

@@ -45,7 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "adaptivefl": {"method": {"name": "adaptivefl"}},
     "reefl": {"method": {"name": "reefl", "estimate": "kept"}, "fleet": DEEP, **VIT},
-    "lora": {"method": {"name": "depthfl"}, "tuning": {"name": "lora"}, "fleet": DEEP, **VIT},
+    "lora": {"method": {"name": "depthfl"}, "peft": {"name": "lora"}, "fleet": DEEP, **VIT},
 }  # fmt: skip
 
 

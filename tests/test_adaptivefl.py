@@ -570,7 +570,7 @@ def test_the_server_never_sees_a_budget() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"fleet": {"told": True}}, "adaptivefl never learns a budget"),
+        ({"fleet": {"reports_budget": True}}, "adaptivefl never learns a budget"),
         ({"method": {"name": "adaptivefl", "choose": "best"}}, "choose"),
         ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, "at least tau = 2"),
         ({"method": {"name": "adaptivefl", "tau": 2}}, "keeps 0 layers whole, fewer than tau = 2"),

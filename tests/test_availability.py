@@ -376,7 +376,7 @@ def test_a_trace_is_looked_for_beside_the_run_file(tmp_path: Path) -> None:
 
 def test_classes_are_told_where_clients_agree() -> None:
     """Counted by hand from the partition; methods that learn no budget learn them too; other tasks have none."""
-    found = assemble(experiment_of({}, [*SMALL, "fleet.tells_labels=true"]))
+    found = assemble(experiment_of({}, [*SMALL, "fleet.reports_labels=true"]))
     labels, y = found.federation.clients.labels, found.data.y
     assert labels is not None and labels.shape == (8, 10)
     for row, part in zip(labels, found.simulation.parts, strict=True):

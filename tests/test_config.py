@@ -104,7 +104,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["method.hooks.channels=roling"], ConfigError, 'Did you mean "rolling"?'),
         (["method.hooks.chanels=rolling"], ConfigError, 'Did you mean "channels"?'),
         (["method.plus.fedprx.mu=1"], ConfigError, '"fedprx" is not among the options'),
-        (["fleet.told=false"], ConfigError, "scalefl needs the budgets that clients tell the server"),
+        (["fleet.reports_budget=false"], ConfigError, "scalefl needs the budgets that clients report to the server"),
         (["cohort.choose={candidates=3}"], ConfigError, "[cohort] choose: a table needs the name of a choice"),
         (["cohort.choose=sise"], ConfigError, '"sise" is not among the ways of client selection: '),
         (["cohort.choose=a:b", "method.hooks.choose=a:b"], ConfigError, "name the same hook; set one of them"),
@@ -416,16 +416,16 @@ VIT = {"name": "vit", "hidden": 16, "depth": 4, "attention_heads": 2, "patch": 4
 
 
 def test_another_mode_of_tuning_takes_the_old_one_s_keys_along() -> None:
-    base = {"model": VIT, "tuning": {"name": "lora", "rank": 8}}
-    assert experiment_of(base, ["tuning.name=frozen"]).tuning.settings == {}
-    assert experiment_of(base, ["tuning.alpha=3.0"]).tuning.settings == {"rank": 8, "alpha": 3.0}
-    assert experiment_of(base, tuning="ssf").tuning.name == "ssf"
+    base = {"model": VIT, "peft": {"name": "lora", "rank": 8}}
+    assert experiment_of(base, ["peft.name=frozen"]).peft.settings == {}
+    assert experiment_of(base, ["peft.alpha=3.0"]).peft.settings == {"rank": 8, "alpha": 3.0}
+    assert experiment_of(base, peft="ssf").peft.name == "ssf"
 
 
 def test_the_defaults_of_a_mode_are_written_down() -> None:
     """A resumed run keeps them, whatever a later version's are."""
-    written = tomllib.loads(to_toml(experiment_of({"tuning": {"name": "lora", "rank": 8}})))
-    assert written["tuning"] == {"name": "lora", "rank": 8, "alpha": 64.0, "targets": ["*.query", "*.value"]}
+    written = tomllib.loads(to_toml(experiment_of({"peft": {"name": "lora", "rank": 8}})))
+    assert written["peft"] == {"name": "lora", "rank": 8, "alpha": 64.0, "targets": ["*.query", "*.value"]}
 
 
 def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> Non
         "    return serial_adapter(architecture, rank=features)\n"
     )
     (tmp_path / "run.toml").write_text(
-        "rounds = 1\n[tuning]\nname = 'mine.py:mine'\n[method]\nname = 'depthfl'\n"
+        "rounds = 1\n[peft]\nname = 'mine.py:mine'\n[method]\nname = 'depthfl'\n"
         "[model]\nname = 'vit'\nhidden = 16\ndepth = 4\nattention_heads = 2\npatch = 4\n[fleet]\ntolerance = 0.5\n"
         "levels = [{ depth = 2, budget = 0.5 }, { budget = 1.0 }]\ngroups = [{ budget = 0.5 }, { budget = 1.0 }]\n"
     )

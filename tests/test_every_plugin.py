@@ -94,7 +94,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     simulation = Simulation(
         problem, data, parts, DeviceResources({"parameters": budgets}), unlabelled=tiny_server_data()
     )
-    clients = Clients(np.array([len(p["train"]) for p in parts]), budgets if method.told else None)
+    clients = Clients(np.array([len(p["train"]) for p in parts]), budgets if method.needs_budgets else None)
     return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
 
 
@@ -120,7 +120,7 @@ def test_a_method_trains_and_evaluates(spec: dict[str, Any]) -> None:
     federation, simulation = planned(spec, dropout=0.1)
     costs = [level.needs for level in federation.levels]
     assert costs == sorted(costs)
-    if federation.method.told:
+    if federation.method.needs_budgets:
         assert [level.name for level in federation.levels] == [str(i + 1) for i in range(len(costs))]
     first, last = start(federation), finished(federation, simulation)
     assert not last.report["failures"] and last.report["train"]["clients"] == min(4, len(federation.able))

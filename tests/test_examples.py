@@ -76,7 +76,7 @@ def entries(path: Path) -> list[tuple[str, dict]]:
     ).entries():  # what differs in seed or partition only has the same levels
         data, model = (str(entry.table.get(part, {}).get("name")) for part in ("data", "model"))
         key = (entry.row, data, model, str(entry.table.get("fleet")))
-        if "tuning" in entry.table:  # there levels are given, which neither data nor what is fine-tuned change
+        if "peft" in entry.table:  # there levels are given, which neither data nor what is fine-tuned change
             key = (entry.table["method"]["name"], *key[2:])
         found.setdefault(key, (str(entry.place.parent), dict(entry.table)))
     return list(found.values())
@@ -300,7 +300,7 @@ def without_checkpoint(table):
     """Return the run without what it begins as, a checkpoint or another run, which nobody has here, nor frozen then."""
     lacks = {"data": "tokenizer", "model": "checkpoint"}
     cut = {part: {k: v for k, v in table[part].items() if k != key} for part, key in lacks.items() if part in table}
-    return {key: value for key, value in (table | cut).items() if key not in ("start", "tuning")}
+    return {key: value for key, value in (table | cut).items() if key not in ("start", "peft")}
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -244,15 +244,15 @@ def test_a_round_without_updates_is_the_plain_mean() -> None:
 @pytest.mark.parametrize("tuning", ["full", "serial_adapter"])
 def test_a_run_without_lora_is_refused(tuning: str) -> None:
     described = {**RUN, "method": {"name": "depthfl", "alpha": 0.0, "plus": {"lora_product": {}}}}
-    with pytest.raises(ConfigError, match=r'no tensor lora_B.*\[tuning\] name = "lora"'):
-        assemble(experiment_of({**described, "tuning": {"name": tuning}}))
+    with pytest.raises(ConfigError, match=r'no tensor lora_B.*\[peft\] name = "lora"'):
+        assemble(experiment_of({**described, "peft": {"name": tuning}}))
 
 
 RUN: dict[str, Any] = {
     "rounds": 2,
     "data": {"name": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 6}},
     "model": {"name": "vit", "hidden": 16, "depth": 2, "attention_heads": 2, "patch": 4},
-    "tuning": {"name": "lora", "rank": 2},
+    "peft": {"name": "lora", "rank": 2},
     "fleet": {"groups": [{"budget": 0.5}, {"budget": 1.0}], "tolerance": 0.5},
     "local": {"epochs": 1, "lr": 0.1, "clip_value": 1.0},
     "cohort": {"count": 4},

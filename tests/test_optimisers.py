@@ -33,7 +33,7 @@ VIT = {
     "rounds": 3,
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}},
     "model": {"name": "vit", "hidden": 16, "depth": 2, "attention_heads": 2, "patch": 4},
-    "tuning": {"name": "lora", "rank": 4},
+    "peft": {"name": "lora", "rank": 4},
     "method": {"name": "depthfl"},
     "fleet": {"groups": [{"budget": 1.0}]},
     "cohort": {"fraction": 1.0},
@@ -277,6 +277,6 @@ def test_memory_counts_the_moments() -> None:
         training_memory(problem.architecture, sizes, *args, Local(optimiser=o).moments) for o in ("sgd", "adam")
     )
     assert two - one == 4 * sum(t.numel() for t in problem.architecture.build(sizes, (1, 2, 3)).parameters())
-    described = {**VIT, "tuning": "full", "fleet": {"cost": "memory_bytes", "groups": [{"budget": 1.0}]}}
+    described = {**VIT, "peft": "full", "fleet": {"cost": "memory_bytes", "groups": [{"budget": 1.0}]}}
     plans = [assemble(experiment_of({**described, "local": {"optimiser": o}})).plan for o in ("sgd", "adamw")]
     assert plans[0].levels[-1].further["memory_bytes"] < plans[1].levels[-1].further["memory_bytes"]

@@ -231,7 +231,7 @@ def settings(name: str, tuning: str) -> dict[str, Any]:
     if name not in ("depthfl", "inclusivefl", "exclusivefl", "reefl"):  # they cut width
         fleet = {"groups": RUN["fleet"]["groups"], "tolerance": 0.5}
     data = {**RUN["data"], "server": {"name": "digits", "seed": 1}} if name == "feddf" else RUN["data"]
-    return {**RUN, "data": data, "fleet": fleet, "method": spec_of(name), "tuning": {"name": tuning, **rank}}
+    return {**RUN, "data": data, "fleet": fleet, "method": spec_of(name), "peft": {"name": tuning, **rank}}
 
 
 @pytest.fixture(autouse=True)

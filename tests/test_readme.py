@@ -392,7 +392,7 @@ def test_a_key_without_a_default_is_valid(key, value):
 
 
 def test_the_guide_names_every_mode_of_tuning():
-    rows = tables_of_markdown(GUIDE, "`tuning.name`")
+    rows = tables_of_markdown(GUIDE, "`peft.name`")
     assert [code(row[0])[0] for row in rows] == sorted(names.available("peft"), key=lambda n: (n != "full", n))
 
 

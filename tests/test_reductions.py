@@ -89,7 +89,7 @@ def fleet(
     levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
     counts = np.array([len(p["train"]) for p in parts])
     simulation = Simulation(problem, data, parts)
-    told = np.ones(len(sizes)) if build(spec).told else None
+    told = np.ones(len(sizes)) if build(spec).needs_budgets else None
     return Federation(problem, Clients(counts, told), levels, 4, build(spec), spec), simulation
 
 
@@ -124,7 +124,7 @@ def test_every_method_and_option_is_in_the_table() -> None:
 def test_budgets_of_one_give_one_level() -> None:
     for name in names.available("methods"):
         federation, _ = fleet({"name": name})
-        if not federation.method.told:
+        if not federation.method.needs_budgets:
             continue
         assert [level.submodel.exits for level in federation.levels] == [(3,)], name
         assert federation.levels[0].submodel.sizes == {"a": 8, "b": 12, "classes": 4}

@@ -30,7 +30,7 @@ def said(make: Any) -> str:
         ("method = 5", '[method] name: should be a name in quotes, such as "scalefl", got 5.'),
         ("model = 5", '[model] name: should be a name in quotes, such as "cnn", got 5.'),
         ("model = true", '[model] name: should be a name in quotes, such as "cnn", got True.'),
-        ("tuning.name = ['a']", "[tuning] name: should be a name in quotes, such as \"lora\", got ['a']."),
+        ("peft.name = ['a']", "[peft] name: should be a name in quotes, such as \"lora\", got ['a']."),
         ("data.name = 1979-05-27", '[data] name: should be a name in quotes, such as "digits", got datetime.date(1979'),
         ("data.server.name = 3", '[data] server.name: should be a name in quotes, such as "cifar100", got 3.'),
         ("method.name = ''", "[method] name: should be a name in quotes, such as \"scalefl\", got ''."),

@@ -161,12 +161,12 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
         Level("2", problem.submodel(1.0, (1, 2, 3)), 1.0, 1.0),
     )
     method, parts, reported = build(spec), tiny_parts(data, 6), np.array([0.3, 1.0] * 3)
-    if not method.told:
+    if not method.needs_budgets:
         levels = tuple(method.levels(problem, Targets((1.0,), (0.1,))))
     simulation = Simulation(
         problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=unlabelled(data)
     )
-    clients = Clients(np.array([len(p["train"]) for p in parts]), reported if method.told else None)
+    clients = Clients(np.array([len(p["train"]) for p in parts]), reported if method.needs_budgets else None)
     return Federation(problem, clients, levels, 4, method, spec, 0, simulation.device(None)), simulation
 
 

@@ -53,7 +53,7 @@ PLACES = {
     "data.partition": {},
     "data.server": {"data.server.name": "tiny:tiny_data"},
     "model": {},
-    "tuning": {},
+    "peft": {},
     "method": {},
     "method.hooks": {},
     "method.plus": {},
@@ -205,11 +205,11 @@ VALUES: dict[str, Any] = {
     "data.partition.seed": 9,
     "data.server.name": "tiny:tiny_server_data",
     "model.name": "mlp_2nn",
-    "tuning.name": "frozen",
+    "peft.name": "frozen",
     "fleet.cost": "multiply_adds",
     "fleet.tolerance": 0.8,
     "fleet.levels": [0.5, 1.0],
-    "fleet.told": True,
+    "fleet.reports_budget": True,
     "fleet.drift.sd": 0.3,
     "fleet.drift.jump": 0.2,
     "fleet.drift.low": 0.6,
@@ -223,7 +223,7 @@ VALUES: dict[str, Any] = {
     "fleet.availability.day": 9.0,
     "fleet.availability.leave": 0.3,
     "fleet.availability.trace": "nowhere.csv",
-    "fleet.tells_labels": True,
+    "fleet.reports_labels": True,
     "fleet.groups": [{"budget": 0.4, "share": 0.2, "tolerance": 0.2, "name": "a"}, {"budget": 1.0, "name": "b"}],
     "fleet.measured": {"latency_s of a thing": [0.1, 0.01]},
     "method.name": "heterofl",
@@ -339,7 +339,7 @@ def plain(value: Any) -> Any:
 
 def same(one: Assembly, other: Assembly) -> bool:
     a, b = one.federation.method, other.federation.method
-    rest = ("told", "own_data", "settles")
+    rest = ("needs_budgets", "own_data", "settles")
     hooks = called_hooks(a) | called_hooks(b)
     return held(one) == held(other) and all(alike(getattr(a, n), getattr(b, n)) for n in (*hooks, *rest))
 

@@ -125,7 +125,7 @@ def tiny_federation(
         problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()
     )
     built, registered = build(method), Clients(counts, reported)
-    if not built.told:
+    if not built.needs_budgets:
         registered = Clients(counts)
         levels = tuple(built.levels(problem, Targets((1.0,), (0.1,))))
     return Federation(problem, registered, levels, cohort, built, method, seed, simulation.device(None)), simulation

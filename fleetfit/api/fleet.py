@@ -83,7 +83,7 @@ def rules_of(experiment: Experiment) -> Rules:
 
 def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
     """Return the experiment with the enrolled nodes as its groups, where they told what they afford."""
-    if not build(spec_of_method(experiment)).told:
+    if not build(spec_of_method(experiment)).needs_budgets:
         return experiment
     groups = [
         GroupSection(
@@ -103,7 +103,7 @@ def new_manager(transport: "Transport", experiment: Experiment, say: Callable[[s
     from fleetfit.engines.flower.client_manager import ClientManager
 
     method = build(spec_of_method(experiment))
-    asks = {"asks_budget": method.told, "asks_labels": experiment.fleet.tells_labels}
+    asks = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
     return ClientManager(transport, asks, fits(experiment), say)
 
 
@@ -118,15 +118,15 @@ def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callab
             return "its task is a regression, whose targets each node would scale by its own mean."
         if not told.num_examples:
             return "it has no training data."
-        if method.told and told.budget is None:
+        if method.needs_budgets and told.budget is None:
             return (
                 f"it does not tell a budget, and {experiment.method.name} chooses a level for each client. Set budget "
-                "and tell_budget in its configuration, or run adaptivefl."
+                "and reports_budget in its configuration, or run adaptivefl."
             )
         if told.budget is not None and (found := budget_problem(told.budget, experiment.fleet.cost)):
             return f"its budget does not fit this run: {found}"
-        if experiment.fleet.tells_labels and told.labels is None:
-            return "it does not tell its samples by class, and fleet.tells_labels asks for them: set tell_labels there."
+        if experiment.fleet.reports_labels and told.labels is None:
+            return "it does not report its samples by class, and the run asks for them: set reports_labels there."
         return ""
 
     return wrong
@@ -409,7 +409,7 @@ def _say_levels(assembly: Assembly, manager: "ClientManager", say: Callable[[str
             f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
             f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
         )
-    if assembly.federation.method.told and len(manager.members) == len(assembly.federation.level_of):
+    if assembly.federation.method.needs_budgets and len(manager.members) == len(assembly.federation.level_of):
         levels = assembly.federation.level_of
         for member, level in zip(manager.members, levels, strict=False):
             say(f"Node {member.told.name} trains {f'level {level + 1}' if level >= 0 else 'nothing: too small'}.")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from fleetfit import rounds
+from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import NODES, accuracy_among, planned_for
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
@@ -318,7 +318,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
     """
     files = RunFolder.open(folder)
     try:
-        table = tomllib.loads(files.text("config.toml"))
+        table = renamed.renewed(tomllib.loads(files.text("config.toml")), say=renamed.silently)
     except ValueError as error:  # a number that is too long is one that is no TOMLDecodeError
         raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
     except RecursionError:
@@ -328,6 +328,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
             "fleetfit: %s was changed after this run was begun. It is used as it is now; what it says may not be what "
             "was trained.", files.path / name,
         )  # fmt: skip
+    sections = renamed.renewed(sections)
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:
         again = ", ".join(f"{section}=..." for section in missing)

@@ -12,7 +12,7 @@ from fleetfit.cli.door import hear, only_the_result, said
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.profiling import profile
 from fleetfit.cli.shipping import app as shipping
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from fleetfit.planner import Plan
@@ -270,9 +270,29 @@ class ListKind(StrEnum):
     profiles = "profiles"
 
 
+def listed_kind(text: str) -> ListKind:
+    """Return the kind of a name, also of one that it had before."""
+    from fleetfit import renamed
+
+    name = renamed.kind(text)
+    if name not in list(ListKind):
+        known = ", ".join(ListKind)
+        raise typer.BadParameter(f'"{shown(text)}" cannot be listed; there are {known}.{did_you_mean(name, ListKind)}')
+    return ListKind(name)
+
+
+def _kinds() -> list[str]:
+    return list(ListKind)
+
+
 @app.command("list")
 def listing(
-    kind: Annotated[ListKind, typer.Argument(help="What to list.")],
+    kind: Annotated[
+        ListKind,
+        typer.Argument(
+            help="What to list.", parser=listed_kind, metavar=f"{{{'|'.join(ListKind)}}}", autocompletion=_kinds
+        ),
+    ],
     name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
 ) -> None:
     """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""

@@ -70,16 +70,16 @@ def check_needs(experiment: Experiment, method: Method) -> None:
     """Check that the run has what its method needs, and tells the server nothing that it must not know.
 
     Raises:
-        ConfigError: Budgets are told, or not, against the method; or the server has no data and trains.
+        ConfigError: Budgets are reported, or not, against the method; or the server has no data and trains.
     """
-    name, told = experiment.method.name, experiment.fleet.told
-    if told is False and method.told:
+    name, reports = experiment.method.name, experiment.fleet.reports_budget
+    if reports is False and method.needs_budgets:
         raise ConfigError(
-            f"[fleet] told: {name} needs the budgets that clients tell the server; adaptivefl does without. Leave told "
-            "out, or choose another method."
+            f"[fleet] reports_budget: {name} needs the budgets that clients report to the server; adaptivefl does "
+            "without. Leave reports_budget out, or choose another method."
         )
-    if told and not method.told:
-        raise ConfigError(f"[fleet] told: {name} never learns a budget; leave told out.")
+    if reports and not method.needs_budgets:
+        raise ConfigError(f"[fleet] reports_budget: {name} never learns a budget; leave reports_budget out.")
     if method.own_data and experiment.data.server is None:
         raise ConfigError(
             f"[method] {name} trains on the server, on data without labels. Say on which: server = "
@@ -96,7 +96,7 @@ def check_fits(experiment: Experiment, problem: Problem) -> None:
     if "lora_product" in experiment.method.plus and not any(name.endswith(B) for name in problem.layout.tensors):
         raise ConfigError(
             f"[method.plus.lora_product] averages LoRA's products, and this model has no tensor {B}. Set "
-            '[tuning] name = "lora", or leave the option out.'
+            '[peft] name = "lora", or leave the option out.'
         )
 
 
@@ -201,11 +201,11 @@ def clients_of(
         ConfigError: They are to tell classes, and the task has none.
     """
     counts, labels = np.array([len(part["train"]) for part in parts]), None
-    if experiment.fleet.tells_labels:
+    if experiment.fleet.reports_labels:
         if data.task != "classification":
             raise ConfigError(
-                f"[fleet] tells_labels: clients can tell how many samples of each class they have in a classification; "
-                f"the task of {data.name} is {data.task}. Leave tells_labels out."
+                f"[fleet] reports_labels: clients can report how many samples of each class they have in a "
+                f"classification; the task of {data.name} is {data.task}. Leave reports_labels out."
             )
         labels = class_counts(data, [dict(part) for part in parts]).numpy()
     return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)
@@ -317,7 +317,7 @@ def _assembled(experiment: Experiment, base: State | None) -> Assembly:
     everything = clients_of(experiment, data, parts, fleet)
     federation = Federation(
         problem=problem,
-        clients=everything if method.told else Clients(everything.num_examples, labels=everything.labels),
+        clients=everything if method.needs_budgets else Clients(everything.num_examples, labels=everything.labels),
         levels=levels,
         cohort=cohort_of(experiment, len(parts)),
         method=method,
@@ -369,7 +369,11 @@ def planned(
     problem = modelled(problem_of(experiment, data), method_spec)
     fleet = who(problem)
     with contextlib.nullcontext() if reads_targets(method) else used.looking():
-        targets = targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.told else only_full(fleet)
+        targets = (
+            targets_of(experiment.fleet, fleet, problem.architecture.blocks)
+            if method.needs_budgets
+            else only_full(fleet)
+        )
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
@@ -438,9 +442,9 @@ def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
     else:
         architecture = section.name
     check_architecture(architecture, section.name if spec else type(architecture).__name__)
-    tuning = {"name": experiment.tuning.name, **experiment.tuning.settings}
-    architecture = tuned(architecture, tuning)
-    spec = None if spec is None else {**spec, "tuning": tuning}
+    peft = {"name": experiment.peft.name, **experiment.peft.settings}
+    architecture = tuned(architecture, peft)
+    spec = None if spec is None else {**spec, "peft": peft}
     return Problem(
         architecture,
         shape,

@@ -168,7 +168,7 @@ def _assembled(experiment: Experiment, told: Sequence[NodeDescription], base: St
         seed=experiment.seed,
         device=None if own is None else Device(problem, own, accelerator=accelerator, unlabelled=own),
     )
-    notes = notes_of(federation, fleet) if method.told else [SILENT]
+    notes = notes_of(federation, fleet) if method.needs_budgets else [SILENT]
     if not len(federation.able):
         raise PlanError(
             f"no node can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
@@ -209,7 +209,7 @@ def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[Node
 def clients_of_nodes(experiment: Experiment, fleet: DeviceBudgets, told: Sequence[NodeDescription]) -> Clients:
     """Return all that the server knows of the nodes."""
     counts = np.array([one.num_examples for one in told])
-    labels = np.array([one.labels for one in told]) if experiment.fleet.tells_labels else None
-    if not build(spec_of_method(experiment)).told:
+    labels = np.array([one.labels for one in told]) if experiment.fleet.reports_labels else None
+    if not build(spec_of_method(experiment)).needs_budgets:
         return Clients(counts, labels=labels)
     return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)

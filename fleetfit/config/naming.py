@@ -60,7 +60,7 @@ def check_keys(experiment: Experiment) -> None:
     named: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("engines", "[engine]", experiment.engine, {"simulation": None}),
         ("models", "[model]", experiment.model, given),
-        ("peft", "[tuning]", experiment.tuning, {"architecture": None}),
+        ("peft", "[peft]", experiment.peft, {"architecture": None}),
         ("data", "[data]", experiment.data, {}),
         ("data", "[data] server", experiment.data.server or experiment.data, {}),
     ]

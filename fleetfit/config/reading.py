@@ -1,9 +1,9 @@
 """Run files, overrides and keyword arguments become an `Experiment`; every mistake is a sentence with its place.
 
 Sections are merged key by key, so an override changes one key and leaves the rest. One rule goes beyond that: where an
-override names another method, model, mode of tuning, data set, engine, partition, optimiser or schedule, the keys that
-belonged to the old one go with it; options and single hooks, which go with any method, stay. Overrides and keywords are
-laid over each other first, so none of them is lost by the order in which they are given.
+override names another method, model, way of fine-tuning, data set, engine, partition, optimiser or schedule, the keys
+that belonged to the old one go with it; options and single hooks, which go with any method, stay. Overrides and keywords
+are laid over each other first, so none of them is lost by the order in which they are given.
 
 `fleetfit profile` writes such files. A node's configuration and the groups of a run file name them instead of amounts.
 """
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from fleetfit import names
+from fleetfit import names, renamed
 from fleetfit.config import schema as schedules
 from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
@@ -90,7 +90,7 @@ def _check_names(experiment: Experiment) -> None:
         ConfigError: There is such a thing.
     """
     server = experiment.data.server
-    named = [("data", experiment.data.name), ("model", experiment.model.name), ("tuning", experiment.tuning.name),
+    named = [("data", experiment.data.name), ("model", experiment.model.name), ("peft", experiment.peft.name),
              ("method", experiment.method.name), ("engine", experiment.engine.name),
              *([] if server is None else [("data.server", server.name)])]  # fmt: skip
     for where, name in named:
@@ -109,7 +109,7 @@ def _check_names(experiment: Experiment) -> None:
         raise ConfigError(f"name: at most 200 characters that can be printed, got {shown(repr(experiment.name))}.")
 
 
-_SUCH_AS = {"data": "digits", "data.server": "cifar100", "model": "cnn", "tuning": "lora", "method": "scalefl",
+_SUCH_AS = {"data": "digits", "data.server": "cifar100", "model": "cnn", "peft": "lora", "method": "scalefl",
             "engine": "local"}  # fmt: skip
 
 
@@ -241,14 +241,14 @@ def read_budget(path: Path) -> dict[str, Any]:
 
 # ---- merging -------------------------------------------------------------------------------------------------------
 
-_CHOOSER = {"data": "name", "model": "name", "tuning": "name", "method": "name", "engine": "name",
+_CHOOSER = {"data": "name", "model": "name", "peft": "name", "method": "name", "engine": "name",
             "data.partition": "kind", "data.server": "name", "local": "optimiser",
             "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
 # keys of the section itself, whatever it names
 _STAYS = {"data": {"partition", "server"}, "engine": {"device"},
           "method": {"plus", "hooks"},
           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
-_PLUGINS = ("data.name", "data.server.name", "model.name", "tuning.name", "method.name", "engine.name", "cohort.choose")
+_PLUGINS = ("data.name", "data.server.name", "model.name", "peft.name", "method.name", "engine.name", "cohort.choose")
 
 # ---- from files --------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = (), **sections:
     Raises:
         ConfigError: Something in it is wrong.
     """
-    base = anchored(read_table(path), located(path, Path.cwd(), "run file").parent)
+    base = anchored(sections_of(read_table(path)), located(path, Path.cwd(), "run file").parent)
     return experiment_of(base, overrides, **sections)
 
 
@@ -487,8 +487,8 @@ def _copied(value: Any) -> Any:
 
 
 def sections_of(table: Mapping[str, Any]) -> Table:
-    """Return tables with sections where a name stands for one: `method = "fedavg"`."""
-    return {key: _as_section(key, value) for key, value in table.items()}
+    """Return tables with the keys' present names, and sections where a name stands for one: `method = "fedavg"`."""
+    return {key: _as_section(key, value) for key, value in renamed.renewed(table).items()}
 
 
 def _as_section(key: str, value: Any) -> Any:

@@ -167,8 +167,8 @@ class ModelSection(Open):
     name: Any = "cnn"
 
 
-class TuningSection(Open):
-    """`[tuning]`: what of the model is trained, and what is put in. Further keys are the mode's own."""
+class PeftSection(Open):
+    """`[peft]`: what of the model is trained, and what is put in. Further keys are the mode's own."""
 
     name: Any = "full"
 
@@ -254,12 +254,12 @@ class FleetSection(Section):
         tolerance: How far a level may exceed a budget, as a fraction of it.
         levels: "cluster", "halving", target cost ratios, the levels themselves, or a saved plan (its path, or the plan
             itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
-        told: Whether clients tell the server their budgets; by default, whether the method needs it.
+        reports_budget: Whether clients report their budgets to the server; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
         slow: Who is slower than the profiles say; nobody by default.
         jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
         availability: When clients are connected; always by default.
-        tells_labels: Whether clients tell the server how many samples of each class they have.
+        reports_labels: Whether clients report to the server how many samples of each class they have.
         groups: The budget classes.
         measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
     """
@@ -272,12 +272,12 @@ class FleetSection(Section):
         | Annotated[list[LevelSection], Field(min_length=1)]
         | dict[str, Any]
     ) = "cluster"
-    told: bool | None = None
+    reports_budget: bool | None = None
     drift: DriftSection | None = None
     slow: SlowSection | None = None
     jitter: NotNegative = 0.0
     availability: AvailabilitySection | None = None
-    tells_labels: bool = False
+    reports_labels: bool = False
     groups: Annotated[list[GroupSection], Field(min_length=1)] = Field(
         default_factory=lambda: [GroupSection(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )
@@ -411,7 +411,7 @@ class Experiment(Section):
     start: str = ""
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
-    tuning: TuningSection = Field(default_factory=TuningSection)
+    peft: PeftSection = Field(default_factory=PeftSection)
     fleet: FleetSection = Field(default_factory=FleetSection)
     method: MethodSection = Field(default_factory=MethodSection)
     local: LocalSection = Field(default_factory=LocalSection)

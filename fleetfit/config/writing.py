@@ -12,11 +12,11 @@ from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.data.partition import KINDS
 
 Table = dict[str, Any]
-_KINDS = {"data": "data", "model": "models", "tuning": "peft", "method": "methods", "engine": "engines"}
+_KINDS = {"data": "data", "model": "models", "peft": "peft", "method": "methods", "engine": "engines"}
 _GIVEN = {
     "data": (),
     "model": ("classes", "channels", "input_shape", "vocabulary", "padding"),
-    "tuning": ("architecture",),
+    "peft": ("architecture",),
     "method": (),
     "engine": ("simulation",),
 }

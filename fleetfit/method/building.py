@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ class Method:
     """A method: one function per hook, FedAvg's where it does not differ. docs/hooks.md says what each is for.
 
     Attributes:
-        told: Whether its levels need the budgets that clients tell; without, the server never gets them.
+        needs_budgets: Whether its levels need the budgets that clients report; without, the server never gets them.
         own_data: Whether the server trains, and so needs data of its own, `[data] server`.
         settles: The keys of `[local]` that its `adapt` sets whatever the run file says.
     """
@@ -42,12 +43,19 @@ class Method:
     merge: hooks.MergeHook = hooks.coverage_mean
     step: hooks.StepHook = hooks.take_mean
     observe: hooks.ObserveHook = hooks.nothing_observed
-    told: bool = True
+    needs_budgets: bool = True
     own_data: bool = False
     settles: tuple[str, ...] = ()
+    told: dataclasses.InitVar[bool | None] = None
+
+    def __post_init__(self, told: bool | None) -> None:
+        """Understand `told`, as `needs_budgets` was called."""
+        if told is not None:
+            warnings.warn("Method(told=...) is Method(needs_budgets=...) now.", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "needs_budgets", told)
 
 
-HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("told", "own_data", "settles"))
+HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("needs_budgets", "own_data", "settles"))
 FEDAVG = Method()
 
 # built-in functions by hook, for `method.hooks.channels = "rolling"`
@@ -155,8 +163,10 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
                 f'both the method and "{name}" set hook "{hook}". Say whose wins with method.hooks.{hook} = '
                 '"module:function".'
             )
-    told, own_data = method.told and option.told, method.own_data or option.own_data
-    return replace(method, told=told, own_data=own_data, settles=(*method.settles, *option.settles), **changes)
+    needs, own_data = method.needs_budgets and option.needs_budgets, method.own_data or option.own_data
+    return replace(
+        method, needs_budgets=needs, own_data=own_data, settles=(*method.settles, *option.settles), **changes
+    )
 
 
 def _chained(

@@ -31,7 +31,7 @@ class ModelHook(Protocol):
     """Make of the model family what the method trains.
 
     Where: everywhere, once: on the server, and wherever jobs run.
-    Before: the model is built from `[model]`, with what `[tuning]` puts in.
+    Before: the model is built from `[model]`, with what `[peft]` puts in.
     After: all else sees the family that is returned: planner, layout, initial state, jobs, exported models.
     Keeps: nothing.
     """
@@ -58,7 +58,7 @@ class LevelsHook(Protocol):
     """Say which sub-models there are: width, depth and exits of each.
 
     Where: the server, once.
-    Before: the fleet's groups have become targets; of a method with `told=False` the full model is the only one.
+    Before: the fleet's groups have become targets; with `needs_budgets=False` the full model is the only one.
     After: each client gets the largest level that it affords; every level is evaluated, reported and exported.
     Keeps: nothing; the levels stand in `federation.levels`.
     """

@@ -3,7 +3,7 @@
 Jia et al. Algorithms 1 and 2. Each slot of a round draws a model of the pool (`fleetfit.methods._pool`) and then a
 client for it, by the rewards of `_reinforcement`. The client trains the largest model of the pool that is contained in
 what it was sent and that it affords now; the server learns of its resources only by what comes back. It never gets a
-budget: `told` is false, and the clients it knows have none. Updates weigh by samples (Algorithm 2).
+budget: `needs_budgets` is false, and the clients it knows have none. Updates weigh by samples (Algorithm 2).
 
 Differs from the paper: R_s is the settled reading of a garbled formula (see `_reinforcement.resource_reward`). The pool
 is not nested (S_1 can be wider than M_p somewhere), so a device prunes only to models contained in what it has: one
@@ -85,7 +85,7 @@ def adaptivefl(
         assign=assign,
         adapt=partial(shrunk, models=models),
         observe=partial(learn, credit=credit),
-        told=False,
+        needs_budgets=False,
     )
 
 

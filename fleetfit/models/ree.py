@@ -249,7 +249,7 @@ class Recurrent(Wrapped):
         return RecurrentModule(self, axes, exits)
 
     def trains(self, name: str) -> bool:
-        """Tell whether a tensor is trained: all of Ree, and of the backbone what its tuning says."""
+        """Tell whether a tensor is trained: all of Ree, and of the backbone what `[peft]` says."""
         return super().trains(name.removeprefix(BACKBONE)) if name.startswith(BACKBONE) else True
 
     def added(self, name: str) -> bool:

@@ -15,7 +15,7 @@ from fleetfit.layout import Declaration, State, Wrapped, build_module, infer_lay
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
-PUT_IN = "tuning"
+PUT_IN = "tuning"  # a part of tensors' names in saved states
 """The name under which a module keeps what is put into it."""
 
 
@@ -34,7 +34,7 @@ class Tuned(Wrapped):
         if self.targets and not self.places:
             names = sorted({_NUMBER.sub(".*", name) for name, _ in self._plain.named_modules() if self._takes(name)})
             raise ModelError(
-                f"[tuning] targets {', '.join(self.targets)}: no module of the backbone has such a name. Choose among "
+                f"[peft] targets {', '.join(self.targets)}: no module of the backbone has such a name. Choose among "
                 f"{', '.join(names)}, or patterns of them."
             )
 
@@ -79,7 +79,7 @@ class Tuned(Wrapped):
         found = frozenset(name for name, tensor in known.items() if tensor.exit is not None)
         if not found:
             raise ModelError(
-                "[tuning] freezes everything but the classifiers and what it puts in, and this model has no classifier "
+                "[peft] freezes everything but the classifiers and what it puts in, and this model has no classifier "
                 'that can be told by its name (heads.{n}) or by building with fewer exits. Declare it, such as "fc.*": '
                 f"exit_after({self.blocks})."
             )

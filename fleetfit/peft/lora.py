@@ -30,7 +30,7 @@ class Lora(Tuned):
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
-            raise ModelError(f"[tuning] rank must be at least 1 and alpha above 0, got {self.rank} and {self.alpha}.")
+            raise ModelError(f"[peft] rank must be at least 1 and alpha above 0, got {self.rank} and {self.alpha}.")
         super().__post_init__()
 
     def takes(self, part: nn.Module) -> bool:
@@ -42,7 +42,7 @@ class Lora(Tuned):
         try:
             from peft import LoraConfig, inject_adapter_in_model
         except ImportError:
-            raise MissingExtra("tuning", "LoRA") from None
+            raise MissingExtra("peft", "LoRA") from None
         pattern = "|".join(re.escape(place) for place in places)
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=f"({pattern})")  # type: ignore[arg-type]
         inject_adapter_in_model(config, module)

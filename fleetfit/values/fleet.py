@@ -161,8 +161,8 @@ class ServerHooks(Protocol):
     """
 
     @property
-    def told(self) -> bool:
-        """Whether the levels need the budgets that clients tell."""
+    def needs_budgets(self) -> bool:
+        """Whether the levels need the budgets that clients report."""
 
     @property
     def assign(

@@ -44,13 +44,13 @@ class Problem:
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
-            spec: `model`, `given`, `task`, `exits`, and perhaps `tuning` and `method`.
+            spec: `model`, `given`, `task`, `exits`, and perhaps `peft` and `method`.
         """
         model = dict(spec["model"])
         name = model.pop("name")
         given = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
         architecture = names.call(names.resolve("models", name), name, "[model]", model, **given)
-        architecture = tuned(architecture, spec.get("tuning", {}))
+        architecture = tuned(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
         return Problem(architecture, tuple(given["input_shape"]), task_named(spec["task"]), exits, spec=spec)
 
@@ -77,7 +77,7 @@ class Problem:
 
 
 def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
-    """Return an architecture as a `[tuning]` section says: what of it is trained, and what is put in.
+    """Return an architecture as a `[peft]` section says: what of it is trained, and what is put in.
 
     Raises:
         FleetFitError: The mode is unknown, or does not fit the model.
@@ -85,7 +85,7 @@ def tuned(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:
     settings = {key: value for key, value in spec.items() if key != "name"}
     name = spec.get("name", "full")
     function = name if callable(name) else names.resolve("peft", name)
-    made: Architecture = names.call(function, str(name), "[tuning]", settings, architecture=architecture)
+    made: Architecture = names.call(function, str(name), "[peft]", settings, architecture=architecture)
     return made
 
 

@@ -401,7 +401,7 @@ def test_nobody_is_there_any_more_and_the_run_waits(tmp_path: Path) -> None:
 
 def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
-    lab.config(1, tell_budget=False)
+    lab.config(1, reports_budget=False)
     lab.config(2, data={"name": "digits"})
     lab.config(3, allow=[])
     run = lab.serve(nodes=3)
@@ -484,14 +484,14 @@ def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
 
 
 def test_what_is_not_told_does_not_travel(tmp_path: Path) -> None:
-    lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), tell_budget=False)
+    lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), reports_budget=False)
     run = lab.serve()
     assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()
     assert run.metrics[0]["waste"] >= 0 and "budget not told" in lab.heard
 
 
 def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path: Path) -> None:
-    table = described({"name": "scalefl"}, tuning={"name": "frozen"}, rounds=2)
+    table = described({"name": "scalefl"}, peft={"name": "frozen"}, rounds=2)
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
     assert same_state(base, run)

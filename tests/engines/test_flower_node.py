@@ -95,7 +95,7 @@ def test_what_a_node_tells(tmp_path: Path) -> None:
     found = told(tmp_path)
     assert found["examples"] == {"train": 168, "validation": 24, "test": 48} and found["budget"] == 0.5
     assert found["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in found
-    shy = told(tmp_path, tell_budget=False, tell_labels=True)
+    shy = told(tmp_path, reports_budget=False, reports_labels=True)
     assert "budget" not in shy and sum(shy["labels"]) == 168
     part = {"kind": "iid", "clients": 4}
     assert told(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
@@ -129,7 +129,7 @@ SETUP: dict[str, Any] = {
         {"method": {"name": "fedavg", "cohort": {"name": "os:system"}}},
         {"problem": {**SETUP["problem"], "model": {"name": "os:system"}}},
         {"problem": {**SETUP["problem"], "task": "os:system"}},
-        {"problem": {**SETUP["problem"], "tuning": {"name": "shutil:rmtree"}}},
+        {"problem": {**SETUP["problem"], "peft": {"name": "shutil:rmtree"}}},
     ],
 )
 def test_no_name_from_the_server_is_imported_unless_it_is_allowed(change: dict[str, Any], tmp_path: Path) -> None:

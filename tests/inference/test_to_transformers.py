@@ -216,7 +216,7 @@ def test_the_folder_is_fp32_and_a_checkpoint_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tuned", [frozen, lora, ssf])
 def test_fine_tuned_levels_are_merged(tmp_path: Path, kind: str, tuned: Any) -> None:
     if tuned is lora:
-        pytest.importorskip("peft", reason="the extra `tuning` is not installed")
+        pytest.importorskip("peft", reason="the extra `peft` is not installed")
     data = tokens() if kind == "bert" else images()
     keys = {"rank": 2, "alpha": 6.0, "targets": ("*.query", "*.mlp.fc1")} if tuned is lora else {}
     family = tuned(small_bert(data) if kind == "bert" else small_vit(data), **keys)

@@ -105,7 +105,7 @@ def thin(architecture: Architecture) -> Architecture:
 @pytest.mark.parametrize("tuned", [plain, thin, ssf, serial_adapter])
 def test_the_maps_are_equations_7_to_9(tuned: Callable[..., Architecture]) -> None:
     if tuned is thin:
-        pytest.importorskip("peft", reason="the extra `tuning` is not installed")
+        pytest.importorskip("peft", reason="the extra `peft` is not installed")
     module = module_of(recurrent(tuned(backbone()), SHAPE))
     images = torch.randn(2, *SHAPE)
     with torch.no_grad():

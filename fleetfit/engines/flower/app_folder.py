@@ -43,7 +43,7 @@ _NODE_FILE = """\
 # A device of the fleet: fleetfit flower node node.toml --superlink HOST:PORT --ca ca.crt --key KEY
 name = "kitchen-pi"
 budget = 0.25               # of the full model; or { parameters = 0.25, memory_bytes = "200 MB" }; or "budget.toml"
-tell_budget = true          # false: the server never learns it, and runs AdaptiveFL
+reports_budget = true       # false: the server never learns it, and runs AdaptiveFL
 # memory_limit = "300 MB"   # a job that needs more fails, and not the device
 [data]
 name = "digits"             # or your own: "my_data.py:load", a function that returns a fleetfit.Data

@@ -207,9 +207,9 @@ class Node:
         data, settings = self.data, self.settings
         told: dict[str, Any] = {"name": settings.name, "facts": facts_of(data),
                                 "examples": {name: len(indices) for name, indices in data.splits.items()}}  # fmt: skip
-        if header["asks_budget"] and settings.tell_budget:
+        if header["asks_budget"] and settings.reports_budget:
             told |= {"budget": told_budget(settings), "tolerance": settings.tolerance}
-        if header["asks_labels"] and settings.tell_labels and data.task == "classification":
+        if header["asks_labels"] and settings.reports_labels and data.task == "classification":
             told["labels"] = class_counts(data, [dict(data.splits)])[0].tolist()
         return {"hello": told}
 

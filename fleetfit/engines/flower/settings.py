@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fleetfit import files, names
+from fleetfit import files, names, renamed
 from fleetfit.config.reading import anchored, is_budget_file, read_budget, validated
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
 from fleetfit.config.tables import read_table
@@ -52,8 +52,8 @@ class NodeSettings(Section):
         budget: What it affords, as in `[fleet] groups`; or the .toml file that holds it, under `budget`; or nothing:
             no limit.
         tolerance: How far a model may exceed the budget, as a fraction of it.
-        tell_budget: Whether the server may know the budget; methods that choose a level for each client need it.
-        tell_labels: Whether the server may know how many samples of each class there are.
+        reports_budget: Whether the server may know the budget; methods that choose a level for each client need it.
+        reports_labels: Whether the server may know how many samples of each class there are.
         allow: Methods, models and single hooks of your own that the server may name:
             "package.module:function" or "file.py:function".
         device: "cpu", "cuda" or "cuda:N".
@@ -67,8 +67,8 @@ class NodeSettings(Section):
     data: OwnData
     budget: Positive | str | dict[str, Positive | Unit] | None = None
     tolerance: NotNegative = 0.1
-    tell_budget: bool = True
-    tell_labels: bool = False
+    reports_budget: bool = True
+    reports_labels: bool = False
     allow: list[str] = Field(default_factory=list)
     device: str = "cpu"
     threads: Count = 1
@@ -90,7 +90,7 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.expanded(path).resolve()
     folder = path.parent
-    table = anchored(read_table(path), folder)
+    table = anchored(renamed.renewed(read_table(path), renamed.NODE_FILE), folder)
     try:
         found = validated(NodeSettings, table)
         if not _NAME.fullmatch(found.name):
@@ -158,5 +158,5 @@ def own_data(settings: NodeSettings) -> Data:
 
 def told_budget(settings: NodeSettings) -> Budget | None:
     """Return the budget as it travels, or None where the node keeps it to itself."""
-    budget = settings.budget if settings.tell_budget else None
+    budget = settings.budget if settings.reports_budget else None
     return dict(budget) if isinstance(budget, Mapping) else budget
