@@ -2,8 +2,8 @@
 
 Sections are merged key by key, so an override changes one key and leaves the rest. One rule goes beyond that: where an
 override names another method, model, way of fine-tuning, data set, engine, partition, optimiser or schedule, the keys
-that belonged to the old one go with it; options and single hooks, which go with any method, stay. Overrides and keywords
-are laid over each other first, so none of them is lost by the order in which they are given.
+that belonged to the old one go with it; options and single hooks, which go with any method, stay. Overrides and
+keywords are laid over each other first, so none of them is lost by the order in which they are given.
 
 `fleetfit profile` writes such files. A node's configuration and the groups of a run file name them instead of amounts.
 """

@@ -3,8 +3,8 @@
 Candidates are drawn uniformly among those connected, so that cohorts vary from round to round; the cohort is chosen
 among them one after the other.
 
-- Where clients report their classes (`fleet.reports_labels`): after a first one at random, always the client with whom the
-  samples of the cohort are spread over the classes most like the target: least sum_c (share_c - target_c)^2, as in
+- Where clients report their classes (`fleet.reports_labels`): after a first one at random, always the client with whom
+  the samples of the cohort are spread over the classes most like the target: least sum_c (share_c - target_c)^2, as in
   Fed-CBS (Zhang et al., ICML 2023) with its uniform target.
 - Else (Balakrishnan et al., ICLR 2022): the clients whose directions stand for everybody's best, by facility location
   over the directions of the updates last seen. Clients never seen come first, at random.
