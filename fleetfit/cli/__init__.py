@@ -2,7 +2,7 @@
 
 `run`, `plan`, `compare`, `resume`, `eval`, `list` and `check-model` are in `verbs`; `predict`, `calibrate`, `export`,
 `pictures` and `attention` in `shipping`; `profile` in `profiling`; `flower` in `fleet`. `door` says in a sentence what
-went wrong. Nothing is imported here, so that Ctrl-C has its answer from the first moment.
+went wrong, and `streams` prints it. Nothing is imported here, so that Ctrl-C has its answer from the first moment.
 """
 
 import sys

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.door import said
+from fleetfit.cli.streams import said
 from fleetfit.errors import ConfigError, MissingExtra
 
 app = typer.Typer(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.door import said
+from fleetfit.cli.streams import said
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:

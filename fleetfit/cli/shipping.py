@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.door import only_the_result, said
+from fleetfit.cli.streams import only_the_result, said
 
 app = typer.Typer()
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.door import hear, only_the_result, said
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.profiling import profile
 from fleetfit.cli.shipping import app as shipping
+from fleetfit.cli.streams import hear, only_the_result, said
 from fleetfit.errors import ConfigError, did_you_mean, shown
 
 if TYPE_CHECKING:
