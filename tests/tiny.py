@@ -1,6 +1,6 @@
 """A tiny architecture, data set and federation for tests: three blocks, two scaled axes, dropout, batch norm."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,16 +104,29 @@ def tiny_parts(data: Data, clients: int) -> list[dict[str, Tensor]]:
     return [{name: indices[i::clients] for name, indices in data.splits.items()} for i in range(clients)]
 
 
+def unequal_parts(data: Data, shares: Sequence[int]) -> list[dict[str, Tensor]]:
+    """Deal every split out, to each client as many as its share says."""
+    owners = torch.tensor([i for i, share in enumerate(shares) for _ in range(share)])
+    turns = {name: owners[torch.arange(len(indices)) % len(owners)] for name, indices in data.splits.items()}
+    return [{name: ids[turns[name] == i] for name, ids in data.splits.items()} for i in range(len(shares))]
+
+
 def tiny_federation(
-    method: Mapping[str, Any], clients: int = 6, cohort: int = 4, seed: int = 0, **model: Any
+    method: Mapping[str, Any],
+    clients: int = 6,
+    cohort: int = 4,
+    seed: int = 0,
+    shares: Sequence[int] | None = None,
+    **model: Any,
 ) -> tuple[Federation, Simulation]:
     """Three levels (width and depth) and clients of each; not planned, so that the test says what they are.
 
-    A method whose server never learns a budget has levels of its own, and clients who told none.
+    A method whose server never learns a budget has levels of its own, and clients who told none. Clients have equally
+    many samples, or unequal `shares` of them: only then do weights by samples and weights by count differ.
     """
     problem = modelled(tiny_problem(**model), method)
     data = tiny_data()
-    parts = tiny_parts(data, clients)
+    parts = tiny_parts(data, clients) if shares is None else unequal_parts(data, shares)
     levels = (
         Level("1", problem.submodel(0.5, (1,)), 0.5, 0.2),
         Level("2", problem.submodel(0.75, (1, 2)), 0.75, 0.5),

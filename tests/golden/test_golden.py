@@ -52,11 +52,33 @@ SPECS: dict[str, Mapping[str, Any]] = {
     "decoupled, fedyogi": {"name": "decoupled", "plus": {"fedyogi": {"lr": 0.01}}},
     "scalefl, feddyn": {"name": "scalefl", "plus": {"feddyn": {}}},
 }
+BY_SAMPLES = {"hooks": {"weight": "by_samples"}}
+BY_COUNT = {"hooks": {"weight": "by_count"}}
+SHARES = (3, 5, 7, 11, 13, 3)
+"""Of the samples: clients have 12 to 52 of 168, those of one budget unequally many."""
+UNEQUAL: dict[str, Mapping[str, Any]] = {
+    "unequal shares: fedavg": {"name": "fedavg"},
+    "unequal shares: fedavg, by count": {"name": "fedavg", **BY_COUNT},
+    "unequal shares: scalefl": {"name": "scalefl"},
+    "unequal shares: scalefl, by samples": {"name": "scalefl", **BY_SAMPLES},
+    "unequal shares: heterofl": {"name": "heterofl"},
+    "unequal shares: heterofl, by samples": {"name": "heterofl", **BY_SAMPLES},
+    "unequal shares: depthfl": {"name": "depthfl"},
+    "unequal shares: depthfl, by samples": {"name": "depthfl", **BY_SAMPLES},
+    "unequal shares: adaptivefl": {"name": "adaptivefl"},
+    "unequal shares: fedavg, feddyn": {"name": "fedavg", "plus": {"feddyn": {}}},
+    "unequal shares: scalefl, feddyn, by samples": {"name": "scalefl", "plus": {"feddyn": {}}, **BY_SAMPLES},
+    "unequal shares: decoupled, fedadam": {"name": "decoupled", "plus": {"fedadam": {"lr": 0.01}}},
+}
+"""With weights by samples and by count, which are the same where shares are equal, and more dropout."""
 
 
-def golden(spec: Mapping[str, Any]) -> dict[str, Any]:
+def golden(name: str) -> dict[str, Any]:
     """Train, and return the losses of the rounds, the state's norm, and how many test images each level gets right."""
-    federation, simulation = tiny_federation(spec, clients=6, cohort=4, dropout=0.1)
+    if name in SPECS:
+        federation, simulation = tiny_federation(SPECS[name], clients=6, cohort=4, dropout=0.1)
+    else:
+        federation, simulation = tiny_federation(UNEQUAL[name], clients=6, cohort=4, shares=SHARES, dropout=0.3)
     rounds = list(run(federation, local_engine(simulation), SETTINGS, start(federation)))
     state = rounds[-1].server.state
     length = sum(float((t.double() ** 2).sum()) for t in state.values()) ** 0.5
@@ -82,7 +104,7 @@ def runs() -> dict[str, Any]:
     return everything()
 
 
-@pytest.mark.parametrize("name", list(SPECS))
+@pytest.mark.parametrize("name", [*SPECS, *UNEQUAL])
 def test_losses_are_those_in_the_file(name: str, runs: Mapping[str, Any]) -> None:
     expected, found = json.loads(FILE.read_text())[name], runs[name]
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
@@ -91,7 +113,15 @@ def test_losses_are_those_in_the_file(name: str, runs: Mapping[str, Any]) -> Non
 
 
 def test_the_file_has_these_runs_and_no_others() -> None:
-    assert list(json.loads(FILE.read_text())) == list(SPECS)
+    assert list(json.loads(FILE.read_text())) == [*SPECS, *UNEQUAL]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scalefl", "heterofl", "depthfl"])
+def test_weights_by_samples_and_by_count_give_other_runs(name: str) -> None:
+    """Else these runs would not notice one in the place of the other."""
+    found = json.loads(FILE.read_text())
+    one, other = (found[key] for key in UNEQUAL if key.startswith(f"unequal shares: {name}") and "feddyn" not in key)
+    assert abs(one["losses"][-1] - other["losses"][-1]) > 1e-4 and abs(one["norm"] - other["norm"]) > 1e-4
 
 
 if __name__ == "__main__":
@@ -99,4 +129,4 @@ if __name__ == "__main__":
         FILE.write_text(json.dumps(everything(), indent=2) + "\n")
     else:
         torch.set_num_threads(1)
-        print(json.dumps({name: golden(spec) for name, spec in SPECS.items()}))
+        print(json.dumps({name: golden(name) for name in [*SPECS, *UNEQUAL]}))
