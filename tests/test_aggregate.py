@@ -105,7 +105,18 @@ def test_equation_2_by_hand() -> None:
     assert applied(full_state(0), mean.result())["stem.bias"].tolist() == [2.0] * 4 + [3.0] * 4
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_of_0_counts_for_nothing() -> None:
+    """Alone it leaves every bit; beside others it is as if it were not there."""
+    alone, beside, without = Mean(LAYOUT), Mean(LAYOUT), Mean(LAYOUT)
+    for mean, seeds in ((alone, (1,)), (beside, (1, 2)), (without, (2,))):
+        for seed in seeds:
+            mean.add(whole(LAYOUT), full_state(seed), 0.0 if seed == 1 else 3.0)
+    for mean, expected in ((alone, full_state(0)), (beside, applied(full_state(0), without.result()))):
+        found = applied(full_state(0), mean.result())
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf")])
 def test_a_bad_weight_is_refused(weight: float) -> None:
     with pytest.raises(RunError, match="aggregation weight"):
         Mean(LAYOUT).add(whole(LAYOUT), full_state(0), weight)

@@ -17,7 +17,7 @@ from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, statistics
+from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, moments, statistics
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, one_round, start
@@ -255,6 +255,18 @@ def test_a_client_under_the_smallest_level_counts_in_global_only() -> None:
 
 def declining_two(job: Job, device: Device) -> Job | None:
     return None if job.kind == "evaluate" and job.client == 2 else job
+
+
+def test_no_variance_is_below_0_where_a_channel_is_always_the_same() -> None:
+    """n x^2 / n - (n x / n)^2 is a little less than 0 for some x; the root of that would be no number."""
+    x = torch.linspace(0.01, 3, 200, dtype=torch.float64)
+    n = torch.tensor([7.0], dtype=torch.float64)
+    added = torch.stack([x] * 7)
+    sums = {"norm.sum": added.sum(0), "norm.squares": (added * added).sum(0), "norm.count": n}
+    assert bool((sums["norm.squares"] / n - (sums["norm.sum"] / n) ** 2 < 0).any())
+    found = moments(sums)
+    assert bool((found["norm.var"] >= 0).all()) and bool((found["norm.var"] < 1e-12).all())
+    torch.testing.assert_close(found["norm.mean"], x.float())
 
 
 def test_a_client_that_cannot_evaluate_is_reported() -> None:

@@ -102,6 +102,37 @@ def test_a_look_at_every_third_step() -> None:
     close(found.state, states[best], atol=2e-5)
 
 
+class Watched:
+    """The last exit's loss; notes in what mode the model is."""
+
+    def __init__(self, modes: list[tuple[str, bool]], device: Device) -> None:
+        self.modes, self.device = modes, device
+
+    def __call__(self, module: Any, x: Tensor, y: Tensor) -> Tensor:
+        self.modes.append(("step", module.training))
+        return F.cross_entropy(module(x)[-1], y)
+
+
+class WatchedLooking(Watched):
+    def held_out(self, module: Any) -> float:
+        self.modes.append(("look", module.training))
+        return 1.0 / len(self.modes)
+
+
+@pytest.mark.parametrize("loss", [Watched, WatchedLooking])
+@pytest.mark.parametrize("every", [None, 1])
+def test_after_a_look_the_model_trains_on(loss: type[Watched], every: int | None) -> None:
+    """Steps have dropout and the batch's statistics, looks have neither, whoever computes what is looked at."""
+    modes: list[tuple[str, bool]] = []
+    hooks = {"loss": lambda job, device: loss(modes, device)}
+    federation, simulation = fleet({"name": "fedavg", "hooks": hooks}, dropout=0.5)
+    local = Local(lr=0.01, epochs=3, batch_size=14, patience=50, check_every=every)
+    trained(job_for(federation, 5, 2, local=local), simulation.device(5))
+    assert [training for what, training in modes if what == "step"] == [True] * 6
+    looks = [training for what, training in modes if what == "look"]
+    assert looks == ([False] * {None: 3, 1: 7}[every] if loss is WatchedLooking else [])
+
+
 def test_adam_along_a_cosine_is_torch_s() -> None:
     federation, simulation = fleet(norm=False)
     device = simulation.device(5)

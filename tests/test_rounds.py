@@ -407,7 +407,8 @@ def test_bytes_are_those_of_the_messages() -> None:
 
 
 def test_the_report_says_what_the_round_was() -> None:
-    federation, simulation = fleet()
+    """Clients have 12 to 52 samples, so that a mean over clients is another loss than one over samples."""
+    federation, simulation = fleet(shares=(3, 5, 7, 11, 13, 3))
     engine = Meddling(simulation)
     _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
     updates = [r for r in engine.replies if isinstance(r, Update)]
@@ -416,7 +417,30 @@ def test_the_report_says_what_the_round_was() -> None:
     assert report["train"]["samples"] == samples == 168
     assert report["train"]["by_level"] == {"3": 2, "2": 2, "1": 2}
     loss = sum(u.metrics["loss"] * u.num_examples for u in updates) / samples
+    assert abs(loss - sum(u.metrics["loss"] for u in updates) / 6) > 1e-4
     assert report["train"]["loss"] == pytest.approx(loss)
+
+
+def test_an_update_of_weight_0_is_no_failure_and_moves_nothing() -> None:
+    """Client 5 counts for nothing: the state is that of a round without it, bit for bit."""
+    weigh = lambda update: 0.0 if update.client == 5 else float(update.num_examples)  # noqa: E731
+    federation, simulation = fleet(hooks={"weight": weigh}, shares=(3, 5, 7, 11, 13, 3))
+    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["train"]["clients"] == 6 and not report["failures"]
+
+    def lost(index: int, reply: Reply) -> Reply:
+        gone = Failure(reply.round, reply.index, reply.client, reply.level, reply.dispatched, "lost")
+        return gone if reply.client == 5 else reply
+
+    without, _ = one_round(federation, Meddling(simulation, lost), Settings(1, LOCAL), start(federation))
+    assert same(after.state, without.state)
+
+
+def test_where_all_weights_are_0_nothing_moves() -> None:
+    federation, simulation = fleet(hooks={"weight": lambda update: 0.0})
+    after, report = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert report["train"]["clients"] == 6 and not report["failures"] and "undone" not in report
+    assert same(after.state, start(federation).state)
 
 
 def test_the_schedule_multiplies_the_learning_rate() -> None:

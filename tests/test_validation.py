@@ -269,6 +269,21 @@ def test_a_reason_is_one_line() -> None:
     assert isinstance(refused, Failure) and refused.reason.isprintable()
 
 
+STATISTICS = {
+    f"blocks.{i}.1.{key}": torch.full((JOB.submodel.sizes["b"],), value)
+    for i in range(JOB.submodel.depth)
+    for key, value in (("mean", -0.5), ("var", 0.5))
+}
+"""Statistics such as a server sends with an evaluation of this sub-model."""
+
+
+def test_statistics_of_an_evaluation_are_right() -> None:
+    asked = replace(JOB, kind="evaluate", statistics=STATISTICS)
+    assert problem_with_job(asked, FEDERATION.problem) is None
+    none_moves = {name: tensor * 0 for name, tensor in STATISTICS.items()}  # of an input that is always the same
+    assert problem_with_job(replace(asked, statistics=none_moves), FEDERATION.problem) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -276,6 +291,8 @@ def test_a_reason_is_one_line() -> None:
         ({"client": None}, "its client"), ({"level": -1}, "its level"), ({"memory_version": 0.5}, "memory_version"),
         ({"method": "fedavg"}, "names no method"), ({"state": {"x": 1}}, "expected a tensor"),
         ({"state": {}}, "missing"), ({"statistics": [1]}, "no table"),
+        ({"kind": "evaluate", "statistics": {n: t - 1 if n == "blocks.1.1.var" else t for n, t in STATISTICS.items()}},
+         "a variance below 0"),
         ({"statistics": {"a\x07": torch.tensor([math.nan])}}, '"a" has numbers'),
         ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels that the model does not have"),
         ({"submodel": Submodel({"b": (0, 1, 3, 4)}, (1, 2))}, "whole granules"),
