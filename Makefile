@@ -17,8 +17,11 @@ unexport PYTHONDONTWRITEBYTECODE
 # Further options for pytest: `make test PYTEST_ARGS='-k layout -x'`.
 PYTEST_ARGS ?=
 
+# How many mutants `make mutants` draws: 500 take about an hour on two cores.
+SAMPLE ?= 500
+
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench mutants clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -80,6 +83,9 @@ format: env ## rewrite the files as the linters want them
 
 bench: env ## speed against a bare loop and a plain copy, measured in one run
 	$(BIN)/python -m benchmarks
+
+mutants: env ## how many small changes of the core the tests notice; `make mutants SAMPLE=40` draws fewer
+	$(BIN)/python tests/mutants/mutants.py --sample $(SAMPLE)
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov *.egg-info

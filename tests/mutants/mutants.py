@@ -1,0 +1,399 @@
+"""A seeded sample of mutants of the core, each run against the quick tests of its module: `make mutants`.
+
+Mutants are mutmut's (its operators, which are pinned with everything else); what runs them is here, because mutmut has
+no sample, copies no data files that tests read, and does not change what stands outside of functions. Left out: the
+words of messages (texts with a space), which are for people, and `__all__`.
+
+Each mutant gets the whole tree in a folder of its own, so that processes which a test starts see it too, and a forked
+process that has PyTorch imported already. The tests of its module run there, the likeliest first, until one fails.
+A mutant without a failure survives. Survivors that change nothing that a test could see stand in `accepted.toml`, each
+with the reason; any other is shown with its line, and makes the command fail.
+
+    .venv/bin/python tests/mutants/mutants.py [--sample 500] [--seed 0] [--workers 2] [--only layout]
+
+Results are kept in `runs/mutants/`: a run that was cut off goes on where it was, and after a change only what it
+touched runs again. The sample keeps most of its mutants when the code changes elsewhere.
+"""
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+KEPT = ROOT / "runs" / "mutants"
+COPIED = ("fleetfit", "tests", "benchmarks", "docs", "examples", "experiments", "pyproject.toml", "README.md")
+
+TESTS: Mapping[str, Sequence[str]] = {
+    "aggregate.py": ("test_aggregate", "test_rounds", "test_plain_examples", "golden"),
+    "evaluate.py": ("test_evaluate", "test_rounds", "golden"),
+    "layout": ("test_layout", "test_model_mistakes", "test_wrong_layouts", "test_check_model", "test_submodel",
+               "properties/test_product_properties"),
+    "losses.py": ("test_losses", "test_methods", "test_depthfl", "test_reefl", "golden"),
+    "method": ("test_method_spec", "test_methods", "test_rounds", "test_receive", "test_docs_generated", "golden"),
+    "methods": ("test_methods", "test_reductions", "test_selection", "golden"),
+    "options": ("test_server_options", "test_methods", "test_lora_product", "test_deadlines", "golden"),
+    "rounds.py": ("test_rounds", "test_receive", "test_validation", "test_availability", "test_standing",
+                  "test_deadlines", "golden"),
+    "submodel.py": ("test_submodel", "properties/test_submodel_properties", "test_validation", "test_rounds", "golden"),
+    "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_compression", "test_start",
+                 "test_evaluate", "golden"),
+    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_receive"),
+}  # fmt: skip
+"""The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
+
+MORE: Mapping[str, Sequence[str]] = {
+    "methods/_pool.py": ("test_pool", "test_adaptivefl"),
+    "methods/_reinforcement.py": ("test_adaptivefl",),
+    "methods/_distillation.py": ("test_feddf",),
+    "methods/_own_blocks.py": ("test_inclusivefl",),
+    "methods/decoupled.py": ("test_adaptivefl",),
+    "methods/heterofl.py": ("test_methods",),
+    "options/feddyn.py": ("test_server_options", "test_reefl"),
+    "options/in_time.py": ("test_deadlines", "test_server_options"),
+    "training/job.py": ("test_train", "test_limits", "test_deadlines"),
+}
+
+LIMIT_S = 300  # of processor time, a multiple of what the slowest list of tests takes; three times that by the clock
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # what is preloaded is not rewritten
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    Attributes:
+        module: The file, below `fleetfit/`.
+        line: Where it is, from 1.
+        was: The lines before, without the space around them.
+        becomes: The lines after.
+        code: The whole file after.
+        key: A hash that says which one it is.
+    """
+
+    module: str
+    line: int
+    was: str
+    becomes: str
+    code: str = field(repr=False)
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: "killed" by a test, "slow" (stopped at the limit, as good as killed) or "survived"."""
+
+    key: str
+    module: str
+    line: int
+    was: str
+    becomes: str
+    found: str
+    by: str
+    seconds: float
+    tests: str  # a hash of what ran
+
+
+def modules() -> list[str]:
+    """Return the files of the core, in order."""
+    top = ROOT / "fleetfit"
+    found = []
+    for part in TESTS:
+        place = top / part
+        found += [place] if place.is_file() else sorted(place.glob("*.py"))
+    return [str(path.relative_to(top)) for path in found]
+
+
+def tests_of(module: str) -> list[str]:
+    """Return the test files of a module, the likeliest to notice first, each once."""
+    stem = Path(module).stem.strip("_")
+    wanted = [*MORE.get(module, ()), f"test_{stem}", *TESTS[module.split("/")[0]]]
+    paths = [ROOT / "tests" / ("golden/test_golden.py" if name == "golden" else f"{name}.py") for name in wanted]
+    return list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths if path.is_file()))
+
+
+# ---- which mutants there are ---------------------------------------------------------------------------------------
+
+
+def mutants_of(module: str, seed: int) -> Iterator[tuple[str, str, object, object, object]]:
+    """Yield all mutants of a file: rank in the sample's order, module, and what `written` needs."""
+    import libcst as cst
+    from libcst.metadata import MetadataWrapper, PositionProvider
+    from mutmut.mutation.file_mutation import MutationVisitor
+    from mutmut.mutation.mutators import mutation_operators
+    from mutmut.mutation.pragma_handling import IgnoredCode
+
+    wrapper = MetadataWrapper(cst.parse_module((ROOT / "fleetfit" / module).read_text()))
+    visitor = MutationVisitor(mutation_operators, IgnoredCode(set(), set(), set()))
+    tree = wrapper.visit(visitor)
+    places, seen, functions = wrapper.resolve(PositionProvider), {}, {}
+    for mutation in visitor.mutations:
+        before, after = mutation.original_node, mutation.mutated_node
+        if isinstance(before, cst.SimpleString) and (" " in before.value or before.value.isupper()):
+            continue
+        text, line = tree.code_for_node(before), places[before].start.line
+        if isinstance(before, cst.Assign) and text.startswith("__all__"):
+            continue
+        outer = mutation.contained_by_top_level_function
+        if outer not in functions:
+            functions[outer] = "" if outer is None else outer.name.value if hasattr(outer, "name") else "class body"
+        inside = functions[outer]
+        what = (module, inside, text, tree.code_for_node(after))
+        seen[what] = seen.get(what, 0) + 1  # the same change at several places of one function
+        rank = hashlib.sha256(json.dumps([seed, *what, seen[what]]).encode()).hexdigest()
+        yield rank, module, (tree, line), before, after
+
+
+def written(rank: str, module: str, place: tuple, before: object, after: object) -> Mutant | None:
+    """Return a mutant with its code; None where it is no Python."""
+    tree, _ = place
+    code = tree.deep_replace(before, after).code
+    try:
+        compile(code, module, "exec")
+    except (SyntaxError, ValueError):
+        return None
+    old, new = tree.code.splitlines(), code.splitlines()
+    head = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    tail = next((i for i, (a, b) in enumerate(zip(old[::-1], new[::-1], strict=False)) if a != b), 0)
+    tail = min(tail, len(old) - head, len(new) - head)
+    was, becomes = ("\n".join(s.strip() for s in some[head : len(some) - tail]) for some in (old, new))
+    if was == becomes:
+        return None
+    key = hashlib.sha256(f"{module}\0{rank}\0{code}".encode()).hexdigest()[:16]
+    return Mutant(module, head + 1, was, becomes, code, key)
+
+
+def sample(n: int, seed: int, only: str) -> tuple[list[Mutant], int]:
+    """Draw n mutants; return them in the order of the modules, and how many there are in all."""
+    every = [one for module in modules() if module.startswith(only) for one in mutants_of(module, seed)]
+    chosen: list[Mutant] = []
+    for one in sorted(every, key=lambda one: one[0]):
+        if len(chosen) == n:
+            break
+        found = written(*one)
+        if found is not None:
+            chosen.append(found)
+    return chosen, len(every)
+
+
+# ---- running one ---------------------------------------------------------------------------------------------------
+
+
+def preload() -> None:
+    """Import what all tests need, and nothing of FleetFit, so that each forked process has it."""
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    import hypothesis
+    import numpy  # noqa: F401
+    import pydantic  # noqa: F401
+    import pytest  # noqa: F401
+    import safetensors.torch  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+    import torch
+    import torch._dynamo  # late imports of PyTorch itself
+    import typer  # noqa: F401
+
+    torch.set_num_threads(1)
+    hypothesis.settings.register_profile("mutants", deadline=None, derandomize=True, database=None)
+    hypothesis.settings.load_profile("mutants")
+
+
+def forked(tree: Path, tests: Sequence[str], log: Path, cpu_s: float, first: bool = True) -> int:
+    """Start the tests in a copy of the tree, until the `first` fails, in a process of their own; return its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for fd in (1, 2):
+            os.dup2(out, fd)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 5))
+        os.chdir(tree)
+        os.environ["PYTHONPATH"] = str(tree)
+        sys.path[:] = [str(tree), *(p for p in sys.path if p not in ("", str(ROOT), str(HERE)))]
+        sys.dont_write_bytecode = True
+        import pytest
+
+        limits = ["-x"] if first else []
+        status = pytest.main([*limits, "-q", "--tb=line", "-p", "no:cacheprovider", *QUIET, *tests])
+    except BaseException as error:
+        print("driver:", repr(error))
+    finally:
+        sys.stdout.flush()
+        os._exit(int(status))
+
+
+def ended(pid: int, until: float) -> int | None:
+    """Return how a process ended, or None while it runs; at the limit of wall time, end it and its children."""
+    found, status = os.waitpid(pid, os.WNOHANG)
+    if not found and time.monotonic() > until:
+        os.killpg(pid, signal.SIGKILL)
+        found, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def verdict(code: int, log: Path) -> tuple[str, str]:
+    """Return what became of the mutant, and the test that says so."""
+    lines = log.read_text(errors="replace").splitlines()
+    if code < 0:
+        return "slow", f"signal {-code}"
+    if code == 0:
+        return "survived", ""
+    by = next((line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))), "")
+    if code in (1, 2, 3) or by or any("ImportError" in line for line in lines):
+        return "killed", by or (lines[-1] if lines else "")
+    raise RuntimeError(f"pytest ended with {code}:\n" + "\n".join(lines[-15:]))
+
+
+class Slot:
+    """One copy of the tree, and what runs in it."""
+
+    def __init__(self, base: Path, number: int) -> None:
+        self.tree, self.log = base / f"tree{number}", base / f"log{number}.txt"
+        shutil.rmtree(self.tree, ignore_errors=True)
+        for name in COPIED:
+            place = ROOT / name
+            if place.is_dir():
+                shutil.copytree(place, self.tree / name, ignore=shutil.ignore_patterns("runs", ".hypothesis"))
+            else:
+                shutil.copy2(place, self.tree / name)
+        self.mutant: Mutant | None = None
+
+    def start(self, mutant: Mutant) -> None:
+        self.mutant, self.began = mutant, time.monotonic()
+        place = self.tree / "fleetfit" / mutant.module
+        self.original = place.read_text()
+        place.write_text(mutant.code)
+        self._forget(mutant.module)
+        self.pid = forked(self.tree, tests_of(mutant.module), self.log, LIMIT_S)
+        self.until = self.began + 3 * LIMIT_S
+
+    def poll(self) -> Outcome | None:
+        assert self.mutant is not None
+        code = ended(self.pid, self.until)
+        if code is None:
+            return None
+        m, (found, by) = self.mutant, verdict(code, self.log)
+        (self.tree / "fleetfit" / m.module).write_text(self.original)
+        self._forget(m.module)
+        self.mutant, took = None, round(time.monotonic() - self.began, 1)
+        return Outcome(m.key, m.module, m.line, m.was, m.becomes, found, by, took, hashed(m.module))
+
+    def _forget(self, module: str) -> None:
+        path = self.tree / "fleetfit" / module
+        for old in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            old.unlink()
+
+
+@functools.cache
+def _bytes(name: str) -> bytes:
+    return (ROOT / name).read_bytes()  # as they were at the start
+
+
+def hashed(module: str) -> str:
+    """Return a hash of the tests of a module; a survivor runs again when they change."""
+    texts = [_bytes(name) for name in tests_of(module)]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+
+
+def doubted(slot: Slot, tests: Sequence[str]) -> list[str]:
+    """Run the tests that failed with some mutant once without a change, and return those which fail then too."""
+    pid, code = forked(slot.tree, tests, slot.log, 3600, first=False), None
+    while code is None:
+        time.sleep(0.05)
+        code = ended(pid, time.monotonic() + 3600)
+    lines = slot.log.read_text(errors="replace").splitlines()
+    if code not in (0, 1):
+        sys.exit("the tests that failed with mutants do not run without one:\n" + "\n".join(lines[-30:]))
+    return [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def known(file: Path, drawn: Sequence[Mutant]) -> dict[str, Outcome]:
+    """Return the results of before that still hold."""
+    if not file.exists():
+        return {}
+    old = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
+    wanted = {m.key: m for m in drawn}
+    return {o.key: o for o in old if o.key in wanted and (o.found != "survived" or o.tests == hashed(o.module))}
+
+
+def accepted(found: Outcome) -> str | None:
+    """Return why a survivor may survive, if somebody has said so."""
+    rows = tomllib.loads((HERE / "accepted.toml").read_text()).get("mutant", [])
+    same = [r for r in rows if (r["module"], r["was"], r["becomes"]) == (found.module, found.was, found.becomes)]
+    return same[0]["why"] if same else None
+
+
+def run(drawn: Sequence[Mutant], file: Path, workers: int) -> dict[str, Outcome]:
+    """Run what has no result yet, and return all results."""
+    results = known(file, drawn)
+    waiting = [m for m in drawn if m.key not in results]
+    print(f"{len(results)} results are known, {len(waiting)} mutants to run on {workers} processes", flush=True)
+    if not waiting:
+        return results
+    preload()
+    slots = [Slot(KEPT, i) for i in range(workers)]
+    order = iter(waiting)
+    with file.open("a") as out:
+        while True:
+            for slot in slots:
+                if slot.mutant is None and (following := next(order, None)) is not None:
+                    slot.start(following)
+                if slot.mutant is not None and (found := slot.poll()) is not None:
+                    results[found.key] = found
+                    out.write(json.dumps(asdict(found)) + "\n")
+                    out.flush()
+                    mark = f"{len(results):4}/{len(drawn)} {found.found:8} {found.seconds:6.1f} s"
+                    print(f"{mark}  {found.module}:{found.line} {found.by[:70]}", flush=True)
+            if all(slot.mutant is None for slot in slots):
+                break
+            time.sleep(0.02)
+    noticed = sorted({o.by.split(" - ")[0] for o in results.values() if "::" in o.by})
+    print(f"running the {len(noticed)} tests that noticed something once without a change", flush=True)
+    if wrong := doubted(slots[0], noticed):
+        sys.exit("these fail without any change, so that nothing is known of what they noticed:\n" + "\n".join(wrong))
+    return results
+
+
+def main() -> int:
+    """Draw, run, and say what survived; 1 where something did that nobody has accepted."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sample", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="modules whose path below fleetfit/ begins so")
+    given = parser.parse_args()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    drawn, every = sample(given.sample, given.seed, given.only)
+    print(f"{len(drawn)} of {every} mutants of {given.only or 'the core'}, seed {given.seed}")
+    results = run(drawn, KEPT / f"{given.seed}.jsonl", given.workers)
+    survivors = sorted((o for o in results.values() if o.found == "survived"), key=lambda o: (o.module, o.line))
+    unknown = [o for o in survivors if accepted(o) is None]
+    for o in survivors:
+        why = accepted(o)
+        print(f"\nsurvived{'' if why is None else ' (accepted: ' + why + ')'}: fleetfit/{o.module}:{o.line}")
+        print("\n".join([f"  - {s}" for s in o.was.splitlines()] + [f"  + {s}" for s in o.becomes.splitlines()]))
+    killed = len(results) - len(survivors)
+    share = killed / max(len(results), 1)
+    print(f"\n{killed} of {len(results)} killed ({share:.1%}); {len(survivors) - len(unknown)} accepted survivors, "
+          f"{len(unknown)} others")  # fmt: skip
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
