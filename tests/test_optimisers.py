@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fleetfit as ff
 from fleetfit.config import assemble, experiment_of
-from fleetfit.config.assembly import settings_of
+from fleetfit.config.assembly import assemble_fleet, beforehand, settings_of
 from fleetfit.config.reading import changes_of, checked, merged
 from fleetfit.config.schema import LocalSection
 from fleetfit.cost import training_memory
@@ -25,7 +25,7 @@ from fleetfit.rounds import Settings
 from fleetfit.seeds import torch_rng
 from fleetfit.training.clock import looked_at, planned_passes
 from fleetfit.training.steps import epochs, step_count
-from fleetfit.values import Local
+from fleetfit.values import DataDescription, Local, NodeDescription
 from fleetfit.values.local import OPTIMISERS
 
 KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -267,6 +267,29 @@ def test_a_transformer_with_lora_trains_with_adamw(tmp_path: Path) -> None:
     assert base and all(torch.equal(run.assembly.federation.problem.base[name], t) for name, t in base.items())
     again = ff.run(run.folder / "config.toml", out=tmp_path / "again")
     assert all(torch.equal(again.server.state[name], t) for name, t in run.server.state.items())
+
+
+@pytest.mark.parametrize(
+    "local", [{}, {"optimiser": "adamw"}, {"batch_size": 40}, {"optimiser": "adamw", "batch_size": "all"}], ids=str
+)
+def test_simulation_fleet_and_what_is_planned_beforehand_count_alike(local: dict[str, Any]) -> None:
+    """The same levels cost the same, whoever takes part: what a key of the file does, it does for all three."""
+    tables = {"data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 2}}, "local": local,
+              "model": {"name": "tiny:tiny"}, "cohort": {"fraction": 1.0},
+              "fleet": {"cost": "memory_bytes", "groups": [{"budget": 0.8}, {"budget": 1.0}]}}  # fmt: skip
+    experiment = experiment_of(tables)
+    simulated, planned = assemble(experiment), beforehand(experiment)
+    data, counts = simulated.data, simulated.federation.clients.num_examples
+    facts = DataDescription(data.name, data.task, data.sample_shape, data.classes, data.vocabulary, data.padding)
+    budgets = [float(b) for b in simulated.fleet.budgets]
+    told = [NodeDescription(f"{i}", facts, int(n), b) for i, (n, b) in enumerate(zip(counts, budgets, strict=True))]
+    fleet = assemble_fleet(experiment_of({**tables, "data": {}}), told)
+    levels = [[vars(level) for level in made] for made in (planned.found.levels, simulated.federation.levels)]
+    assert levels[0] == levels[1] == [vars(level) for level in fleet.federation.levels]
+    costs = [planned.cost(level, "memory_bytes") for level in planned.found.levels]
+    assert [level.further["memory_bytes"] for level in simulated.plan.levels] == costs
+    assert [level.further["memory_bytes"] for level in fleet.plan.levels] == costs
+    assert fleet.settings.local == simulated.settings.local == planned.local
 
 
 def test_memory_counts_the_moments() -> None:

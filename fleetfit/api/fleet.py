@@ -21,9 +21,9 @@ from fleetfit.api.described import NODES, planned_for, settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
-from fleetfit.config.assembly import cohort_of, spec_of_method
-from fleetfit.config.enrolled import assemble_fleet, clients_of_nodes, facts_of_all, fleet_of_nodes
+from fleetfit.config.assembly import assemble_fleet, cohort_of, spec_of_method
 from fleetfit.config.naming import called
+from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes
 from fleetfit.config.schema import GroupSection
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.flower.protocol import digest_of
@@ -366,7 +366,7 @@ class _Served:
         fleet = fleet_of_nodes(experiment, federation.problem, told)
         self.engine.cohort = cohort_of(experiment, len(told))
         more = math.ceil(self.engine.cohort * (1 + self.rules.over_selection) - 1e-9)
-        return replace(federation, clients=clients_of_nodes(experiment, fleet, told), cohort=more)
+        return replace(federation, clients=clients_of_nodes(experiment, federation.method, fleet, told), cohort=more)
 
     def on_round(self, report: Mapping[str, Any]) -> None:
         """Print what a round brought, and who brought nothing."""

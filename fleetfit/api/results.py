@@ -14,7 +14,7 @@ from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import NODES, accuracy_among, planned_for
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
-from fleetfit.config.enrolled import assemble_fleet
+from fleetfit.config.assembly import assemble_fleet
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import RunError

@@ -2,66 +2,64 @@
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from fleetfit import names, paths, used
-from fleetfit.config.availability import availability_of
+from fleetfit import used
 from fleetfit.config.fleet import (
     DeviceBudgets,
-    fleet_of,
-    notes_of,
+    counted_piece,
     only_full,
     plan_of,
-    ranges,
     targets_of,
     with_further,
 )
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
+from fleetfit.config.participants import (
+    Expected,
+    ExpectedClients,
+    Nodes,
+    Participants,
+    PlannedProblem,
+    SimulatedClients,
+    conditions_of,
+    connected,
+)
 from fleetfit.config.schema import (
-    CLIENTS,
     FRACTION,
     CohortSection,
-    DriftSection,
     EvaluateSection,
     Experiment,
     LocalSection,
-    ServerDataSection,
 )
-from fleetfit.config.speeds import speeds_of
 from fleetfit.config.unused import Unused, unused_of
-from fleetfit.data import Data, class_counts, partition, unlabelled
-from fleetfit.errors import ConfigError, PlanError
+from fleetfit.cost import cost_of, training_memory
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State
 from fleetfit.method import Method, build, is_portable, modelled
 from fleetfit.method.unused import reads_targets
 from fleetfit.peft.lora import B
-from fleetfit.planner import Plan, Targets
+from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
+from fleetfit.submodel import Submodel
 from fleetfit.tasks import task_named
-from fleetfit.training import accelerator_named, initial_base, notes_on_start
+from fleetfit.training import initial_base, notes_on_start
 from fleetfit.values import (
     Clients,
     DataDescription,
-    DeviceResources,
-    Drift,
     Evaluation,
     Federation,
     Level,
     Local,
+    NodeDescription,
     Problem,
     Simulation,
     tuned,
 )
-from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS, moments_of
+from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 # ---- what a method needs of a run, checked before anything is loaded -----------------------------------------------
 
@@ -98,134 +96,6 @@ def check_fits(experiment: Experiment, problem: Problem) -> None:
             f"[method.plus.lora_product] averages LoRA's products, and this model has no tensor {B}. Set "
             '[peft] name = "lora", or leave the option out.'
         )
-
-
-# ---- the server's own data (`[data] server`), and where it trains on them ------------------------------------------
-
-
-def server_data(experiment: Experiment, data: Data | DataDescription, load: Callable[..., Data]) -> Data:
-    """Return the server's own data, without labels.
-
-    Texts are cut into the tokens of the clients' texts, unless `tokenizer` says otherwise.
-
-    Args:
-        experiment: The run.
-        data: The clients' data.
-        load: Loads the data set of a section.
-
-    Raises:
-        FleetFitError: They cannot be had, or a model for the clients' data cannot take them.
-    """
-    section = experiment.data.server
-    assert section is not None
-    found = load(section, "[data] server", **_same_tokens(experiment, section, data))
-    _check_alike(data, found)
-    return unlabelled(found, experiment.seed)
-
-
-def _same_tokens(experiment: Experiment, section: ServerDataSection, data: Data | DataDescription) -> dict[str, Any]:
-    if "tokenizer" in section.settings or isinstance(section.name, Data):
-        return {}
-    factory = section.name if callable(section.name) else names.resolve("data", section.name)
-    theirs = experiment.data.settings.get("tokenizer") or data.tokenizer
-    return {"tokenizer": theirs} if theirs and "tokenizer" in inspect.signature(factory).parameters else {}
-
-
-def _check_alike(data: Data | DataDescription, server: Data) -> None:
-    """Refuse data that a model for the clients' data cannot take.
-
-    Raises:
-        ConfigError: Shapes or tokens differ.
-    """
-    if server.sample_shape != data.sample_shape:
-        raise ConfigError(
-            f"[data] server: a sample of {server.name} is {list(server.sample_shape)} and one of the clients' "
-            f"{data.name} is {list(data.sample_shape)}; they must be alike. Images can be brought to one size with "
-            "resize, texts with length."
-        )
-    if data.tokenizer and server.tokenizer and _text(data.tokenizer) != _text(server.tokenizer):
-        raise ConfigError(
-            f"[data] server: the texts of {server.name} are cut into other tokens than the clients' {data.name}. Give "
-            "both the same tokenizer, or none to the server's."
-        )
-    ours, theirs = (data.vocabulary, data.padding), (server.vocabulary, server.padding)
-    if ours != theirs:
-        raise ConfigError(
-            f"[data] server: {server.name} has {theirs[0]} tokens and padding {theirs[1]}, the clients' {data.name} "
-            f"{ours[0]} and {ours[1]}; the same token must mean the same in both. Give both the same tokenizer."
-        )
-
-
-def _text(file: str) -> str:
-    return paths.text_of(Path(file), ConfigError)
-
-
-def server_accelerator(experiment: Experiment) -> torch.device:
-    """Return where the server computes: on the engine's device, if there is one here."""
-    named = experiment.engine.settings.get("device", "cpu")
-    try:
-        return accelerator_named(named if isinstance(named, str) else "cpu")
-    except ConfigError:  # the engine will say so, if a run is started
-        return torch.device("cpu")
-
-
-# ---- devices, and what they tell -----------------------------------------------------------------------------------
-
-
-def resources_of(experiment: Experiment, fleet: DeviceBudgets) -> DeviceResources:
-    """Return what the simulated devices afford, how fast they are, and when they are connected."""
-    section, seed, drift = experiment.fleet, experiment.seed, experiment.fleet.drift
-    moving = None if drift is None else _drift_of(drift)
-    budgets = {fleet.cost: fleet.budgets, **fleet.further}
-    speeds = speeds_of(section, fleet.group, seed)
-    coming = availability_of(section.availability, len(fleet.budgets), seed)
-    return DeviceResources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
-
-
-def _drift_of(section: DriftSection) -> Drift:
-    """Return how budgets move; without jumps, how low they go says nothing."""
-    return Drift(section.sd, section.jump, section.low) if section.jump else Drift(section.sd, 0.0)
-
-
-def connected(resources: DeviceResources) -> Callable[[int], np.ndarray] | None:
-    """Return what tells the server who is connected in a round."""
-    return None if resources.availability is None else resources.availability.online
-
-
-def clients_of(
-    experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], fleet: DeviceBudgets
-) -> Clients:
-    """Return all that clients could tell the server, and whether they tell their classes.
-
-    Raises:
-        ConfigError: They are to tell classes, and the task has none.
-    """
-    counts, labels = np.array([len(part["train"]) for part in parts]), None
-    if experiment.fleet.reports_labels:
-        if data.task != "classification":
-            raise ConfigError(
-                f"[fleet] reports_labels: clients can report how many samples of each class they have in a "
-                f"classification; the task of {data.name} is {data.task}. Leave reports_labels out."
-            )
-        labels = class_counts(data, [dict(part) for part in parts]).numpy()
-    return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)
-
-
-def absences_of(federation: Federation, resources: DeviceResources) -> list[str]:
-    """Name the clients that could take part, but are in no round of the trace.
-
-    Raises:
-        ConfigError: That is all of them.
-    """
-    trace = None if resources.availability is None else resources.availability.trace
-    if trace is None:
-        return []
-    missing = federation.able[~np.asarray(trace[:, federation.able].any(axis=0))]
-    if not len(missing):
-        return []
-    if len(missing) == len(federation.able):
-        raise ConfigError("[fleet] availability.trace: no client that can take part is ever online.")
-    return [f"{len(missing)} clients cannot take part: the trace never has them online. Clients {ranges(missing)}."]
 
 
 # ---- the run -------------------------------------------------------------------------------------------------------
@@ -274,7 +144,7 @@ class Assembly:
 
 
 def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
-    """Make everything that a run needs; whatever can be checked without the data is checked first.
+    """Make everything that a run of simulated clients needs; what can be checked without the data is checked first.
 
     Args:
         experiment: The description.
@@ -283,91 +153,81 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
     Raises:
         FleetFitError: Something in the experiment does not fit.
     """
+    return assembled(experiment, SimulatedClients, base)
+
+
+def assembled(
+    experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
+    on_a_fleet: bool = False,
+) -> Assembly:  # fmt: skip
+    """Make everything that a run needs, whoever takes part in it.
+
+    Args:
+        experiment: The description.
+        participants: Finds out who takes part, after what needs nobody was checked.
+        base: What of the model is never trained, if the run has it already.
+        on_a_fleet: Whether the clients are nodes, which have their own data.
+
+    Raises:
+        FleetFitError: Something in the experiment does not fit.
+    """
     with used.reading() as found:
-        assembly = _assembled(experiment, base)
-        return with_unused(assembly, unused_of(experiment, found, assembly.federation.method_spec))
+        assembly = _assembled(experiment, participants, base)
+        unused = unused_of(experiment, found, assembly.federation.method_spec, on_a_fleet)
+        return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
 
 
-def with_unused(assembly: Assembly, unused: tuple[Unused, ...]) -> Assembly:
-    """Return the assembly with the keys that it does not use, and a note for each."""
-    return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
-
-
-def _assembled(experiment: Experiment, base: State | None) -> Assembly:
+def _assembled(
+    experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None
+) -> Assembly:
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
-    with used.looking():
-        check_keys(experiment)
-    data = load_data(experiment.data)
-    own = server_data(experiment, data, load_data) if method.own_data else None
-    parts = divided(experiment, data)
-    size = _batch_size(experiment, parts)
-    found = planned(
-        experiment,
-        data,
-        method_spec,
-        lambda p: fleet_of(
-            experiment.fleet, p, len(parts), experiment.seed, size, moments_of(experiment.local.optimiser)
-        ),
-        base,
-    )
-    problem, fleet, levels = found.problem, found.fleet, found.levels
-    simulation = Simulation(problem, data, parts, resources_of(experiment, fleet), unlabelled=own)
-    everything = clients_of(experiment, data, parts, fleet)
+    who = participants(experiment, method)
+    found = planned(experiment, method_spec, who, base)
+    problem, joined = found.problem, who.joined(found)
+    everything, simulation = joined.clients, joined.simulation
     federation = Federation(
         problem=problem,
         clients=everything if method.needs_budgets else Clients(everything.num_examples, labels=everything.labels),
-        levels=levels,
-        cohort=cohort_of(experiment, len(parts)),
+        levels=found.levels,
+        cohort=cohort_of(experiment, who.count),
         method=method,
         method_spec=method_spec,
         seed=experiment.seed,
-        device=replace(simulation.device(None), accelerator=server_accelerator(experiment)),
-        connected=connected(simulation.resources),
+        device=joined.device,
+        connected=None if simulation is None else connected(simulation.resources),
     )
     known = replace(federation, clients=everything)  # to whoever describes the fleet, not to the server
-    notes = notes_of(known, fleet)
+    absent, further = who.notes(known, found, joined)
     if not len(federation.able) or not len(known.able):
         raise PlanError(
-            f"nobody can take part. {' '.join(notes)} Raise the budgets or the tolerance, or add a smaller level."
+            f"{who.nobody} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
+            "level."
         )
-    notes += notes_on_task(problem)
-    if experiment.cohort.deadline_s is not None and not simulation.resources.speeds:
-        notes.append("The deadline is one of real time, since no group has a profile: results differ from run to run.")
-    notes += [*absences_of(known, simulation.resources), *notes_on_start(problem)]
-    plan = plan_of(known, fleet, found.targets)
+    notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem))
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
-    experiment = with_measured(experiment, fleet.conditions.measured)
-    return Assembly(experiment, data, fleet, federation, simulation, settings, plan, tuple(notes))
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedProblem:
-    """What is trained, by whom, at which levels."""
-
-    problem: Problem
-    fleet: DeviceBudgets
-    targets: Targets
-    levels: tuple[Level, ...]
+    if simulation is None:  # devices evaluate what they afford, and nothing else
+        settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
+    plan = plan_of(known, found.fleet, found.targets)
+    experiment = with_measured(experiment, found.fleet.conditions.measured)
+    return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, notes)
 
 
 def planned(
-    experiment: Experiment, data: Data | DataDescription, method_spec: Mapping[str, Any],
-    who: Callable[[Problem], DeviceBudgets], base: State | None,
-) -> PlannedProblem:  # fmt: skip
+    experiment: Experiment, method_spec: Mapping[str, Any], who: Expected, base: State | None
+) -> PlannedProblem:
     """Return the problem with the exits of its levels, who the clients are, and the levels.
 
     Args:
         experiment: The description.
-        data: What is trained on.
         method_spec: The method's.
-        who: Makes the fleet for a problem.
+        who: Who is expected to take part.
         base: What of the model is never trained, or None to make it.
     """
     method = build(method_spec)
-    problem = modelled(problem_of(experiment, data), method_spec)
-    fleet = who(problem)
+    problem = modelled(problem_of(experiment, who.data), method_spec)
+    fleet = who.budgets(problem, conditions_of(experiment, who))
     with contextlib.nullcontext() if reads_targets(method) else used.looking():
         targets = (
             targets_of(experiment.fleet, fleet, problem.architecture.blocks)
@@ -378,7 +238,7 @@ def planned(
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
-    return PlannedProblem(problem, fleet, targets, levels)
+    return PlannedProblem(problem, method, method_spec, fleet, targets, levels)
 
 
 def notes_on_task(problem: Problem) -> list[str]:
@@ -392,12 +252,6 @@ def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -
     if measured == experiment.fleet.measured:
         return experiment
     return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
-
-
-def _batch_size(experiment: Experiment, parts: Sequence[Mapping[str, Tensor]]) -> int:
-    """Return the samples of the largest training step."""
-    said = experiment.local.batch_size
-    return max(1, *(len(part["train"]) for part in parts)) if said == "all" else int(said)
 
 
 # ---- what names stand for ----------------------------------------------------------------------------------------
@@ -418,14 +272,6 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
     if experiment.cohort.deadline_s is not None and experiment.cohort.late == "shallower":
         plus = {**plus, "in_time": {}}
     return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
-
-
-def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
-    """Return each client's splits."""
-    division = experiment.data.partition
-    clients = division.clients or (None if division.kind == "natural" else CLIENTS)
-    seed = experiment.seed if division.seed is None else division.seed
-    return partition(data, division.kind, clients, seed, **division.settings)
 
 
 def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
@@ -502,3 +348,87 @@ def local_of(section: LocalSection) -> Local:
 def _unset(section: LocalSection) -> set[str]:
     """Return the keys of other optimisers."""
     return set(OF_OPTIMISERS) - OPTIMISERS[section.optimiser].keys()
+
+
+# ---- a real fleet, and a run's levels before there are data ---------------------------------------------------------
+
+
+def assemble_fleet(experiment: Experiment, told: Sequence[NodeDescription], base: State | None = None) -> Assembly:
+    """Make everything that the server of a real fleet needs.
+
+    Devices evaluate what they afford, and nothing else; there is no test set on the server.
+
+    Args:
+        experiment: The description; its `[data]` says nothing here but what the server has of its own.
+        told: What each node told of itself; a client's id is its place.
+        base: What of the model is never trained, if the run has it already.
+
+    Raises:
+        FleetFitError: Something does not fit.
+    """
+    return assembled(experiment, lambda described, method: Nodes(described, method, told), base, on_a_fleet=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Beforehand:
+    """A run's levels, and what a client trains them with.
+
+    Attributes:
+        experiment: The run.
+        found: Problem, method, fleet and levels.
+        local: Settings of local training.
+        batch_size: Samples of a training step.
+        facts: What the model knows of the data.
+    """
+
+    experiment: Experiment
+    found: PlannedProblem
+    local: Local
+    batch_size: int
+    facts: Data | DataDescription
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """The method's spec."""
+        return self.found.method_spec
+
+    def cost(self, level: Level | None, cost: str) -> float:
+        """Return what the planner takes a level to cost, or the full model: None."""
+        problem, whole = self.found.problem, Submodel({}, (self.found.problem.architecture.blocks,))
+        piece = whole if level is None else counted_piece(problem, level)
+        return cost_of(problem.architecture, piece, problem.input_shape, cost, self.found.fleet.conditions)
+
+    def memory(self, level: Level) -> int:
+        """Return the bytes that a training step of a level should take, with all the exits that it trains."""
+        problem, piece = self.found.problem, level.submodel
+        sizes = {**problem.layout.full_sizes, **piece.sizes}
+        return training_memory(
+            problem.architecture, sizes, piece.exits, problem.input_shape, self.batch_size, self.local.moments
+        )
+
+
+def beforehand(experiment: Experiment, facts: DataDescription | None = None) -> Beforehand:
+    """Return the levels of a run: those of `fleetfit plan`.
+
+    Args:
+        experiment: The run.
+        facts: What a model needs to know of the data; without them the run's data are loaded to find out.
+
+    Raises:
+        FleetFitError: Something does not fit, or the data cannot be had.
+    """
+    method_spec = spec_of_method(experiment)
+    check_needs(experiment, build(method_spec))
+    check_keys(experiment)
+    who = ExpectedClients(experiment, _loaded(experiment) if facts is None else facts)
+    found = planned(experiment, method_spec, who, base={})
+    return Beforehand(experiment, found, settings_of(experiment).local, found.fleet.conditions.batch_size, who.data)
+
+
+def _loaded(experiment: Experiment) -> Data:
+    try:
+        return load_data(experiment.data)
+    except (DataError, MissingExtra) as error:
+        raise DataError(
+            f"{error} To go without the run's data, say what a sample is: --input-shape 3,32,32 --classes 10."
+        ) from None

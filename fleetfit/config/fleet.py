@@ -15,7 +15,7 @@ import numpy as np
 from fleetfit import used
 from fleetfit.config.schema import FleetSection, LevelSection
 from fleetfit.config.tables import exists, read_table
-from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
+from fleetfit.cost import Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, shown
 from fleetfit.planner import (
     Amount,
@@ -59,9 +59,7 @@ class DeviceBudgets:
     conditions: Conditions = field(default_factory=Conditions)
 
 
-def fleet_of(
-    section: FleetSection, problem: Problem, clients: int, seed: int, batch_size: int = BATCH_SIZE, moments: int = 1
-) -> DeviceBudgets:
+def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, conditions: Conditions) -> DeviceBudgets:
     """Deal clients to budget groups; see the module's docstring for the rule.
 
     Args:
@@ -69,12 +67,11 @@ def fleet_of(
         problem: What is trained.
         clients: How many there are.
         seed: The run's.
-        batch_size: Samples in a training step, for budgets of memory.
-        moments: Numbers that the optimiser keeps of each trained parameter, for the same.
+        conditions: Under which costs are counted; what a saved plan measured is added.
     """
     with used.looking():  # whether its levels are used is for the method to say
         plan = saved_plan(section)
-    conditions = Conditions(batch_size, {**(plan.measured if plan else {}), **section.measured}, moments)
+    conditions = replace(conditions, measured={**(plan.measured if plan else {}), **conditions.measured})
     whole: Piece = ({}, (problem.architecture.blocks,))
 
     def full(cost: str) -> float:
