@@ -101,7 +101,7 @@ def test_messages_are_answered_by_forks_and_sooner_than_the_ordinary_way(lab, wa
         assert row["sum"] == 3 and row["config"] == str(lab.folder / "warm node.toml")
         assert row["zygote"] == "1" and row["parent_threads"] == 1 and row["umask"] == 0o077
         assert row["home"] == "lib", "the app of the bundle ran, not the node's own"
-    zygote = next(each for each in descendants(warm) if "flower.zygote" in " ".join(each.cmdline()))
+    zygote = next(each for each in descendants(warm) if "warm.zygote" in " ".join(each.cmdline()))
     wait_for(lambda: not zygote.children(), LIMIT_S, "the zygote collects its children")
     warm.terminate()
     assert warm.wait(LIMIT_S) == 0
@@ -255,7 +255,7 @@ def test_a_node_ends_with_a_process_that_it_cannot_do_without(lab):
     node = lab.node("half", lab.key())
     lab.accepted("half")
     processes = descendants(node)
-    next(each for each in processes if "flower.zygote" in " ".join(each.cmdline())).send_signal(signal.SIGKILL)
+    next(each for each in processes if "warm.zygote" in " ".join(each.cmdline())).send_signal(signal.SIGKILL)
     assert node.wait(LIMIT_S) == 1
     assert "The node's zygote ended unexpectedly (code -9)" in lab.log("half")
     assert "terminated gracefully" in lab.log("half")

@@ -145,9 +145,7 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
         return packed({"refused": what_raised(error, 500)})
     except MemoryError:
         return packed({"refused": "no memory was left on the node"})
-    except (
-        Exception
-    ) as error:  # a message that no server of ours sends, or a bug: say which, and go on with the next one
+    except Exception as error:  # no message of a server of ours, or a bug: say which, and go on with the next one
         _LOG.exception("A message could not be answered.")  # for who runs the node
         return packed({"refused": f"it failed unexpectedly: {what_raised(error)}"})
 
@@ -158,9 +156,9 @@ class Node:
     def __init__(self, settings: NodeSettings) -> None:
         """Take the configuration; data are loaded when they are asked for."""
         self.settings = settings
-        self._remembered = NodeMemory(Path(settings.folder))
+        self._memory = NodeMemory(Path(settings.folder))
         self._problems: dict[str, Problem] = {}
-        self._memory = _MemoryLimit(settings.limit_bytes)
+        self._memory_limit = _MemoryLimit(settings.limit_bytes)
 
     @cached_property
     def data(self) -> Data:
@@ -181,7 +179,7 @@ class Node:
         if header["what"] == "hello":
             return packed(self._hello(header))
         if header["what"] == "base":
-            self._remembered.keep_base(header["base"], _part(parts, "base"))
+            self._memory.keep_base(header["base"], _part(parts, "base"))
         if header["what"] in ("setup", "base"):
             return packed(self._setup(header))
         return self._job(header, parts)
@@ -218,7 +216,7 @@ class Node:
         _check_names(header, self.settings.allow)
         with _described("method"):
             build(header["method"])
-        there = not header["base"] or self._remembered.base(header["base"]) is not None
+        there = not header["base"] or self._memory.base(header["base"]) is not None
         if there:
             with self._limited():
                 self._problem(header)
@@ -228,7 +226,7 @@ class Node:
     def _limited(self) -> Iterator[None]:
         """Hold what is done to the memory limit; the data are loaded before, and belong to the node."""
         _ = self.data
-        with self._memory.held():
+        with self._memory_limit.held():
             yield
 
     def _problem(self, header: Header) -> Problem:
@@ -239,7 +237,7 @@ class Node:
             with _described("model that can be built"):
                 found = rebuilt({**spec, "model": {**spec["model"], **self.settings.model}})
             if header["base"]:
-                content = self._remembered.base(header["base"])
+                content = self._memory.base(header["base"])
                 if content is None:
                     raise ConfigError("the tensors that are never trained are not on this node any more.")
                 found = replace(found, base=unpack(content))
@@ -257,7 +255,7 @@ class Node:
     def _job(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         _check_names(header, self.settings.allow)
         key = _key(header)
-        if key not in self._problems and header["base"] and self._remembered.base(header["base"]) is None:
+        if key not in self._problems and header["base"] and self._memory.base(header["base"]) is None:
             return packed({"lost": True})
         if self.settings.limit_bytes is not None:  # what earlier runs left behind must not count against this one
             with contextlib.suppress(_OutOfMemory, MemoryError), self._limited():
@@ -277,7 +275,7 @@ class Node:
         wrong = problem_with_job(job, problem)
         if wrong is not None:
             raise RunError(f"the job that the server sent is none: {wrong}")
-        memory, forgot = self._remembered.memory(header["run"], job.memory_version)
+        memory, forgot = self._memory.memory(header["run"], job.memory_version)
         with _described("model that can be built"):
             device = self._device(problem, job, header["cost"], memory)
         torch.set_num_threads(self.settings.threads)
@@ -293,7 +291,7 @@ class Node:
             raise _OutOfMemory(reply)
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
         if keeps:
-            self._remembered.keep(header["run"], job.memory_version, job.round, remembers)
+            self._memory.keep(header["run"], job.memory_version, job.round, remembers)
         return packed({"reply": reply_nest(reply), "keeps": keeps, "forgot": forgot})
 
     def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:

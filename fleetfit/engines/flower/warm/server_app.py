@@ -40,7 +40,10 @@ def _ask_often() -> None:
 
     It waits 1 s after the first time in vain, and longer each time, which is most of the time of a small model's round.
     """
-    module = importlib.import_module(GRID)
+    try:
+        module = importlib.import_module(GRID)
+    except ImportError:
+        return
     found = getattr(module, "pull_objects", None)
     if found is not None and "initial_backoff" in inspect.signature(found).parameters:
         module.pull_objects = functools.partial(found, initial_backoff=0.05)  # type: ignore[attr-defined]
