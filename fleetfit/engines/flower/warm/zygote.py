@@ -122,7 +122,6 @@ def _loaded(app: str) -> Any:
 
 def _client_app(job: Mapping[str, Any]) -> None:
     """Answer a message."""
-    os.environ["FLEETFIT_IN_ZYGOTE"] = "1"
     importlib.import_module(CLIENT).run_clientapp(insecure=True, runtime_dependency_install=False, **job)
 
 
