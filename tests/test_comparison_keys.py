@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fleetfit as ff
 from fleetfit.cli import main
@@ -237,3 +238,40 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path, capsys: pytest.CaptureF
         "[cohort] late is not used here: there is no deadline_s."
         in json.loads((out / "summary.json").read_text())["notes"]
     )
+
+
+def test_data_are_loaded_once_for_rows_that_have_the_same(tmp_path: Path) -> None:
+    """For the check and for the runs; other settings are other data, and another comparison loads again."""
+    (tmp_path / "counted.py").write_text(
+        "from pathlib import Path\nfrom tiny import tiny_data\n\n\ndef counted(log: str, seed: int = 0):\n"
+        "    with open(log, 'a') as file:\n        file.write(f'{seed}\\n')\n    return tiny_data(seed=seed)\n"
+    )
+    log, source = tmp_path / "loads", f"{tmp_path / 'counted.py'}:counted"
+    text = f"""
+rounds = 1
+data = {{ name = "{source}", log = "{log}", partition = {{ kind = "iid", clients = 6 }} }}
+model.name = "tiny:tiny"
+fleet = {{ groups = [{{ budget = 0.4 }}, {{ budget = 1.0 }}], tolerance = 0.5 }}
+local.epochs = 1
+evaluate.every = 0
+[[compare.row]]
+method.name = "scalefl"
+[[compare.row]]
+method.name = "fedavg"
+[[compare.row]]
+label = "other parts"
+method.name = "fedavg"
+data.partition.clients = 5
+[[compare.row]]
+label = "other data"
+method.name = "fedavg"
+data.seed = 1
+"""
+    (tmp_path / "file.toml").write_text(text)
+    found = ff.compare(tmp_path / "file.toml", out=tmp_path / "out")
+    assert log.read_text().split() == ["0", "1"]
+    again = ff.compare(tmp_path / "file.toml", out=tmp_path / "again")
+    assert log.read_text().split() == ["0", "1"] * 2
+    alone = ff.run(next(iter(found.runs.values()))[0].folder / "config.toml", out=tmp_path / "alone")
+    first = next(iter(again.runs.values()))[0]
+    assert all(torch.equal(alone.server.state[name], t) for name, t in first.server.state.items())

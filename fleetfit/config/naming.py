@@ -1,8 +1,11 @@
 """What the names in an experiment stand for: functions, found and called with a section's keys."""
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
@@ -89,18 +92,51 @@ def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+_MOST_SHARED = 2  # a run's data, and those of its server
+_SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
+
+
+@contextlib.contextmanager
+def sharing_data() -> Iterator[None]:
+    """Load data sets once for sections that say the same, and keep the last two: for several runs in a row."""
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
 def load_data(section: DataSection | ServerDataSection, where: str = "[data]", **settings: Any) -> Data:
     """Return the data set of a section, with further settings.
 
     Raises:
         FleetFitError: It cannot be had.
     """
+    shared, key = _SHARED.get(), _key(section.name, section.settings | settings)
+    if shared is None or key is None:
+        return _loaded(section, where, settings)
+    data = shared.pop(key, None) or _loaded(section, where, settings)
+    shared[key] = data  # the newest is the last
+    while len(shared) > _MOST_SHARED:
+        shared.pop(next(iter(shared)))
+    return data
+
+
+def _key(name: Any, settings: Mapping[str, Any]) -> str | None:
+    """Return what says which data set it is, as text; None where objects stand for it."""
+    try:
+        return json.dumps([name, settings], sort_keys=True) if isinstance(name, str) else None
+    except TypeError:
+        return None
+
+
+def _loaded(section: DataSection | ServerDataSection, where: str, settings: Mapping[str, Any]) -> Data:
     if isinstance(section.name, Data):
         return section.name
     if not isinstance(section.name, str) and not callable(section.name):
         raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
     try:
-        data = called("data", section.name, where, section.settings | settings)
+        data = called("data", section.name, where, {**section.settings, **settings})
     except FleetFitError:
         raise
     except (OSError, ImportError) as error:

@@ -20,6 +20,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
 from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.assembly import with_measured
+from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, RunError, shown
@@ -49,7 +50,11 @@ def compare(
     Raises:
         FleetFitError: Something does not fit, or a folder holds a run of something else.
     """
-    plan = planned(file, overrides)
+    with sharing_data():
+        return _compared(planned(file, overrides), out, on_run)
+
+
+def _compared(plan: ComparisonPlan, out: str | Path | None, on_run: OnRun | None) -> Comparison:
     folder = files.expanded(out) if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
     rehearsal = Rehearsal(plan, folder)
     notes = rehearsal.check()
@@ -82,12 +87,13 @@ def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list
         FleetFitError: Something does not fit.
     """
     rehearsal = Rehearsal(planned(file, overrides))
-    rehearsal.check()
     found: dict[str, tuple[list[str], Assembly]] = {}
-    for entry, assembly in rehearsal.assemblies():
-        title = ", ".join(filter(None, [entry.row, entry.setting]))
-        rows, _ = found.setdefault(assembly.plan.to_toml(), ([], assembly))
-        rows.append(title)
+    with sharing_data():
+        rehearsal.check()
+        for entry, assembly in rehearsal.assemblies():
+            title = ", ".join(filter(None, [entry.row, entry.setting]))
+            rows, _ = found.setdefault(assembly.plan.to_toml(), ([], assembly))
+            rows.append(title)
     return list(found.values())
 
 
