@@ -355,6 +355,23 @@ def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
 # ---- memories -------------------------------------------------
 
 
+def test_a_reply_that_cannot_be_packed_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could have sent it; one that is a failure already keeps its own reason."""
+
+    def unpackable(reply: Reply) -> int:
+        if reply.client > 3:
+            raise ValueError("no such kind of number")
+        return 7
+
+    monkeypatch.setattr("fleetfit.messages.reply_size", unpackable)
+    federation, simulation = fleet()
+    _, report = one_round(federation, local_engine(shortened(simulation, 5, 0)), Settings(1, LOCAL), start(federation))
+    reasons = {f["client"]: f["reason"] for f in report["failures"]}
+    assert set(reasons) == {4, 5} and "no training data" in reasons[5]
+    assert "it has no bytes: " in reasons[4] and "no such kind of number" in reasons[4]
+    assert report["bytes_up"] == 4 * 7
+
+
 def test_the_memory_of_a_refused_update_is_not_kept() -> None:
     """Client 5's reply is broken in round 0 and good in round 1; its memory then is of round 1, as if for the first
     time.
