@@ -182,21 +182,26 @@ def _where(folder: Any) -> None:
 # ---- comparisons ---------------------------------------------------------------------------------------------------
 
 
-def compared_run(title: str, number: int, count: int, run: Run) -> Rounds | None:
-    """Announce a run of a comparison; return what shows its rounds."""
-    heading = f"[{number}/{count}] {title}"
-    for note in run.notes:
-        say(f"{heading}: {note}")
-    if run.finished:
-        say(f"{heading}: finished before.")
-        return None
-    return Rounds(heading, run.experiment)
+class ComparedRuns:
+    """Announces the runs of a comparison and shows their rounds. A row's note is said once, whatever its seeds."""
 
+    def __init__(self, quiet: bool) -> None:
+        """Take whether only notes are shown."""
+        self._quiet, self._known = quiet, set[tuple[str, str]]()
 
-def quietly(title: str, number: int, count: int, run: Run) -> None:
-    """Say only who cannot take part in a run."""
-    for note in run.notes:
-        say(f"{title}: {note}")
+    def __call__(self, title: str, number: int, count: int, run: Run) -> Rounds | None:
+        """Announce a run; return what shows its rounds."""
+        heading = title if self._quiet else f"[{number}/{count}] {title}"
+        for note in run.notes:
+            if (run.experiment.name, note) not in self._known:
+                self._known.add((run.experiment.name, note))
+                say(f"{heading}: {note}")
+        if self._quiet:
+            return None
+        if run.finished:
+            say(f"{heading}: finished before.")
+            return None
+        return Rounds(heading, run.experiment)
 
 
 def compared(found: Comparison) -> None:

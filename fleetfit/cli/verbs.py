@@ -134,7 +134,7 @@ def compare(
     from fleetfit.cli import display
 
     with display.interruptible(f"fleetfit compare {file}{f' --out {out}' if out else ''}"):
-        on_run = display.quietly if quiet else display.compared_run
+        on_run = display.ComparedRuns(bool(quiet))
         if not quiet:
             display.say("Every row and setting is checked before the first run.")
         found = api.compare(file, out=out, overrides=overrides or (), on_run=on_run)

@@ -10,6 +10,7 @@ from fleetfit import used
 from fleetfit.config.fleet import (
     DeviceBudgets,
     counted_piece,
+    notes_on_the_one_model,
     only_full,
     plan_of,
     targets_of,
@@ -210,6 +211,7 @@ def _assembled(
     if simulation is None:  # devices evaluate what they afford, and nothing else
         settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
     plan = plan_of(known, found.fleet, found.targets)
+    notes += tuple(notes_on_the_one_model(experiment, federation, plan))
     experiment = with_measured(experiment, found.fleet.conditions.measured)
     return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, notes)
 

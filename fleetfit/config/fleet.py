@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetfit import used
-from fleetfit.config.schema import FleetSection, LevelSection
+from fleetfit.config.schema import Experiment, FleetSection, LevelSection
 from fleetfit.config.tables import exists, read_table
 from fleetfit.cost import Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, shown
@@ -29,6 +29,7 @@ from fleetfit.planner import (
     given_levels,
     levels_of_budgets,
 )
+from fleetfit.report.text import short
 from fleetfit.seeds import numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.values import Federation, Level, Problem
@@ -144,6 +145,19 @@ def notes_of(federation: Federation, fleet: DeviceBudgets) -> list[str]:
             f"{len(empty)} clients cannot take part because they have no training data. Clients {ranges(empty)}."
         )
     return notes
+
+
+def notes_on_the_one_model(experiment: Experiment, federation: Federation, plan: Plan) -> list[str]:
+    """Say it where everybody trains the same piece of the model: whoever knows FedAvg expects the full one."""
+    problem, method = federation.problem, experiment.method.name
+    whole = full_cost(problem.architecture, problem.input_shape).parameters
+    if len(plan.levels) > 1 or plan.levels[0].parameters >= whole:
+        return []
+    name = method if isinstance(method, str) else getattr(method, "__name__", type(method).__name__)
+    return [
+        f"{name} trains the model that the smallest budget affords, {short(plan.levels[0].parameters)} of "
+        f"{short(whole)} parameters; all_large ignores budgets."
+    ]
 
 
 def _reasons(federation: Federation, fleet: DeviceBudgets, client: int) -> tuple[str, str]:

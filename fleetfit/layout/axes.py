@@ -1,9 +1,10 @@
 """What a model family says of itself: its axes, how it is built, what it declares; and a family made of another one."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, cast, overload, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -178,19 +179,27 @@ class ExitModel(nn.Module):
         new = torch.cat([token[:, None], tokens[:, 1:]], dim=1) if tokens.dim() == 3 else token
         return new if isinstance(carry, Tensor) else (new, *carry[1:])
 
-    @overload
-    def predict(self, x: Tensor, adaptive: Literal[False] = False) -> Tensor: ...
-    @overload
-    def predict(self, x: Tensor, adaptive: Literal[True]) -> Iterator[Tensor]: ...
-    def predict(self, x: Tensor, adaptive: bool = False) -> Tensor | Iterator[Tensor]:
-        """Return the last exit's logits [B, classes], or yield those of each exit (ScaleFL, Algorithm 4).
+    def predict(self, x: Tensor, adaptive: bool = False) -> Tensor:
+        """Return the last exit's logits [B, classes]; no other classifier runs.
 
         Args:
             x: Samples [B, ...], as `forward` takes them.
-            adaptive: Yield logits as soon as they are computed; whoever stops early saves the rest.
+            adaptive: The old name of `predict_exits`, which is still read.
         """
-        found = predictions(self, x, every=adaptive)
-        return found if adaptive else next(found)
+        if adaptive:
+            warnings.warn("predict(x, adaptive=True) is predict_exits(x) now.", DeprecationWarning, stacklevel=2)
+            return cast(Tensor, self.predict_exits(x))  # what it was: an iterator
+        return next(predictions(self, x, every=False))
+
+    def predict_exits(self, x: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of each exit [B, classes], as soon as they are computed (ScaleFL, Algorithm 4).
+
+        Nothing is computed twice; whoever stops early saves the rest.
+
+        Args:
+            x: Samples [B, ...], as `forward` takes them.
+        """
+        return predictions(self, x)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of every exit, shallow to deep."""

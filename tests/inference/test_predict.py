@@ -62,11 +62,14 @@ def test_without_adaptive_only_the_last_classifier_runs(module: nn.Module) -> No
 def test_the_modules_own_method(module: Any) -> None:
     x = torch.rand(3, 1, 4, 4)
     assert torch.equal(module.predict(x), module(x)[-1])
-    assert [z.shape for z in module.predict(x, adaptive=True)] == [(3, 4)] * 3
+    assert [z.shape for z in module.predict_exits(x)] == [(3, 4)] * 3
+    with pytest.warns(DeprecationWarning, match="predict_exits"):
+        old = list(module.predict(x, adaptive=True))
+    assert all(map(torch.equal, old, module.predict_exits(x)))
 
 
 def test_gradients_are_left_as_they_were(module: Any) -> None:
-    steps = module.predict(torch.rand(2, 1, 4, 4), adaptive=True)
+    steps = module.predict_exits(torch.rand(2, 1, 4, 4))
     next(steps)
     assert torch.is_grad_enabled()
 

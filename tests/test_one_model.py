@@ -1,0 +1,55 @@
+"""A method that gives everybody one model smaller than the full one says so, with what it is; nobody else does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import fleetfit as ff
+from fleetfit.cli import main
+from fleetfit.config import assemble, experiment_of
+from fleetfit.report.text import short
+
+SMALL: dict[str, Any] = {
+    "rounds": 1,
+    "data": {"partition": {"kind": "iid", "clients": 4}},
+    "local": {"epochs": 1},
+    "evaluate": {"every": 0},
+}
+SAID = "trains the model that the smallest budget affords"
+
+
+def notes(method: str, **fleet: Any) -> list[str]:
+    found = assemble(experiment_of({**SMALL, "fleet": fleet, "method": {"name": method}}))
+    return [note for note in found.notes if SAID in note]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+def test_its_size_is_the_plan_s(method: str) -> None:
+    (level,) = ff.plan({**SMALL, "method": {"name": method}}).levels
+    (whole,) = ff.plan({**SMALL, "method": {"name": "all_large"}}).levels
+    assert level.parameters < whole.parameters / 5
+    assert notes(method) == [
+        f"{method} {SAID}, {short(level.parameters)} of {short(whole.parameters)} parameters; "
+        "all_large ignores budgets."
+    ]
+
+
+def test_where_all_afford_the_full_model_there_is_nothing_to_say() -> None:
+    assert notes("fedavg", groups=[{"budget": 1.0}]) == []
+
+
+@pytest.mark.parametrize("method", ["all_large", "exclusivefl", "scalefl", "adaptivefl", "decoupled"])
+def test_other_methods_say_nothing(method: str) -> None:
+    assert notes(method) == []
+
+
+def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"label": name, "method": {"name": name}} for name in ("fedavg", "scalefl")]
+    file = tmp_path / "rows.toml"
+    file.write_text(tomli_w.dumps({**SMALL, "compare": {"row": rows, "grid": {"seed": [0, 1]}}}))
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", str(file), "--out", str(tmp_path / "out")])
+    heard = " ".join(capsys.readouterr().err.split())
+    assert heard.count(SAID) == 1 and heard.count("all_large ignores budgets") == 1
