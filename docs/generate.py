@@ -3,7 +3,7 @@
     .venv/bin/python docs/generate.py
 
 The text of hooks.md is that of the Protocols in `fleetfit.method.hooks` and of the values' docstrings; the keys of a
-method, an option or a choice of clients are its parameters, explained in its docstring. A test compares.
+method, an option or a way of client selection are its parameters, explained in its docstring. A test compares.
 """
 
 import ast

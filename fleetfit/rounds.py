@@ -462,7 +462,7 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
 
 
 def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
-    """Return the reply as the guard lets it through, with its bytes counted; nothing is raised, whatever it holds."""
+    """Return the reply as validation lets it through, with its bytes counted; nothing is raised, whatever it holds."""
     found = examined(reply, job, federation)
     up = 0
     if not (isinstance(found, Failure) and found.absent):

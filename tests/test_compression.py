@@ -118,14 +118,14 @@ def test_what_is_lost_moves_to_another_sub_model() -> None:
     assert outside and all(torch.equal(grown.state[n], plain.state[n]) for n in outside)
 
 
-# ---- the guard -------------------------------------------------
+# ---- validation -------------------------------------------------
 
 
 def spoilt(update: Update, name: str, scale: Any) -> State:
     return {**update.scales, name: scale}
 
 
-def test_compressed_updates_pass_the_guard_or_are_named() -> None:
+def test_compressed_updates_pass_validation_or_are_named() -> None:
     job, update = job_and_update()
     half, _ = compress(update, job, LAYOUT, "float16", None)
     small, _ = compress(update, job, LAYOUT, "int8", None)

@@ -105,7 +105,11 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["method.hooks.chanels=rolling"], ConfigError, 'Did you mean "channels"?'),
         (["method.plus.fedprx.mu=1"], ConfigError, '"fedprx" is not among the options'),
         (["fleet.reports_budget=false"], ConfigError, "scalefl needs the budgets that clients report to the server"),
-        (["cohort.choose={candidates=3}"], ConfigError, "[cohort] choose: a table needs the name of a choice"),
+        (
+            ["cohort.choose={candidates=3}"],
+            ConfigError,
+            "[cohort] choose: a table needs the name of a way of client selection",
+        ),
         (["cohort.choose=sise"], ConfigError, '"sise" is not among the ways of client selection: '),
         (["cohort.choose=a:b", "method.hooks.choose=a:b"], ConfigError, "name the same hook; set one of them"),
         (["model.name=cnnn"], ConfigError, 'Did you mean "cnn"?'),

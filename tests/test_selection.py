@@ -1,4 +1,4 @@
-"""Choices of clients: probabilities against theory, greedy choices against brute force, memory, who is connected."""
+"""Client selection: probabilities against theory, greedy choices against brute force, memory, who is connected."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""No reply but a right one gets past the guard, whatever it holds; a right one does, of every method and kind."""
+"""No reply but a right one passes validation, whatever it holds; a right one does, of every method and kind."""
 
 import math
 from collections.abc import Callable, Iterator

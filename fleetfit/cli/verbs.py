@@ -150,7 +150,9 @@ def plan(
     ] = "0.125,0.25,0.5,1",
     cost: Annotated[
         str,
-        typer.Option(help="What budgets are meant in: parameters, multiply_adds, size_bytes, memory_bytes, latency_s."),
+        typer.Option(
+            help="What budgets are meant in: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
+        ),
     ] = "parameters",
     tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
     mode: Annotated[str, typer.Option(help="What is cut: both, width or depth.")] = "both",

@@ -264,7 +264,9 @@ def spec_of_method(experiment: Experiment) -> dict[str, Any]:
     section, choose = experiment.method, experiment.cohort.choose
     choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
     if "name" not in choice:
-        raise ConfigError('[cohort] choose: a table needs the name of a choice, such as { name = "loss" }.')
+        raise ConfigError(
+            '[cohort] choose: a table needs the name of a way of client selection, such as { name = "loss" }.'
+        )
     spec = {"name": section.name, **section.settings}
     if choice != {"name": "uniform"}:
         if "choose" in section.hooks:

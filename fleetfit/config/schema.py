@@ -335,8 +335,8 @@ class CohortSection(Section):
     """`[cohort]`: who takes part in a round.
 
     Attributes:
-        choose: "uniform" leaves it to the method, most of which choose uniformly; or the name of a choice, or a table
-            with its name and its own keys.
+        choose: "uniform" leaves it to the method, most of which choose uniformly; or the name of a way of client
+            selection, or a table with its name and its own keys.
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
         count: How many, instead of a fraction.
         deadline_s: Seconds after which a round is over; none by default.

@@ -562,7 +562,7 @@ def take_mean(
 
 
 class ObserveHook(Protocol):
-    """Learn of the clients: what the next rounds' choices go by.
+    """Learn of the clients: what the next rounds' selections go by.
 
     Where: the server, after `step`.
     Before: the server has its new state.

@@ -56,5 +56,5 @@ class Movement:
                    **FlatState(torch.where(self.covered, now, before), self._shapes)}
             for name, (now, before) in memory.items()
         }  # fmt: skip
-        memory_now = {**(self._server.memory or {}), **kept}  # what choices of clients remember stays
+        memory_now = {**(self._server.memory or {}), **kept}  # what client selection remembers stays
         return replace(self._server, state=state, memory=memory_now)

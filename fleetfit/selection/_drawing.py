@@ -1,4 +1,4 @@
-"""What choices share: drawing by weight, the best of some, and what the server remembers for them."""
+"""What ways of client selection share: drawing by weight, the best of some, and what the server remembers for them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -51,13 +51,13 @@ def listed(ids: np.ndarray) -> list[int]:
 
 
 def remembered(server: Server) -> Mapping[str, Any]:
-    """Return what the server remembers for the choice, by name."""
-    found: Mapping[str, Any] = (server.memory or {}).get("choice", {})
+    """Return what the server remembers for the selection, by name."""
+    found: Mapping[str, Any] = (server.memory or {}).get("choice", {})  # the name that checkpoints have
     return found
 
 
 def remembering(server: Server, **values: Any) -> Server:
-    """Return the server with what it now remembers for the choice."""
+    """Return the server with what it now remembers for the selection."""
     return replace(server, memory={**(server.memory or {}), "choice": {**remembered(server), **values}})
 
 

@@ -25,7 +25,7 @@ from fleetfit.values import Failure, Federation, Server, Update
 
 
 def availability() -> Method:
-    """Make the choice."""
+    """Make the selection."""
     return Method(choose=choose, observe=observe)
 
 

@@ -37,7 +37,7 @@ Target = Literal["uniform", "all"]
 
 
 def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 256, kept: int = 1000) -> Method:
-    """Make the choice.
+    """Make the selection.
 
     Args:
         candidates: How many are drawn; never fewer than the cohort; 0 is three times as many.

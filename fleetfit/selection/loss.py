@@ -27,7 +27,7 @@ from fleetfit.values import Failure, Federation, Server, Update
 
 
 def loss(candidates: int = 0) -> Method:
-    """Make the choice.
+    """Make the selection.
 
     Args:
         candidates: d, how many are drawn by data size; never fewer than the cohort; 0 is twice as many.

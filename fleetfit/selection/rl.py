@@ -26,7 +26,7 @@ from fleetfit.values import Failure, Federation, Server, Update
 
 
 def rl() -> Method:
-    """Make the choice."""
+    """Make the selection."""
     return Method(choose=choose, observe=observe)
 
 

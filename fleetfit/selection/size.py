@@ -13,7 +13,7 @@ from fleetfit.values import Federation, Server
 
 
 def size() -> Method:
-    """Make the choice."""
+    """Make the selection."""
     return Method(choose=choose)
 
 

@@ -4,5 +4,5 @@ from fleetfit.method import Method
 
 
 def uniform() -> Method:
-    """Make the choice, which is the default of every method."""
+    """Make the selection, which is the default of every method."""
     return Method()

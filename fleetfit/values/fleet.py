@@ -254,7 +254,7 @@ class Federation:
         return np.flatnonzero((self.level_of >= 0) & (self.clients.num_examples > 0))
 
     def reachable(self, round: int) -> np.ndarray:
-        """Return the ids of those among `able` that are connected in a round: every choice of clients begins here."""
+        """Return the ids of those among `able` that are connected in a round: every selection begins here."""
         return self.able if self.connected is None else self.able[self.connected(round)[self.able]]
 
     def level_index(self, submodel: Submodel) -> int:

@@ -1,7 +1,7 @@
 """What must hold of a server and a node, whatever message they get.
 
 `PYTHONPATH=tests python -m fuzz.checking 10000` sends so many mutated messages, and prints what became of them and
-which lines of `guard` and `wire` they reached.
+which lines of `validation` and `messages` they reached.
 """
 
 import math
