@@ -117,12 +117,16 @@ def modules() -> list[str]:
     return [str(path.relative_to(top)) for path in found]
 
 
+def place_of(name: str) -> Path:
+    """Return the test file that the tables mean."""
+    return ROOT / "tests" / ("golden/test_golden.py" if name == "golden" else f"{name}.py")
+
+
 def tests_of(module: str) -> list[str]:
     """Return the test files of a module, the likeliest to notice first, each once."""
     stem = Path(module).stem.strip("_")
     wanted = [*MORE.get(module, ()), f"test_{stem}", *TESTS[module.split("/")[0]]]
-    paths = [ROOT / "tests" / ("golden/test_golden.py" if name == "golden" else f"{name}.py") for name in wanted]
-    return list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths if path.is_file()))
+    return list(dict.fromkeys(str(p.relative_to(ROOT)) for p in map(place_of, wanted) if p.is_file()))
 
 
 # ---- which mutants there are ---------------------------------------------------------------------------------------
