@@ -273,6 +273,17 @@ def test_the_readme_names_what_exists_and_all_of_it():
     assert not top_level(PACKAGE) - set(named), "on disk, but not named"
 
 
+def test_no_class_name_stands_twice():
+    """A reader who meets a class knows which one it is."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(relative(path))
+    assert len(found) > 200
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 def test_every_decision_is_in_the_index():
     index = (ROOT / "docs" / "adr" / "README.md").read_text()
     linked = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index)
