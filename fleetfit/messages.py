@@ -9,35 +9,40 @@ another one, what both have moves along and the rest begins at zero.
 absolute value of a row of the tensor (its first dimension; a vector is one row). What travels down is not compressed:
 it is the same for all clients of a sub-model, and an error in it would be everybody's.
 
-A message is `FFIT`, a version byte, three zero bytes, the length of the header (8 bytes, little endian), a JSON
-header, and the tensors' bytes. In the header a tensor stands as {"$t": [dtype, shape]}; the tensors follow in the
-order of their appearance, each aligned to the size of its elements.
+A message is `FFIT`, a byte for its format, three for the version of FleetFit that wrote it, the length of the header (8
+bytes, little endian), the header, and flat tensors, one for each type of numbers. The header is JSON: how many numbers
+of each type follow, and the plain values that `fleetfit.state` makes of a nest. A state that follows from its sub-model
+and the layout is one flat tensor without a name.
 
 A message may come from a stranger. Nothing is made of what it announces before that is held against what there is: the
-length of the header, how deep it nests, how many dimensions and elements its tensors have. Of a message from another
-machine (`bounded`) the memory of what its header becomes is estimated first, from a count of its signs, so that a small
-message cannot become a large nest.
+length of the header, the numbers behind it, how deep it nests, how many dimensions and elements its tensors have. Of a
+message from another machine (`bounded`) the memory of what its header becomes is estimated first, from a count of its
+signs, so that a small message cannot become a large nest.
 """
 
+import functools
+import importlib.metadata
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fleetfit.errors import RunError, one_line
+from fleetfit.errors import FleetFitError, RunError, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.method import is_portable
-from fleetfit.submodel import Submodel, recut
+from fleetfit.state import DTYPES, FlatState, Shapes, content, joined, put_together, rebuilt, shapes_of, taken_apart
+from fleetfit.submodel import Submodel, cut, kept_with, misfit, plain, recut, submodel_of
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
 
 # ---- lighter updates -----------------------------------------------------------------------------------------------
 
 STEPS = 127
-DTYPES = {"float16": torch.float16, "int8": torch.int8}
+LIGHTER = {"float16": torch.float16, "int8": torch.int8}
 
 
 def compress(update: Update, job: Job, layout: Layout, kind: str, lost: Mapping[str, Any] | None) -> tuple[Update, Any]:
@@ -61,8 +66,7 @@ def compress(update: Update, job: Job, layout: Layout, kind: str, lost: Mapping[
         if scale is not None:
             scales[name] = scale
         errors[name] = wanted - _value(sent[name], scale)
-    kept = {"state": errors, "channels": {a: list(c) for a, c in piece.channels.items()}, "exits": list(piece.exits)}
-    return replace(update, state=sent, compressed=kind, scales=scales), kept
+    return replace(update, state=sent, compressed=kind, scales=scales), kept_with(piece, errors)
 
 
 def decompress(update: Update, job: Job, layout: Layout) -> Update:
@@ -77,6 +81,11 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return shape[0] if len(shape) > 1 else 1
 
 
+def scale_shapes(state: State) -> Shapes:
+    """Return the shapes of the scales of a state in "int8"."""
+    return {name: (rows_of(shape),) for name, shape in shapes_of(state).items()}
+
+
 def _base(update: Update, job: Job, layout: Layout) -> State:
     """Return what was sent of the piece that came back."""
     if update.submodel == job.submodel:
@@ -85,7 +94,7 @@ def _base(update: Update, job: Job, layout: Layout) -> State:
 
 
 def _moved(lost: Mapping[str, Any], layout: Layout, piece: Submodel) -> State:
-    source = Submodel({axis: tuple(kept) for axis, kept in lost["channels"].items()}, tuple(lost["exits"]))
+    source = submodel_of(lost)
     return lost["state"] if source == piece else recut(layout, lost["state"], source, piece)
 
 
@@ -106,155 +115,52 @@ def _value(sent: Tensor, scale: Tensor | None) -> Tensor:
     return rows.view(sent.shape)
 
 
-# ---- jobs and updates as bytes -------------------------------------------------------------------------------------
+# ---- nests as bytes ------------------------------------------------------------------------------------------------
 
-VERSION = 1
+FORMAT = 2
 _MAGIC = b"FFIT"
 _START = 16
-_DEEPEST = 64  # nests within nests
-_MOST_DIMENSIONS = 16
-_LARGEST_SIZE = 2**40  # of a dimension; elements are bounded by the message's bytes
 _MULTIPLE = 16  # bytes that a byte of a stranger's message may become,
 _FREE = 2**20  # and bytes that any message may become
-# about how many bytes of memory stand behind a sign of the header (CPython 3.11, torch 2): a table, a list, an element,
-# one of a text's two quotes, a tensor
-_WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b'"', 30), (b'"$t"', 900))
-_DTYPES = {
-    str(t).removeprefix("torch."): t
-    for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-              torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
-
-
-# ---- nests -------------------------------------------------------------------------------------------------------
-
-
-def _flatten(nest: Any, found: list[Tensor]) -> Any:
-    """Replace tensors by their description, tuples by marked lists; collect the tensors."""
-    if isinstance(nest, Tensor):
-        found.append(nest)
-        return {"$t": [str(nest.dtype).removeprefix("torch."), list(nest.shape)]}
-    if isinstance(nest, Mapping):
-        if not all(isinstance(key, str) and not key.startswith("$") for key in nest):
-            return {"$d": [[_flatten(k, found), _flatten(v, found)] for k, v in nest.items()]}
-        return {key: _flatten(value, found) for key, value in nest.items()}
-    if isinstance(nest, tuple):
-        return {"$u": [_flatten(value, found) for value in nest]}
-    if isinstance(nest, list):
-        return [_flatten(value, found) for value in nest]
-    if nest is None or isinstance(nest, bool | int | float | str):
-        return nest
-    raise RunError(
-        "what a client remembers or reports must be numbers, text, tensors and nests of them, got "
-        f"{type(nest).__name__}."
-    )
-
-
-class _Restored:
-    """Puts a parsed header back together, with tensors where their descriptions stand.
-
-    Lists and tables are filled in place: the nest is not held twice.
-    """
-
-    def __init__(self, whole: Tensor, start: int, bounded: bool) -> None:
-        """Take a message's bytes, where those of its tensors begin, and whether a stranger sent it."""
-        self._whole, self.end, self._bounded = whole, start, bounded
-
-    def of(self, nest: Any, depth: int = 0) -> Any:
-        """Return what a part of the header stands for."""
-        if not isinstance(nest, list | dict):
-            return nest
-        if depth > _DEEPEST:
-            raise ValueError(f"it nests more than {_DEEPEST} deep")
-        if isinstance(nest, list):
-            for place, value in enumerate(nest):
-                nest[place] = self.of(value, depth + 1)
-            return nest
-        if "$t" in nest:
-            return self._tensor(*_single(nest, "$t", 2))
-        if "$u" in nest:
-            return tuple(self.of(_single(nest, "$u"), depth + 1))
-        if "$d" in nest:
-            return self._table(_single(nest, "$d"), depth + 1)
-        for key, value in nest.items():
-            nest[key] = self.of(value, depth + 1)
-        return nest
-
-    def _table(self, pairs: Any, depth: int) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        for pair in pairs:
-            key, value = self.of(pair, depth)
-            if self._bounded and not _plain(key):
-                raise ValueError("a key of a table is no text and no number of at most 60 bits")
-            found[key] = value
-        return found
-
-    def _tensor(self, name: Any, shape: Any) -> Tensor:
-        dtype = _DTYPES.get(name) if isinstance(name, str) else None
-        if dtype is None:
-            raise ValueError("a tensor has a type of numbers that is unknown here")
-        if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
-            raise ValueError(f"a tensor has no list of at most {_MOST_DIMENSIONS} sizes")
-        if not all(type(n) is int and 0 <= n < _LARGEST_SIZE for n in shape):
-            raise ValueError("a tensor has sizes that are no whole numbers from 0 on")
-        count = math.prod(shape)  # of at most 16 numbers below 2^40
-        place = self.end + -self.end % dtype.itemsize
-        self.end = place + count * dtype.itemsize
-        if self.end > len(self._whole):
-            raise ValueError("it ends before its tensors do")
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        return self._whole[place : self.end].view(dtype).view(shape)  # one storage: neighbours can be read as one
-
-
-def _single(nest: Mapping[str, Any], mark: str, length: int | None = None) -> Any:
-    """Return what a mark stands for, a list; nothing else may stand beside it."""
-    found = nest[mark]
-    if len(nest) != 1 or not isinstance(found, list) or (length is not None and len(found) != length):
-        raise ValueError(f'"{mark}" is no list, or not alone')
-    return found
-
-
-def _plain(key: Any) -> bool:
-    """Tell whether a stranger may use a key: of larger numbers, and of tuples, thousands have one and the same hash."""
-    return -(2**60) <= key <= 2**60 if isinstance(key, int) else isinstance(key, str | float | None)
-
-
-def _places(specs: list[tuple[torch.dtype, int]], start: int) -> tuple[list[int], int]:
-    """Return where each tensor's bytes begin, and the end."""
-    places = []
-    for dtype, count in specs:
-        start += -start % dtype.itemsize
-        places.append(start)
-        start += count * dtype.itemsize
-    return places, start
-
-
-def _header(nest: Any) -> tuple[bytes, list[Tensor]]:
-    tensors: list[Tensor] = []
-    text = json.dumps(_flatten(nest, tensors), separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + _START) % 8)
-    return _MAGIC + bytes([VERSION, 0, 0, 0]) + len(text).to_bytes(8, "little") + text, tensors
+# about how many bytes of memory stand behind a sign of the header (CPython 3.11): a table, a list, an element, one of a
+# text's two quotes
+_WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b'"', 30))
 
 
 def pack(nest: Any) -> bytes:
     """Return a nest of numbers, text and tensors as one message."""
-    header, tensors = _header(nest)
-    places, _ = _places([(t.dtype, t.numel()) for t in tensors], len(header))
-    parts: list[bytes | memoryview] = [header]
-    at = len(header)
-    for tensor, place in zip(tensors, places, strict=True):
-        parts.append(bytes(place - at))
-        raw = tensor.detach().cpu().contiguous()
-        parts.append(raw.reshape(-1).view(torch.uint8).numpy().data if raw.numel() else b"")
-        at = place + raw.numel() * raw.element_size()
-    return b"".join(parts)
+    header, parts = _headed(nest)
+    return b"".join([header, *(content(flat) for flats in parts.values() for flat in flats)])
 
 
 def packed_size(nest: Any) -> int:
     """Return the length of `pack(nest)` in bytes without making it."""
-    header, tensors = _header(nest)
-    return _places([(t.dtype, t.numel()) for t in tensors], len(header))[1]
+    header, parts = _headed(nest)
+    return len(header) + sum(flat.numel() * flat.element_size() for flats in parts.values() for flat in flats)
+
+
+def _headed(nest: Any) -> tuple[bytes, dict[str, list[Tensor]]]:
+    try:
+        plain, parts = taken_apart(nest)
+    except ValueError as error:
+        raise RunError(
+            f"what a client remembers or reports must be numbers, text, tensors and nests of them: {error}."
+        ) from None
+    counts = {name: sum(flat.numel() for flat in flats) for name, flats in parts.items()}
+    text = json.dumps([counts, plain], separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the buffers begin at a multiple of 8
+    return _beginning(FORMAT, len(text)) + text, parts
+
+
+def _beginning(version: int, length: int) -> bytes:
+    return _MAGIC + bytes([version, *_release()]) + length.to_bytes(8, "little")
+
+
+@functools.cache
+def _release() -> tuple[int, ...]:
+    """Return the three numbers of this FleetFit's version."""
+    numbers = [int(number) for number in re.findall(r"\d+", importlib.metadata.version("fleetfit"))[:3]]
+    return tuple(min(number, 255) for number in (*numbers, 0, 0, 0)[:3])
 
 
 def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
@@ -263,141 +169,260 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
     Args:
         message: The bytes.
         bounded: Refuse, before it is read, a header whose nest would take more than 16 times the message's bytes and
-            1 MiB: for what comes from another machine.
+            1 MiB: for what comes from another machine. Otherwise a message of format 1 is read, too.
 
     Raises:
-        RunError: The message is damaged, of another version, or beyond the bounds.
+        RunError: The message is damaged, of another format, or beyond the bounds.
     """
     buffer = message if isinstance(message, bytearray) else bytearray(message)
-    if len(buffer) < _START or buffer[:4] != _MAGIC:
-        raise RunError("a message does not begin as FleetFit's do.")
-    if buffer[4] != VERSION:
-        raise RunError(f"a message has format version {buffer[4]}; this FleetFit speaks version {VERSION}.")
+    version = format_of(buffer)
+    if version != FORMAT and (version != 1 or bounded):
+        raise RunError(_of_another_format(version, buffer))
     length = int.from_bytes(buffer[8:_START], "little")
     if length > len(buffer) - _START:
         raise RunError("a message ends inside its header.")
-    if bounded:
-        _check_memory(buffer, _START + length)
+    left = _memory_left(buffer, _START + length) if bounded else None
     try:
-        nest = json.loads(buffer[_START : _START + length])
+        plain = json.loads(buffer[_START : _START + length])
     except (ValueError, RecursionError) as error:
         raise RunError(f"a message has an unreadable header: {one_line(str(error))}") from None
-    restored = _Restored(torch.frombuffer(buffer, dtype=torch.uint8), _START + length, bounded)
     try:
-        found = restored.of(nest)
+        if version == 1:
+            return _first_format(plain, buffer, _START + length)
+        if not isinstance(plain, list) or len(plain) != 2:
+            raise ValueError("its header does not say what lies behind it")
+        return put_together(plain[1], _buffers(plain[0], buffer, _START + length), left)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch, and of nests without end
         raise RunError(f"a message is not put together as it should be: {one_line(str(error))}.") from None
-    if restored.end != len(buffer):
-        raise RunError(f"a message has {len(buffer)} bytes where its header describes {restored.end}.")
+
+
+def format_of(message: bytes | bytearray) -> int:
+    """Return the format of a message.
+
+    Raises:
+        RunError: It is none.
+    """
+    if len(message) < _START or message[:4] != _MAGIC:
+        raise RunError("a message does not begin as FleetFit's do.")
+    return message[4]
+
+
+def _of_another_format(version: int, message: bytes | bytearray) -> str:
+    """Return the sentence that names the version to install; format 1 did not say which one had written it."""
+    ours = ".".join(map(str, _release()))
+    if version < FORMAT:
+        return (
+            f"a message of format {version} came from an earlier FleetFit than the one here, {ours}, which speaks "
+            f"format {FORMAT}. Install FleetFit {ours} on the side that sent it."
+        )
+    theirs = ".".join(map(str, message[5:8]))
+    return (
+        f"a message of format {version} came from FleetFit {theirs}; the one here, {ours}, speaks format {FORMAT}. "
+        f"Install FleetFit {theirs} here, or {ours} on the side that sent it."
+    )
+
+
+def packed_as(version: int, nest: Mapping[str, Any]) -> bytes:
+    """Return a nest of numbers and text as a message of an earlier format, for a sender who reads no other.
+
+    Args:
+        version: Format of what he sent, 1.
+        nest: Without tensors and tuples.
+    """
+    text = json.dumps(nest, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return _MAGIC + bytes([version, 0, 0, 0]) + len(text).to_bytes(8, "little") + text
+
+
+def _memory_left(buffer: bytearray, end: int) -> int:
+    """Return how much memory tensors may take after the header's nest, whose memory is told by a count of its signs.
+
+    Raises:
+        RunError: That alone is too much.
+    """
+    most = _MULTIPLE * len(buffer) + _FREE
+    left = most - sum(weight * buffer.count(sign, _START, end) for sign, weight in _WEIGHTS)
+    if left < 0:
+        raise RunError(
+            f"a message of {len(buffer)} bytes has a header that would take about {most - left} bytes of memory; at "
+            f"most {_MULTIPLE} times its own and {_FREE} are allowed."
+        )
+    return left
+
+
+def _buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tensor]:
+    """Return the flat tensors of a message; it must be as long as they are, to the byte."""
+    if not isinstance(counts, dict) or not all(type(n) is int and 0 <= n < 2**48 for n in counts.values()):
+        raise ValueError("its header does not count the numbers behind it")
+    if [name for name in DTYPES if name in counts] != list(counts):
+        raise ValueError("it has types of numbers that are unknown here, or in another order")
+    end = start + sum(n * DTYPES[name].itemsize for name, n in counts.items())
+    if end != len(buffer):
+        raise ValueError(f"it has {len(buffer)} bytes where its header describes {end}")
+    whole, found = torch.frombuffer(buffer, dtype=torch.uint8), dict[str, Tensor]()
+    for name, n in counts.items():
+        end = start + n * DTYPES[name].itemsize
+        found[name], start = whole[start:end].view(DTYPES[name]), end
     return found
 
 
-def _check_memory(buffer: bytearray, end: int) -> None:
-    """Refuse a header whose nest would take much more memory than the message, by a count of its signs."""
-    found = sum(weight * buffer.count(sign, _START, end) for sign, weight in _WEIGHTS)
-    if found > _MULTIPLE * len(buffer) + _FREE:
-        raise RunError(
-            f"a message of {len(buffer)} bytes has a header that would take about {found} bytes of memory; at most "
-            f"{_MULTIPLE} times its own and {_FREE} are allowed."
-        )
+def _first_format(plain: Any, buffer: bytearray, at: int) -> Any:
+    """Return the nest of a message of format 1, whose tensors follow each other as its header names them."""
+    whole = torch.frombuffer(buffer, dtype=torch.uint8)
+
+    def leaf(word: str, inner: Any) -> Tensor:
+        nonlocal at
+        name, shape = inner
+        dtype = DTYPES[name]
+        start = at + -at % dtype.itemsize
+        at = start + math.prod(shape) * dtype.itemsize
+        return whole[start:at].view(dtype).view(shape)
+
+    return rebuilt(plain, leaf)
 
 
 # ---- jobs and updates --------------------------------------------------------------------------------------------
 
 
-def _submodel_nest(piece: Submodel) -> dict[str, Any]:
-    channels = {
-        axis: {"from": kept.start, "to": kept.stop} if isinstance(kept, range) else list(kept)
-        for axis, kept in piece.channels.items()
-    }
-    return {"channels": channels, "exits": list(piece.exits)}
+# Of a state whose sub-model says which tensors it has, and which shapes, only the numbers travel, as one flat tensor; a
+# table of tensors by name is what none says: sums of a statistics job, what a method adds or leaves out.
 
 
-def _submodel(nest: Any) -> Submodel:
-    """Return the sub-model of a nest.
-
-    Raises:
-        RunError: It is none; whether the model has these channels and exits is for others to look at.
-    """
-    if not isinstance(nest, Mapping) or nest.keys() != {"channels", "exits"} or not isinstance(nest["channels"], dict):
-        raise RunError("a sub-model is no table of channels and exits.")
-    if not _counts(nest["exits"]) or not all(isinstance(axis, str) for axis in nest["channels"]):
-        raise RunError("a sub-model's exits are no list of whole numbers, or its axes have no names.")
-    channels = {axis: _kept(kept) for axis, kept in nest["channels"].items()}
-    return Submodel(channels, tuple(nest["exits"]))
-
-
-def _kept(nest: Any) -> range | tuple[int, ...]:
-    if isinstance(nest, dict) and nest.keys() == {"from", "to"} and _counts([nest["from"], nest["to"]]):
-        return range(nest["from"], nest["to"])
-    if _counts(nest):
-        return tuple(nest)
-    raise RunError("a sub-model's channels are no list, or range, of whole numbers.")
-
-
-def _counts(nest: Any) -> bool:
-    return isinstance(nest, Sequence) and all(type(n) is int and 0 <= n < 2**31 for n in nest)
-
-
-def job_nest(job: Job) -> dict[str, Any]:
+def job_nest(job: Job, layout: Layout) -> dict[str, Any]:
     """Return a job as a nest for `pack`; functions without an import path stand in it by their representation."""
-    fields = dict(vars(job), submodel=_submodel_nest(job.submodel))
+    fields = dict(
+        vars(job), submodel=plain(job.submodel), state=state_nest(job.state, layout, job.submodel),
+        local=dict(vars(job.local)), evaluation=dict(vars(job.evaluation)),
+    )  # fmt: skip
     if not is_portable(job.method):
         fields["method"] = repr(job.method)
-    return {**fields, "local": dict(vars(job.local)), "evaluation": dict(vars(job.evaluation))}
+    return fields
 
 
-def job_of(nest: Mapping[str, Any]) -> Job:
+def job_of(nest: Mapping[str, Any], layout: Layout) -> Job:
     """Return the job of a nest; what its fields hold is for `fleetfit.validation` to look at.
 
     Raises:
-        RunError: It is none.
+        RunError: It is none, or its state does not fit its sub-model.
     """
     try:
-        return Job(**{**nest, "submodel": _submodel(nest["submodel"]), "local": Local(**nest["local"]),
+        piece = submodel_of(nest["submodel"])
+        state = _named(nest["state"], layout, piece)
+        return Job(**{**nest, "submodel": piece, "state": state, "local": Local(**nest["local"]),
                       "evaluation": Evaluation(**nest["evaluation"])})  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (FleetFitError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"a job is none: {type(error).__name__}: {one_line(str(error))}.") from None
 
 
-def reply_nest(reply: Update | Failure) -> dict[str, Any]:
+def reply_nest(reply: Update | Failure, layout: Layout) -> dict[str, Any]:
     """Return an update or a failure as a nest for `pack`. Byte counts are the receiver's to fill in."""
+    if isinstance(reply, Failure):
+        return failure_nest(reply)
+    fields = _said_of(reply)
+    fields["state"] = state_nest(reply.state, layout, reply.submodel)
+    fields["scales"] = _numbers(reply.scales, scale_shapes(reply.state))
+    fields["submodel"] = plain(reply.submodel)
+    if reply.submodel == reply.dispatched:  # what is as one expects is not said
+        del fields["submodel"]
+    if not reply.compressed:
+        del fields["compressed"], fields["scales"]
+    if not reply.untrained:
+        del fields["untrained"]
+    return {"kind": "update", **fields}
+
+
+def failure_nest(failure: Failure) -> dict[str, Any]:
+    """Return a failure as a nest for `pack`."""
+    return {"kind": "failure", **_said_of(failure)}
+
+
+def _said_of(reply: Update | Failure) -> dict[str, Any]:
     fields = {key: value for key, value in vars(reply).items() if key not in ("bytes_down", "bytes_up")}
-    fields["dispatched"] = _submodel_nest(reply.dispatched)
-    if isinstance(reply, Update):
-        fields["submodel"] = _submodel_nest(reply.submodel)
-        if not reply.compressed:  # then nothing is said of it
-            del fields["compressed"], fields["scales"]
-        if not reply.untrained:
-            del fields["untrained"]
-    return {"kind": type(reply).__name__.lower(), **fields}
+    return {**fields, "dispatched": plain(reply.dispatched)}
 
 
-def job_size(job: Job) -> int:
-    """Return the bytes of a job as the server sends it: an engine adds the version of the client's memory later."""
-    return packed_size(job_nest(replace(job, memory_version=-1)))
-
-
-def reply_size(reply: Update | Failure) -> int:
-    """Return the bytes of a reply; what only the clock of a simulation says is not sent and not counted."""
-    nest = reply_nest(reply)
-    return packed_size({key: value for key, value in nest.items() if key not in ("multiply_adds", "simulated_s")})
-
-
-def reply_of(nest: Mapping[str, Any]) -> Update | Failure:
+def reply_of(nest: Mapping[str, Any], layout: Layout) -> Update | Failure:
     """Return the update or failure of a nest; what its fields hold is for `fleetfit.validation` to look at.
 
     Raises:
-        RunError: It is neither.
+        RunError: It is neither, or its state does not fit its sub-model.
     """
     try:
-        fields = {**nest, "dispatched": _submodel(nest["dispatched"])}
+        fields = {**nest, "dispatched": submodel_of(nest["dispatched"])}
         kind = fields.pop("kind")
         if kind == "failure":
             return Failure(**fields)
-        if kind == "update":
-            return Update(**{**fields, "submodel": _submodel(nest["submodel"])})
-        raise RunError(f"it says that it is {one_line(kind, 60)}.")
-    except (RunError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if kind != "update":
+            raise RunError(f"it says that it is {one_line(kind, 60)}.")
+        piece = submodel_of(nest.get("submodel", nest["dispatched"]))
+        state = _named(nest["state"], layout, piece)
+        scales = nest.get("scales", {})
+        if isinstance(scales, Tensor):
+            scales = _cut_up(scales, scale_shapes(state), "scales")
+        return Update(**{**fields, "submodel": piece, "state": state, "scales": scales})
+    except (FleetFitError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         why = one_line(str(error))
         raise RunError(f"a reply is no update and no failure: {type(error).__name__}: {why}") from None
+
+
+def state_nest(state: State, layout: Layout, piece: Submodel) -> Tensor | dict[str, Tensor]:
+    """Return a state as it travels: its numbers where its sub-model says what they are, else the tensors by name."""
+    if not state or misfit(layout, piece) is not None:
+        return dict(state)
+    return _numbers(state, cut(layout, piece).shapes)
+
+
+def _numbers(state: State, shapes: Shapes) -> Tensor | dict[str, Tensor]:
+    found = shapes_of(state)
+    if not found or found != shapes:
+        return dict(state)
+    if isinstance(state, FlatState) and list(found) == list(shapes):
+        return state.flat
+    tensors = [state[name] for name in shapes]
+    if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+        return dict(state)
+    return joined(tensors)
+
+
+def _named(state: Any, layout: Layout, piece: Submodel) -> Any:
+    """Return a state that has travelled by the names of its tensors; a table is left as it is."""
+    if not isinstance(state, Tensor):
+        return state
+    wrong = misfit(layout, piece)
+    if wrong is not None:
+        raise RunError(wrong)
+    return _cut_up(state, cut(layout, piece).shapes, "state")
+
+
+def _cut_up(flat: Tensor, shapes: Shapes, what: str) -> FlatState:
+    expected = sum(math.prod(shape) for shape in shapes.values())
+    if tuple(flat.shape) != (expected,):
+        raise RunError(f"its {what} is a tensor {tuple(flat.shape)}; its sub-model asks for ({expected},).")
+    return FlatState(flat, shapes)
+
+
+# ---- how many bytes they are ---------------------------------------------------------------------------------------
+
+
+def job_size(job: Job, layout: Layout) -> int:
+    """Return the bytes of a job as the server sends it: an engine adds the version of the client's memory later."""
+    job = replace(job, memory_version=-1, state=_weightless(job.state), statistics=_weightless(job.statistics))
+    return packed_size(job_nest(job, layout))
+
+
+def reply_size(reply: Update | Failure, layout: Layout) -> int:
+    """Return the bytes of a reply; what only the clock of a simulation says is not sent and not counted."""
+    if isinstance(reply, Update):
+        reply = replace(reply, state=_weightless(reply.state), scales=_weightless(reply.scales))
+    nest = reply_nest(reply, layout)
+    return packed_size({key: value for key, value in nest.items() if key not in ("multiply_adds", "simulated_s")})
+
+
+def _weightless(state: State) -> State:
+    """Return a state that is packed like another one but has no numbers, so that counting copies none."""
+    dtypes = {tensor.dtype for tensor in state.values()}
+    if len(dtypes) != 1:
+        return state
+    shapes = shapes_of(state)
+    total = sum(math.prod(shape) for shape in shapes.values())
+    return FlatState(torch.empty(total, dtype=dtypes.pop(), device="meta"), shapes)

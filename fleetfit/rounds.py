@@ -467,7 +467,7 @@ def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update
     up = 0
     if not (isinstance(found, Failure) and found.absent):
         try:
-            up = messages.reply_size(reply)
+            up = messages.reply_size(reply, federation.problem.layout)
         except Exception as error:  # nobody could have sent it
             found = found if isinstance(found, Failure) else refused(job, f"it has no bytes: {what_raised(error)}")
-    return replace(found, bytes_down=messages.job_size(job), bytes_up=up)
+    return replace(found, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=up)

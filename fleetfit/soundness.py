@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfit.errors import RunError, one_line
+from fleetfit.errors import ModelError, RunError, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.records import forms
 from fleetfit.records.checkpoints import Damaged, checkpoint_of
-from fleetfit.submodel import Submodel, finite
+from fleetfit.submodel import Submodel, finite, misfit, submodel_of
 from fleetfit.values import Failure, Federation, Level, Problem, Server, Update
 
 # ---- read from a checkpoint: names, shapes, dtypes, and that numbers are finite ------------------------------------
@@ -260,13 +260,14 @@ def _walk(nest: Any, where: str, layout: Layout) -> None:
 
 def _piece(nest: Mapping[str, Any], where: str, layout: Layout) -> Submodel:
     """Return the sub-model that a memory names."""
-    _formed(forms.mapped(forms.listed(forms.count)), nest["channels"], f"{where}/channels")
     _check_exits(nest["exits"], where, layout)
-    for axis, kept in nest["channels"].items():
-        size = layout.axes[axis].size if axis in layout.axes else 0
-        if not kept or len(kept) > size or max(kept) >= size or len(set(kept)) != len(kept):
-            raise Damaged(f"{where}/channels/{axis} has channels that the model does not have")
-    return Submodel({axis: tuple(kept) for axis, kept in nest["channels"].items()}, tuple(nest["exits"]))
+    try:
+        piece = submodel_of(nest)
+    except ModelError as error:
+        raise Damaged(f"{where}/channels: {str(error).removesuffix('.')}") from None
+    if misfit(layout, piece) is not None:
+        raise Damaged(f"{where}/channels has channels that the model does not have")
+    return piece
 
 
 def _check_exits(exits: Any, where: str, layout: Layout) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,14 +38,18 @@ __all__ = [
     "extract",
     "finite",
     "flat_of",
+    "kept_with",
+    "misfit",
     "narrowed",
     "norm",
+    "plain",
     "prefix",
     "put_back",
     "random",
     "recut",
     "rolling",
     "shapes_of",
+    "submodel_of",
     "whole",
     "window",
 ]
@@ -108,6 +113,64 @@ def tidy(channels: Iterable[int]) -> Channels:
     if found and found == tuple(range(found[0], found[0] + len(found))):
         return range(found[0], found[0] + len(found))
     return found
+
+
+# ---- a sub-model in plain values, as messages, files and memories have it ------------------------------------------
+
+
+def plain(piece: Submodel) -> dict[str, Any]:
+    """Return a sub-model as a table of channels, ranges or lists, and exits."""
+    channels = {
+        axis: {"from": kept.start, "to": kept.stop} if isinstance(kept, range) else list(kept)
+        for axis, kept in piece.channels.items()
+    }
+    return {"channels": channels, "exits": list(piece.exits)}
+
+
+def submodel_of(nest: Any) -> Submodel:
+    """Return the sub-model of plain values; nothing is made of its size.
+
+    Raises:
+        ModelError: It is none; whether the model has these channels and exits is for `misfit` to say.
+    """
+    if not isinstance(nest, Mapping) or not nest.keys() >= {"channels", "exits"}:
+        raise ModelError("a sub-model is no table of channels and exits.")
+    channels, exits = nest["channels"], nest["exits"]
+    if not isinstance(channels, dict):
+        raise ModelError("a sub-model is no table of channels and exits.")
+    if not _counts(exits) or not all(isinstance(axis, str) for axis in channels):
+        raise ModelError("a sub-model's exits are no list of whole numbers, or its axes have no names.")
+    return Submodel({axis: _channels(kept) for axis, kept in channels.items()}, tuple(exits))
+
+
+def _channels(nest: Any) -> Channels:
+    if isinstance(nest, dict) and nest.keys() == {"from", "to"} and _counts([nest["from"], nest["to"]]):
+        return range(nest["from"], nest["to"])
+    if _counts(nest):
+        return tuple(nest)
+    raise ModelError("a sub-model's channels are no list, or range, of whole numbers.")
+
+
+def _counts(nest: Any) -> bool:
+    return isinstance(nest, list | tuple) and all(type(n) is int and 0 <= n < 2**31 for n in nest)
+
+
+def misfit(layout: Layout, piece: Submodel) -> str | None:
+    """Return why a sub-model is none of this model, without making anything of its size, or None."""
+    for axis, kept in piece.channels.items():
+        size = layout.axes[axis].size if axis in layout.axes else 0
+        ends = (kept.start, kept.stop - 1) if isinstance(kept, range) else kept[: size + 1]
+        distinct = isinstance(kept, range) or (len(kept) <= size and len(set(kept)) == len(kept))
+        if not len(ends) or min(ends) < 0 or max(ends) >= size or not len(kept) or not distinct:
+            return "its sub-model keeps channels that the model does not have."
+    if not piece.exits or not set(piece.exits) <= set(layout.exits) or tuple(sorted(set(piece.exits))) != piece.exits:
+        return "its sub-model has exits that the model does not have."
+    return None
+
+
+def kept_with(piece: Submodel, state: State) -> dict[str, Any]:
+    """Return a state with its sub-model as a memory keeps it: the next sub-model may be another one."""
+    return {"state": state, **plain(piece)}
 
 
 # ---- which channels to keep: the functions for the `channels` hook of a method -------------------------------------

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
-from fleetfit.layout import Layout, batch_norms, build_module, outputs, some_input
-from fleetfit.messages import DTYPES, decompress, rows_of
-from fleetfit.submodel import Submodel, check_shapes, cut, finite
+from fleetfit.layout import batch_norms, build_module, outputs, some_input
+from fleetfit.messages import LIGHTER, decompress, scale_shapes
+from fleetfit.submodel import Submodel, check_shapes, cut, finite, misfit
 from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Update
 from fleetfit.values.local import OPTIMISERS
 
@@ -145,7 +145,7 @@ def _fields(update: Update) -> str | None:
     wrong = _Metrics().wrong(update.metrics)
     if wrong is not None:
         return wrong
-    if not isinstance(update.compressed, str) or update.compressed not in ("", *DTYPES):
+    if not isinstance(update.compressed, str) or update.compressed not in ("", *LIGHTER):
         return f"its state is compressed by {_shown(update.compressed)}, which is unknown here."
     return _tensors("state", update.state) or _tensors("scales", update.scales) or _names(update)
 
@@ -210,20 +210,7 @@ def _answers(update: Update, job: Job, federation: Federation) -> str | None:
         return "it answers for another client, or another sub-model than it was sent."
     if update.level != job.level:
         return f"its level is {_shown(update.level)}, of a job at level {job.level}."
-    return _strange(update.submodel, federation.problem.layout)
-
-
-def _strange(piece: Submodel, layout: Layout) -> str | None:
-    """Return why a sub-model is none of this model, without making anything of its size."""
-    for axis, kept in piece.channels.items():
-        size = layout.axes[axis].size if axis in layout.axes else 0
-        ends = (kept.start, kept.stop - 1) if isinstance(kept, range) else kept[: size + 1]
-        distinct = isinstance(kept, range) or (len(kept) <= size and len(set(kept)) == len(kept))
-        if not len(ends) or min(ends) < 0 or max(ends) >= size or not len(kept) or not distinct:
-            return "its sub-model keeps channels that the model does not have."
-    if not piece.exits or not set(piece.exits) <= set(layout.exits) or tuple(sorted(set(piece.exits))) != piece.exits:
-        return "its sub-model has exits that the model does not have."
-    return None
+    return misfit(federation.problem.layout, update.submodel)
 
 
 # ---- kinds of jobs -----------------------------------------------------------------------------------------------
@@ -239,7 +226,7 @@ def _trained(update: Update, job: Job, federation: Federation) -> str | None:
     if not _number(loss) or abs(loss) > _LARGEST:
         return "it does not say its training loss, or a loss that is not finite."
     check_shapes(update.state, cut(federation.problem.layout, update.submodel).shapes)  # whole granules, too
-    expected = DTYPES.get(update.compressed, torch.float32)
+    expected = LIGHTER.get(update.compressed, torch.float32)
     for name, tensor in update.state.items():
         if tensor.dtype != expected:
             return f'"{name}" is {tensor.dtype}, expected {expected}.'
@@ -255,8 +242,7 @@ _DIVERGED = (
 
 def _scaled(update: Update) -> str | None:
     """Look at the scales of a compressed state, whose own values are looked at once they are numbers again."""
-    rows = {name: (rows_of(tuple(tensor.shape)),) for name, tensor in update.state.items()}
-    check_shapes(update.scales, rows if update.compressed == "int8" else {})
+    check_shapes(update.scales, scale_shapes(update.state) if update.compressed == "int8" else {})
     good = all(s.dtype == torch.float32 and bool((s >= 0).all()) and bool(s.isfinite().all())
                for s in update.scales.values())  # fmt: skip
     return None if good else "its scales are not finite numbers from 0 on."
@@ -393,7 +379,7 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
         (local.late, ("shallower", "stop", "drop")),
         (local.optimiser, tuple(OPTIMISERS)),
         (local.schedule_in_round, ("constant", "cosine")),
-        (local.compress, (None, *DTYPES)),
+        (local.compress, (None, *LIGHTER)),
         (evaluation.norm, ("static", "batch")),
         (evaluation.split, ("test", "validation", "train")),
     )
@@ -425,7 +411,7 @@ def _from_0_on(value: Any) -> bool:
 
 
 def _sent(job: Job, problem: Problem) -> str | None:
-    wrong = _strange(job.submodel, problem.layout)
+    wrong = misfit(problem.layout, job.submodel)
     if wrong is not None:
         return wrong
     check_shapes(job.state, cut(problem.layout, job.submodel).shapes)

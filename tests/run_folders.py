@@ -1,6 +1,7 @@
 """Run folders for tests: small runs of many methods, and checkpoints taken apart and put together from outside."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,18 +82,67 @@ Parts = tuple[dict[str, torch.Tensor], Any]
 
 
 def parts_of(file: Path) -> Parts:
-    """Return the tensors of a checkpoint and its structure, by what the library of the format reads."""
+    """Return a checkpoint's tensors by their places, and its structure with these names where the tensors stand.
+
+    Read with the library of the format: flat tensors by type, and marks that say how each is cut up.
+    """
     with safe_open(file, framework="pt") as found:
-        return {name: found.get_tensor(name) for name in found.keys()}, json.loads(found.metadata()["nest"])  # noqa: SIM118
+        flat = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
+        nest = json.loads(found.metadata()["nest"])
+    named: dict[str, torch.Tensor] = {}
+
+    def taken(dtype: str, shape: list[int], where: str) -> dict[str, str]:
+        while where in named:
+            where += "'"
+        count = math.prod(shape)
+        none = torch.zeros(0, dtype=getattr(torch, dtype))
+        named[where] = flat.get(dtype, none)[:count].view(shape)
+        flat[dtype] = flat.get(dtype, none)[count:]
+        return {"$tensor": where}
+
+    def walk(inner: Any, where: str) -> Any:
+        if isinstance(inner, list):
+            return [walk(value, f"{where}/{place}") for place, value in enumerate(inner)]
+        if not isinstance(inner, dict):
+            return inner
+        if "$t" in inner:
+            return taken(*inner["$t"], where)
+        if "$s" in inner:
+            dtype, shapes = inner["$s"]
+            return {name: taken(dtype, shape, f"{where}/{name}" if where else name) for name, shape in shapes.items()}
+        if "$d" in inner:
+            return {"$d": [[key, walk(value, f"{where}/{key}")] for key, value in inner["$d"]]}
+        return {key: walk(value, f"{where}/{key}" if where else key) for key, value in inner.items()}
+
+    return named, walk(nest, "")
 
 
 def written(file: Path, tensors: Mapping[str, torch.Tensor], nest: Any) -> None:
-    """Write a checkpoint without a checksum, as earlier versions did."""
-    text = nest if isinstance(nest, str) else json.dumps(nest)
-    save_file(
-        {name: tensor.contiguous().clone() for name, tensor in tensors.items()}, file,
-        {"fleetfit": "checkpoint", "format": "1", "nest": text},
-    )  # fmt: skip
+    """Write a checkpoint without a checksum; each tensor has its own mark, and no state is made of them."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    used: set[str] = set()
+
+    def put(tensor: torch.Tensor) -> list[Any]:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        parts.setdefault(dtype, []).append(tensor.reshape(-1))
+        return [dtype, list(tensor.shape)]
+
+    def walk(inner: Any) -> Any:
+        if isinstance(inner, list):
+            return list(map(walk, inner))
+        if not isinstance(inner, dict):
+            return inner
+        name = inner.get("$tensor")
+        if isinstance(name, str) and name in tensors:
+            used.add(name)
+            return {"$t": put(tensors[name])}
+        return {key: walk(value) for key, value in inner.items()}
+
+    text = nest if isinstance(nest, str) else json.dumps(walk(nest))
+    for name in tensors.keys() - used:  # that nothing names
+        put(tensors[name])
+    flat = {name: torch.cat(found).clone() for name, found in parts.items()}
+    save_file(flat, file, {"fleetfit": "checkpoint", "format": "2", "nest": text})
 
 
 def changed(file: Path, change: Callable[[dict[str, torch.Tensor], Any], None]) -> None:

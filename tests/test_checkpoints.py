@@ -301,9 +301,9 @@ NESTS: dict[str, Any] = {
     "an unknown word": {"$what": 1},
     "a tensor that is not there": {"server": {"$tensor": "no"}},
     "a tensor without a name": {"server": {"$tensor": [1]}},
-    "pairs of three": {"$items": [[1, 2, 3]]},
-    "a key that is none": {"$items": [[[1], 2]]},
-    "a table as a number": {"$items": 3},
+    "pairs of three": {"$d": [[1, 2, 3]]},
+    "a key that is none": {"$d": [[[1], 2]]},
+    "a table as a number": {"$d": 3},
 }
 
 
@@ -331,7 +331,7 @@ VALUES: dict[str, tuple[str, Callable[[Any], None], str]] = {
     "a version as text": ("reefl", lambda n: n["clients"].update({"5": {"version": "", "memory": 0}}), "version"),
     "statistics as text": ("decoupled", lambda n: n.update(statistics="x"), "statistics"),
     "statistics of no level": (
-        "decoupled", lambda n: n["statistics"].update({"$items": [[10**9, {}]]}), "statistics/1000000000"
+        "decoupled", lambda n: n["statistics"].update({"$d": [[10**9, {}]]}), "statistics/1000000000"
     ),
 }  # fmt: skip
 

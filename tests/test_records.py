@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fleetfit.errors import RunError
-from fleetfit.records import RunFolder, environment, flatten, jsonable, new_path, restore
+from fleetfit.records import RunFolder, environment, jsonable, new_path
+from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.records.folder import write_atomically
 
 FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
@@ -53,30 +54,38 @@ nests = st.recursive(
 )
 
 
-@given(nests)
-def test_a_nest_survives_its_json(nest: Any) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    structure = json.loads(json.dumps(flatten(nest, tensors)))
-    assert same(restore(structure, tensors), nest)
+@given(nest=nests)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_nest_survives_its_file(nest: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "file", {"nest": nest})
+    assert same(read_checkpoint(tmp_path / "file"), {"nest": nest})
 
 
-@given(st.dictionaries(st.text(max_size=2) | st.integers(0, 9), arrays, max_size=4))
-def test_every_tensor_has_a_name_of_its_own(nest: Any) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    flatten({"a": nest, "b": nest}, tensors)
-    assert len(tensors) == 2 * len(nest)
-
-
-def test_keys_that_read_alike_are_told_apart() -> None:
+def test_keys_that_read_alike_are_told_apart(tmp_path: Path) -> None:
     nest = {1: torch.ones(1), "1": torch.zeros(1), "a": {"b/c": torch.ones(2)}, "a/b": {"c": torch.zeros(2)}}
-    tensors: dict[str, torch.Tensor] = {}
-    structure = flatten(nest, tensors)
-    assert same(restore(structure, tensors), nest)
+    write_checkpoint(tmp_path / "file", nest)
+    assert same(read_checkpoint(tmp_path / "file"), nest)
 
 
-def test_what_a_checkpoint_cannot_hold_is_named() -> None:
+def test_a_file_is_one_flat_tensor_for_each_type_of_numbers(tmp_path: Path) -> None:
+    nest = {"a": {"x": torch.ones(2, 3), "y": torch.zeros(4)}, "b": torch.arange(3), "c": [torch.full((1,), 7.0)]}
+    write_checkpoint(tmp_path / "file", nest)
+    found = load_file(tmp_path / "file")
+    assert {name: tuple(t.shape) for name, t in found.items()} == {"float32": (11,), "int64": (3,)}
+    assert found["float32"].tolist() == [1.0] * 6 + [0.0] * 4 + [7.0]
+
+
+def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="memory/3 is a set"):
-        flatten({"memory": {3: {1, 2}}}, {})
+        write_checkpoint(tmp_path / "file", {"memory": {3: {1, 2}}})
+    with pytest.raises(RunError, match=r"memory is a tensor of torch\.complex64"):
+        write_checkpoint(tmp_path / "file", {"memory": {"x": torch.zeros(2, dtype=torch.complex64)}})
+    deep: Any = 1
+    for _ in range(70):
+        deep = {"a": deep}
+    with pytest.raises(RunError, match="nests more than"):
+        write_checkpoint(tmp_path / "file", deep)
+    assert not (tmp_path / "file").exists()
 
 
 def test_json_has_no_nan() -> None:
@@ -132,7 +141,7 @@ def test_no_checkpoint_is_none(folder: RunFolder) -> None:
     assert folder.load_checkpoint() is None
 
 
-@pytest.mark.parametrize("header", [{"fleetfit": "checkpoint", "format": "2"}, {"format": "1"}, {}])
+@pytest.mark.parametrize("header", [{"fleetfit": "checkpoint", "format": "3"}, {"format": "1"}, {}])
 def test_an_unknown_format_is_refused(folder: RunFolder, header: dict[str, str]) -> None:
     folder.save_checkpoint(1, {"round": 1})
     save_file({"x": torch.ones(1)}, folder.path / "checkpoints" / "round-000002.safetensors", header)
@@ -142,7 +151,7 @@ def test_an_unknown_format_is_refused(folder: RunFolder, header: dict[str, str])
 
 def test_a_checkpoint_is_plain_safetensors(folder: RunFolder) -> None:
     folder.save_checkpoint(1, {"server": {"state": {"blocks.0.weight": torch.ones(2)}}})
-    assert list(load_file(folder.checkpoints()[0])) == ["server/state/blocks.0.weight"]
+    assert load_file(folder.checkpoints()[0])["float32"].tolist() == [1.0, 1.0]
 
 
 # ---- the folder ----------------------------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ class _Served:
         header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
                   "base": digest_of(base) if base else "", "cost": run.experiment.fleet.cost}  # fmt: skip
         manager.setup = Setup(header, base)
-        engine = FlowerEngine(manager.transport, manager, rules, federation.cohort)
+        engine = FlowerEngine(manager.transport, manager, rules, federation.cohort, problem.layout)
         run = Run(run.files, run.experiment, assembly, engine)
         return _Served(run, assembly, manager, engine, rules, key, planned, say)
 

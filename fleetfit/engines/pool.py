@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.engines.work import raised
 from fleetfit.errors import ConfigError, RunError, what_raised
+from fleetfit.layout import Layout
 from fleetfit.messages import reply_of
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
@@ -44,10 +45,10 @@ class Worker(Protocol):
 class Pool(KeepsMemories, ABC):
     """An engine that keeps workers busy."""
 
-    def __init__(self, name: str, size: int) -> None:
-        """Take the engine's name, and how many workers it will have."""
+    def __init__(self, name: str, size: int, layout: Layout) -> None:
+        """Take the engine's name, how many workers it will have, and the layout of the model that they train."""
         super().__init__()
-        self._name, self._size = name, size
+        self._name, self._size, self._layout = name, size, layout
         self._workers: list[Any] = []
         self._stillborn = 0
 
@@ -115,7 +116,7 @@ class Pool(KeepsMemories, ABC):
                 place, job = given
                 if job.kind == "train":
                     self._memories.offer(job.round, job.index, reply["memory"])
-                done[place] = _read(job, reply["reply"])
+                done[place] = _read(job, reply["reply"], self._layout)
 
     def _lost(
         self, place: int, job: Job, done: dict[int, Update | Failure], again: deque[tuple[int, Job]],
@@ -154,9 +155,9 @@ class Pool(KeepsMemories, ABC):
         self._workers = []
 
 
-def _read(job: Job, nest: Any) -> Update | Failure:
+def _read(job: Job, nest: Any, layout: Layout) -> Update | Failure:
     """Return the reply of a nest, or a failure where it is none."""
     try:
-        return reply_of(nest)
+        return reply_of(nest, layout)
     except Exception as error:
         return Failure(job.round, job.index, job.client, job.level, job.submodel, what_raised(error))

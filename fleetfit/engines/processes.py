@@ -24,6 +24,7 @@ from fleetfit.data.dataset import restored, store
 from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, RunError
+from fleetfit.layout import Layout
 from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.training import accelerator_named
 from fleetfit.training.devices import keep_freed_memory
@@ -54,7 +55,8 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
 class _WorkerProcess:
     """One worker process and the job that it has."""
 
-    def __init__(self, setup: Path, device: str) -> None:
+    def __init__(self, setup: Path, device: str, layout: Layout) -> None:
+        self._layout = layout
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
                        "PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])}  # fmt: skip
@@ -76,7 +78,7 @@ class _WorkerProcess:
     def give(self, place: int, job: Job, memory: Any) -> None:
         self.job = (place, job)
         with contextlib.suppress(OSError):
-            self.connection.send_bytes(pack({"job": job_nest(job), "memory": memory}))
+            self.connection.send_bytes(pack({"job": job_nest(job, self._layout), "memory": memory}))
 
     def take(self) -> Mapping[str, Any] | None:
         try:
@@ -101,7 +103,7 @@ class Processes(Pool):
 
     def __init__(self, simulation: Simulation, devices: list[str], threads: int) -> None:
         """Write the data for the workers and start them."""
-        super().__init__("processes", len(devices))
+        super().__init__("processes", len(devices), simulation.problem.layout)
         keep_freed_memory()
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="fleetfit-"))
@@ -120,7 +122,7 @@ class Processes(Pool):
             raise
 
     def _start(self, place: int) -> _WorkerProcess:
-        return _WorkerProcess(self._folder / "setup", self._devices[place])
+        return _WorkerProcess(self._folder / "setup", self._devices[place], self._layout)
 
     def _ready(self) -> list[_WorkerProcess]:
         busy = {w.connection: w for w in self._workers if w.job is not None}

@@ -30,7 +30,8 @@ from fleetfit.engines.pool import Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
-from fleetfit.messages import job_nest, pack, unpack
+from fleetfit.messages import job_nest, pack, state_nest, unpack
+from fleetfit.submodel import Submodel
 from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Job, Simulation
 
@@ -102,7 +103,7 @@ class Actors(Pool):
         each: Mapping[str, float], address: str | None,
     ) -> None:  # fmt: skip
         """Connect to a cluster or start one, put the data set into its store, and start the actors."""
-        super().__init__("ray", workers or 0)
+        super().__init__("ray", workers or 0, simulation.problem.layout)
         self._ray, self._each, self._started = library, each, False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shared: dict[int, tuple[State, Any]] = {}
@@ -169,15 +170,19 @@ class Actors(Pool):
     def _put(self, message: bytes) -> Any:
         return self._ray.put(np.frombuffer(message, dtype=np.uint8))
 
-    def share(self, state: State) -> Any:
+    def share(self, state: State, piece: Submodel) -> Any:
         """Return a reference to a state in the object store, the same one while the same state is asked for."""
         if not state:
             return None
-        found = self._shared.pop(id(state), None) or (state, self._put(pack(state)))
+        found = self._shared.pop(id(state), None) or (state, self._put(pack(state_nest(state, self._layout, piece))))
         self._shared[id(state)] = found  # the latest stand last; the state is held so that its id stays its own
         while len(self._shared) > _SHARED:
             del self._shared[next(iter(self._shared))]
         return found[1]
+
+    def nest_of(self, job: Job) -> dict[str, Any]:
+        """Return a job as a nest."""
+        return job_nest(job, self._layout)
 
     def _start(self, place: int) -> "_ActorWorker":
         return _ActorWorker(self, self._actor.remote(), self._setup)
@@ -224,8 +229,8 @@ class _ActorWorker:
 
     def give(self, place: int, job: Job, memory: Any) -> None:
         self.job = (place, job)
-        states = self.engine.share(job.state), self.engine.share(job.statistics)
-        message = pack({"job": job_nest(replace(job, state={}, statistics={})), "memory": memory})
+        states = self.engine.share(job.state, job.submodel), self.engine.share(job.statistics, job.submodel)
+        message = pack({"job": self.engine.nest_of(replace(job, state={}, statistics={})), "memory": memory})
         self.reply = self.actor.answer.remote(np.frombuffer(message, dtype=np.uint8), *states)
 
     def take(self) -> Mapping[str, Any] | None:

@@ -53,11 +53,12 @@ def answer(nest: Mapping[str, Any], simulation: Simulation) -> bytes:
     An error is what nobody can go on with. What a method raises that is no `FleetFitError` is a bug, its own or ours:
     the engine says it, instead of a worker that dies again and again.
     """
-    job = job_of(nest["job"])
+    layout = simulation.problem.layout
+    job = job_of(nest["job"], layout)
     try:
         build(job.method)
         reply, memory = run_job(job, simulation.device(job.client, nest["memory"], job.round))
-        return pack({"reply": reply_nest(reply), "memory": memory})
+        return pack({"reply": reply_nest(reply, layout), "memory": memory})
     except BaseException as error:
         return pack(said(error))
 

@@ -23,7 +23,7 @@ from fleetfit.errors import in_range
 from fleetfit.layout import State
 from fleetfit.method import Method, by_count
 from fleetfit.options._covered import Movement
-from fleetfit.submodel import FlatState, Submodel, flat_of, recut, shapes_of
+from fleetfit.submodel import FlatState, flat_of, kept_with, recut, shapes_of, submodel_of
 from fleetfit.values import Device, Failure, Federation, Job, Server, Update
 
 
@@ -47,9 +47,7 @@ def gradient_of(job: Job, device: Device) -> Tensor:
     if not device.memory or "gradient" not in device.memory:
         return torch.zeros_like(flat_of(job.state))
     kept = device.memory["gradient"]
-    channels = {axis: tuple(channels) for axis, channels in kept["channels"].items()}
-    source = Submodel(channels, tuple(kept["exits"]))
-    return flat_of(recut(device.problem.layout, kept["state"], source, job.submodel))
+    return flat_of(recut(device.problem.layout, kept["state"], submodel_of(kept), job.submodel))
 
 
 def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
@@ -71,12 +69,7 @@ def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Ten
 def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
     gradient = gradient_of(job, device) - alpha * (flat_of(state) - flat_of(job.state))
-    piece = job.submodel
-    kept = {
-        "state": dict(FlatState(gradient, shapes_of(job.state))),
-        "channels": {axis: list(channels) for axis, channels in piece.channels.items()},
-        "exits": list(piece.exits),
-    }
+    kept = kept_with(job.submodel, FlatState(gradient, shapes_of(job.state)))
     return {**(device.memory or {}), "gradient": kept}
 
 

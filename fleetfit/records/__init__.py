@@ -19,9 +19,7 @@ and what is read is looked at before it is used: types and ranges in `forms`, th
 tensors by their layout in `fleetfit.soundness`.
 """
 
-from fleetfit.records.checkpoints import FORMAT, flatten, restore
+from fleetfit.records.checkpoints import FORMAT
 from fleetfit.records.folder import RunFolder, checksums, environment, jsonable, new_path, write_atomically
 
-__all__ = [
-    "FORMAT", "RunFolder", "checksums", "environment", "flatten", "jsonable", "new_path", "restore", "write_atomically",
-]  # fmt: skip
+__all__ = ["FORMAT", "RunFolder", "checksums", "environment", "jsonable", "new_path", "write_atomically"]

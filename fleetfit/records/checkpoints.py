@@ -1,35 +1,36 @@
 """Checkpoints: nests of plain values and tensors in safetensors files with a checksum; no pickle.
 
+A file holds the flat buffers that `fleetfit.state` makes of a nest, one tensor for each type of numbers under the name
+of its type ("float32"), and the plain values beside them, in the header.
+
 Written here and not by the library, so that the same tensors give the same bytes in every process (the library orders
-its metadata at random), no link is followed, and the checksum can stand in the header. Files without one, as earlier
-versions wrote them, can be read too.
+its metadata at random), no link is followed, and the checksum can stand in the header. Files of format 1, in which each
+tensor stands by itself under the name of its place, are read too, also those without a checksum.
 """
 
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.records import forms
+from fleetfit.state import DTYPES, content, put_together, rebuilt, taken_apart
 
-# ---- named tensors in a safetensors file, with a checksum of the whole: the header as well as the data -------------
+# ---- flat tensors in a safetensors file, with a checksum of the whole: the header as well as the data --------------
 
 CHECKSUM = "sha256"
 """The key of the checksum among a file's metadata."""
 _BLANK = "0" * 64  # what stands in the checksum's place while it is computed
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
+_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
 }  # fmt: skip
 _MOST_HEADER, _CHUNK = 100_000_000, 1 << 20
 
@@ -38,27 +39,30 @@ class Damaged(RunError):
     """A file of a run is not what was written."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors and some texts about them, atomically.
+def _write(path: Path, buffers: Mapping[str, Sequence[Tensor]], about: Mapping[str, str]) -> None:
+    """Write flat tensors, each in parts, and some texts about them, atomically.
 
     Raises:
         OSError: The file cannot be written.
-        RunError: A tensor is of a kind that files cannot hold.
     """
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # aligned without gaps
-    header = _header(tensors, ordered, {**about, CHECKSUM: _BLANK})
+    header = _header(buffers, {**about, CHECKSUM: _BLANK})
     digest = hashlib.sha256(header)
-    for name in ordered:
-        digest.update(_content(tensors[name]))
+    for part in _contents(buffers):
+        digest.update(part)
     with files.replacing(path) as file:
         file.write(struct.pack("<Q", len(header)))
         file.write(_with_checksum(header, _BLANK, digest.hexdigest()))
-        for name in ordered:
-            file.write(_content(tensors[name]))
+        for part in _contents(buffers):
+            file.write(part)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what `write_tensors` wrote.
+def _contents(buffers: Mapping[str, Sequence[Tensor]]) -> Iterator[memoryview | bytes]:
+    for parts in buffers.values():
+        yield from map(content, parts)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a file, and the texts about them.
 
     Raises:
         Damaged: The checksum, where there is one, is not that of the file; or it is no such file.
@@ -77,23 +81,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise Damaged(f"it is no safetensors file ({error})") from None
 
 
-def _header(tensors: Mapping[str, Tensor], ordered: list[str], about: Mapping[str, str]) -> bytes:
+def _header(buffers: Mapping[str, Sequence[Tensor]], about: Mapping[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": about}
     end = 0
-    for name in ordered:
-        tensor = tensors[name]
-        if tensor.dtype not in _DTYPES or name == "__metadata__":
-            raise RunError(f'"{name}" is {tensor.dtype}, which a file of tensors cannot hold.')
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    for name, parts in buffers.items():  # the widest type comes first: aligned without gaps
+        count = sum(part.numel() for part in parts)
+        start, end = end, end + count * DTYPES[name].itemsize
+        entries[name] = {"dtype": _TYPES[name], "shape": [count], "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)
-
-
-def _content(tensor: Tensor) -> memoryview | bytes:
-    """Return a tensor's bytes without copying more than must be."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
 def _with_checksum(header: bytes, old: str, new: str) -> bytes:
@@ -136,117 +132,25 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-# ---- nests of plain values and tensors -----------------------------------------------------------------------------
-
-FORMAT = 1
-"""Version of checkpoints; one that is not known is refused."""
-_KIND, _DEPTH = "checkpoint", 100
-
-
-def flatten(nest: Any, tensors: dict[str, Tensor], where: str = "", depth: int = 0) -> Any:
-    """Return a nest's structure as JSON values, and collect its tensors by place.
-
-    Args:
-        nest: Dicts, lists, tuples, numbers, text, None, tensors and NumPy arrays.
-        tensors: Where the tensors go.
-        where: Place of the nest, for names and messages.
-        depth: How deep it stands in the whole.
-
-    Raises:
-        RunError: Something else is in it, or it is nested too deeply.
-    """
-    if depth > _DEPTH:
-        raise RunError(f"a checkpoint is nested at most {_DEPTH} deep; {where[:60]} is deeper.")
-    if isinstance(nest, Tensor | np.ndarray):
-        name = where or "value"
-        while name in tensors:  # keys 1 and "1" give one place
-            name += "'"
-        tensors[name] = torch.from_numpy(nest) if isinstance(nest, np.ndarray) else nest
-        return {"$array" if isinstance(nest, np.ndarray) else "$tensor": name}
-    if isinstance(nest, Mapping):
-        items = [
-            (key, flatten(value, tensors, f"{where}/{key}" if where else str(key), depth + 1))
-            for key, value in nest.items()
-        ]
-        if all(isinstance(key, str) and not key.startswith("$") for key, _ in items):
-            return dict(items)
-        return {"$items": [[flatten(key, tensors, where, depth + 1), value] for key, value in items]}
-    if isinstance(nest, list | tuple):
-        values = [flatten(value, tensors, f"{where}/{i}", depth + 1) for i, value in enumerate(nest)]
-        return {"$tuple": values} if isinstance(nest, tuple) else values
-    if isinstance(nest, np.generic):
-        nest = nest.item()
-    if nest is None or isinstance(nest, bool | int | float | str):
-        return nest
-    raise RunError(f"a checkpoint holds numbers, text, tensors and nests of them; {where} is a {type(nest).__name__}.")
-
-
-def restore(nest: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `flatten` took apart.
-
-    Raises:
-        Damaged: It is nothing that `flatten` returns; or tensors are missing, or are not named.
-    """
-    left = dict(tensors)
-    found = _restored(nest, left, 0)
-    if left:
-        raise Damaged(f'it holds a tensor "{next(iter(left))}" that it does not name')
-    return found
-
-
-def _restored(nest: Any, left: dict[str, Tensor], depth: int) -> Any:
-    if depth > 2 * _DEPTH:  # a tuple or a table of pairs is two levels in JSON
-        raise Damaged("it is nested too deeply")
-    if isinstance(nest, list):
-        return [_restored(value, left, depth + 1) for value in nest]
-    if not isinstance(nest, dict):
-        return nest
-    if not any(key.startswith("$") for key in nest):
-        return {key: _restored(value, left, depth + 1) for key, value in nest.items()}
-    (word, inner), *more = nest.items()
-    if not more and word in ("$tensor", "$array") and isinstance(inner, str):
-        if inner not in left:
-            raise Damaged(f'it has no tensor "{inner}", or names it twice')
-        tensor = left.pop(inner)
-        return tensor if word == "$tensor" else tensor.numpy()
-    if not more and word == "$tuple" and isinstance(inner, list):
-        return tuple(_restored(value, left, depth + 1) for value in inner)
-    if not more and word == "$items" and isinstance(inner, list):
-        return _items(inner, left, depth)
-    raise Damaged(f'"{word}" in it is unknown')
-
-
-def _items(pairs: list[Any], left: dict[str, Tensor], depth: int) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    depth += 1
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise Damaged("a table in it has something else than pairs")
-        key = _restored(pair[0], left, depth)
-        if not _plain(key):
-            raise Damaged("a table in it has a key that is none")
-        found[key] = _restored(pair[1], left, depth)
-    return found
-
-
-def _plain(key: Any) -> bool:
-    return all(map(_plain, key)) if isinstance(key, tuple) else isinstance(key, str | int | float | None)
-
-
 # ---- files --------------------------------------------------------------------------------------------------------
+
+FORMAT = 2
+"""Version of checkpoints; it and format 1 are read, any other is refused."""
+_KIND = "checkpoint"
 
 
 def write_checkpoint(path: Path, nest: Mapping[str, Any]) -> None:
     """Write a nest atomically.
 
     Raises:
-        RunError: The disk is full, or the folder is not to be written.
+        RunError: Something in it is no plain value and no tensor; the disk is full, or the folder is not to be written.
     """
-    tensors: dict[str, Tensor] = {}
-    structure = flatten(nest, tensors)
-    about = {"fleetfit": _KIND, "format": str(FORMAT), "nest": json.dumps(structure)}
     try:
-        write_tensors(path, tensors, about)
+        plain, buffers = taken_apart(nest)
+    except ValueError as error:
+        raise RunError(f"a checkpoint holds numbers, text, tensors and nests of them; {error}.") from None
+    try:
+        _write(path, buffers, {"fleetfit": _KIND, "format": str(FORMAT), "nest": json.dumps(plain)})
     except OSError as error:
         raise RunError(
             f"the checkpoint {path} cannot be written: {error.strerror or error}. What was written before is intact."
@@ -254,26 +158,54 @@ def write_checkpoint(path: Path, nest: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> Any:
-    """Return what `write_checkpoint` wrote.
+    """Return what `write_checkpoint` wrote, now or in format 1.
 
     Raises:
         Damaged: It is not what was written.
-        RunError: Another version wrote it.
+        RunError: A later version wrote it.
     """
-    tensors, about = read_tensors(path)
+    tensors, about = _read(path)
     version = about.get("format", "none")
-    if about.get("fleetfit") != _KIND or version != str(FORMAT):
+    if about.get("fleetfit") != _KIND or version not in ("1", str(FORMAT)):
         raise RunError(
-            f"{path} has format {version}; this version of FleetFit reads format {FORMAT}. Use the version of "
+            f"{path} has format {version}; this version of FleetFit reads formats 1 and {FORMAT}. Use the version of "
             "FleetFit that wrote it."
         )
     if about.keys() != {"fleetfit", "format", "nest"}:
         raise Damaged(f"its header has {', '.join(sorted(about))}")
     try:
-        structure = files.json_of(about["nest"])
+        plain = files.json_of(about["nest"])
     except ValueError as error:
         raise Damaged(f"its structure cannot be read: {error}") from None
-    return restore(structure, tensors)
+    try:
+        return _first_format(plain, tensors) if version == "1" else put_together(plain, _flat(tensors))
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch
+        raise Damaged(str(error)) from None
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    for name, tensor in tensors.items():
+        if DTYPES.get(name) != tensor.dtype or tensor.dim() != 1:
+            raise ValueError(f'it has a tensor "{name}" that is no buffer of that type')
+    return tensors
+
+
+def _first_format(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return a nest of format 1, which names each tensor by its place."""
+    left = dict(tensors)
+
+    def leaf(word: str, name: Any) -> Any:
+        if word not in ("$tensor", "$array") or not isinstance(name, str):
+            raise ValueError(f'"{word}" in it is unknown')
+        if name not in left:
+            raise ValueError(f'it has no tensor "{name}", or names it twice')
+        tensor = left.pop(name)
+        return tensor if word == "$tensor" else tensor.numpy()
+
+    found = rebuilt(plain, leaf, tuples="$tuple", tables="$items", deepest=200)
+    if left:
+        raise ValueError(f'it holds a tensor "{next(iter(left))}" that it does not name')
+    return found
 
 
 # ---- what the checkpoint of a run holds: the server, what the clients remember, and the last statistics ------------

@@ -38,7 +38,7 @@ def started(job: Job, device: Device) -> Device:
         return device
     if clock.speed is None:
         return replace(device, clock=replace(clock, began=clock.now()))
-    return replace(device, clock=replace(clock, received=messages.job_size(job)))
+    return replace(device, clock=replace(clock, received=messages.job_size(job, device.problem.layout)))
 
 
 def forward_work(problem: Problem, piece: Submodel) -> int:
@@ -88,7 +88,7 @@ def passes_in_time(job: Job, device: Device) -> float:
     sent = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {})
     if local.compress is not None:
         sent, _ = compress(sent, job, device.problem.layout, local.compress, None)
-    without = speed.seconds(clock.received, 0, messages.reply_size(sent) + _METRICS)
+    without = speed.seconds(clock.received, 0, messages.reply_size(sent, device.problem.layout) + _METRICS)
     left = local.deadline_s - without
     return math.floor(left * speed.multiply_adds_per_s / max(1, forward_work(device.problem, job.submodel)))
 
@@ -127,7 +127,9 @@ def timed(reply: Update | Failure, job: Job, device: Device) -> Update | Failure
     if isinstance(reply, Failure) and (reply.late or reply.absent):
         noticed = clock.speed.seconds(clock.received, 0, 0)
         return replace(reply, simulated_s=noticed if until is None else until)
-    seconds = clock.speed.seconds(clock.received, reply.multiply_adds, messages.reply_size(reply))
+    seconds = clock.speed.seconds(
+        clock.received, reply.multiply_adds, messages.reply_size(reply, device.problem.layout)
+    )
     if until is not None and seconds > until * _SLACK and isinstance(reply, Update):
         spent = reply.multiply_adds
         return Failure(

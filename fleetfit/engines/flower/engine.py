@@ -18,9 +18,10 @@ from fleetfit.engines.flower.client_manager import ClientManager
 from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import ConfigError, one_line, what_raised
-from fleetfit.layout import State
-from fleetfit.messages import job_nest, pack, reply_of
+from fleetfit.layout import Layout, State
+from fleetfit.messages import job_nest, pack, reply_of, state_nest
 from fleetfit.method import is_portable
+from fleetfit.submodel import Submodel
 from fleetfit.values import Failure, Job, Update
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
@@ -31,9 +32,11 @@ _GRACE_S = 30.0  # beyond our deadline until Flower drops a message: a late repl
 class FlowerEngine:
     """The engine that runs jobs on the nodes of a fleet."""
 
-    def __init__(self, transport: Transport, manager: ClientManager, rules: Rules, cohort: int) -> None:
+    def __init__(
+        self, transport: Transport, manager: ClientManager, rules: Rules, cohort: int, layout: Layout
+    ) -> None:
         """Take what nodes are asked by and who they are; `cohort`: clients whose updates a round wants."""
-        self._transport, self._manager, self._rules = transport, manager, rules
+        self._transport, self._manager, self._rules, self._layout = transport, manager, rules, layout
         self.cohort = cohort
         self._versions: dict[int, int] = {}
         self._keeps: set[tuple[int, int]] = set()
@@ -129,22 +132,23 @@ class FlowerEngine:
     def _message(self, job: Job) -> Any:
         assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
-        bare = job_nest(replace(job, state={}, statistics={}, memory_version=version))
+        bare = job_nest(replace(job, state={}, statistics={}, memory_version=version), self._layout)
         header = packed({"what": "job", **self._manager.setup.header, "job": bare})
-        parts: dict[str, transport.Part] = {"header": header, "state": self._part(job.state)}
+        parts: dict[str, transport.Part] = {"header": header, "state": self._part(job.state, job.submodel)}
         if job.statistics:
-            parts["statistics"] = self._part(job.statistics)
+            parts["statistics"] = self._part(job.statistics, job.submodel)
         kind = "train" if job.kind == "train" else "evaluate"
         node = self._manager.members[job.client].node
         return transport.request(node, kind, parts, self._rules.deadline_s + _GRACE_S, job.round + 1)
 
-    def _part(self, state: State) -> Any:
+    def _part(self, state: State, piece: Submodel) -> Any:
         """Return tensors as a Flower object, the same one for jobs that share them."""
         known = self._shared.get(id(state))
         if known is None:
             while len(self._shared) >= _SHARED:
                 del self._shared[next(iter(self._shared))]
-            known = self._shared[id(state)] = (state, transport.part(pack(dict(state))))
+            content = pack(state_nest(state, self._layout, piece))
+            known = self._shared[id(state)] = (state, transport.part(content))
         return known[1]
 
     # -- taking replies
@@ -242,7 +246,7 @@ class FlowerEngine:
         if nest.get("lost") is True:
             self._manager.unready(job.client)
             return _failed(job, "it has lost the tensors that are never trained; it gets them again")
-        reply = reply_of(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {})
+        reply = reply_of(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {}, self._layout)
         if nest.get("forgot") is True:
             name = self._manager.members[job.client].told.name
             self._manager.say(f"Node {name} has lost what it remembered of this run, and began anew.")

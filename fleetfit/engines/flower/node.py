@@ -28,7 +28,7 @@ from fleetfit.data import Data, class_counts
 from fleetfit.engines.flower.protocol import Header, checked_header, digest_of, facts_of, hello_of, packed
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
-from fleetfit.messages import job_of, pack, reply_nest, unpack
+from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
 from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
 from fleetfit.training import accelerator_named, run_job
@@ -265,13 +265,13 @@ class Node:
             with self._limited():
                 return self._done(header, parts)
         except _OutOfMemory as error:
-            return packed({"reply": reply_nest(error.reply)})
+            return packed({"reply": failure_nest(error.reply)})
 
     def _done(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         names = ("state", "statistics")
         shared = {name: unpack(parts[name], bounded=True) if name in parts else {} for name in names}
-        job = job_of({**header["job"], **shared})
         problem = self._problem(header)
+        job = job_of({**header["job"], **shared}, problem.layout)
         wrong = problem_with_job(job, problem)
         if wrong is not None:
             raise RunError(f"the job that the server sent is none: {wrong}")
@@ -292,7 +292,7 @@ class Node:
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
         if keeps:
             self._memory.keep(header["run"], job.memory_version, job.round, remembers)
-        return packed({"reply": reply_nest(reply), "keeps": keeps, "forgot": forgot})
+        return packed({"reply": reply_nest(reply, problem.layout), "keeps": keeps, "forgot": forgot})
 
     def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
         settings, data = self.settings, self.data
