@@ -122,9 +122,9 @@ _MAGIC = b"FFIT"
 _START = 16
 _MULTIPLE = 16  # bytes that a byte of a stranger's message may become,
 _FREE = 2**20  # and bytes that any message may become
-# about how many bytes of memory stand behind a sign of the header (CPython 3.11): a table, a list, an element, one of a
-# text's two quotes
-_WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b'"', 30))
+# about how many bytes of memory stand behind a sign of the header (CPython 3.11): a table, a list, an element, a key,
+# one of a text's two quotes
+_WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b":", 60), (b'"', 30))
 
 
 def pack(nest: Any) -> bytes:
@@ -259,6 +259,8 @@ def _buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tensor]:
     end = start + sum(n * DTYPES[name].itemsize for name, n in counts.items())
     if end != len(buffer):
         raise ValueError(f"it has {len(buffer)} bytes where its header describes {end}")
+    if counts and start % 8:
+        raise ValueError("its numbers do not begin at a multiple of 8 bytes")
     whole, found = torch.frombuffer(buffer, dtype=torch.uint8), dict[str, Tensor]()
     for name, n in counts.items():
         end = start + n * DTYPES[name].itemsize

@@ -55,7 +55,9 @@ def replies(federation: Federation, simulation: Simulation, training: Local) -> 
                     yield job
 
             for index, reply in enumerate(engine.run(kept())):
-                sizes = {"bytes_down": messages.job_size(given[index]), "bytes_up": messages.reply_size(reply)}
+                layout = federation.problem.layout
+                down, up = messages.job_size(given[index], layout), messages.reply_size(reply, layout)
+                sizes = {"bytes_down": down, "bytes_up": up}
                 found.append(replace(reply, **sizes))
                 yield reply
 
@@ -184,7 +186,8 @@ def test_who_went_away_is_waited_for_until_the_deadline(deadline_s: float | None
     device = replace(simulation.device(0), absent="went away")
     found, _ = run_job(job, device)
     assert isinstance(found, Failure) and found.absent and not found.late
-    assert found.simulated_s == pytest.approx(0.25 + messages.job_size(job) / 2e4 if deadline_s is None else 9.0)
+    down = messages.job_size(job, federation.problem.layout)
+    assert found.simulated_s == pytest.approx(0.25 + down / 2e4 if deadline_s is None else 9.0)
 
 
 # ---- figures of a fleet --------------------------------------------------------------------------------------------

@@ -50,9 +50,11 @@ def seconds_of(federation: Federation, job: Job, exits: int, samples: int, speed
     shapes = federation.problem.layout.shapes(piece.sizes, piece.exits)
     reply = Update(0, 0, job.client, job.level, piece, piece, {n: torch.zeros(s) for n, s in shapes.items()}, 0, {})
     forward = submodel_cost(federation.problem.architecture, piece, (1, 4, 4)).multiply_adds
-    up = len(messages.pack(messages.reply_nest(reply))) + 1024
+    up = len(messages.pack(messages.reply_nest(reply, federation.problem.layout))) + 1024
     work = 3 * forward * samples * job.local.epochs
-    return LATENCY + len(messages.pack(messages.job_nest(job))) / DOWN + work / speed + up / UP
+    return (
+        LATENCY + len(messages.pack(messages.job_nest(job, federation.problem.layout))) / DOWN + work / speed + up / UP
+    )
 
 
 def test_the_deepest_exit_that_fits_is_trained() -> None:

@@ -82,6 +82,9 @@ def test_damage_is_a_sentence(extra: bytes, place: int, byte: int) -> None:
         assert not refused or "message" in refused
 
 
+LAYOUT = tiny_federation({"name": "fedavg"})[0].problem.layout
+
+
 def job_and_update() -> tuple[Job, Update]:
     federation, _ = tiny_federation({"name": "fedavg"})
     server = start(federation)
@@ -93,17 +96,17 @@ def job_and_update() -> tuple[Job, Update]:
 
 def test_jobs_and_replies_round_trip() -> None:
     job, update = job_and_update()
-    back = job_of(unpack(pack(job_nest(job))))
+    back = job_of(unpack(pack(job_nest(job, LAYOUT))), LAYOUT)
     assert {k: v for k, v in vars(back).items() if k != "state"} == {k: v for k, v in vars(job).items() if k != "state"}
     assert same(back.state, job.state)
-    found = reply_of(unpack(pack(reply_nest(update))))
+    found = reply_of(unpack(pack(reply_nest(update, LAYOUT))), LAYOUT)
     assert isinstance(found, Update) and found.submodel == update.submodel and same(found.state, update.state)
     assert flat_of(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
-    assert found.untrained == () and "untrained" not in reply_nest(update)
+    assert found.untrained == () and "untrained" not in reply_nest(update, LAYOUT)
     some = replace(update, untrained=("heads.1.weight", "heads.1.bias"))
-    assert reply_of(unpack(pack(reply_nest(some)))).untrained == some.untrained  # type: ignore[union-attr]
+    assert reply_of(unpack(pack(reply_nest(some, LAYOUT))), LAYOUT).untrained == some.untrained  # type: ignore[union-attr]
     failure = Failure(3, 2, None, 1, job.submodel, "no data")
-    assert vars(reply_of(unpack(pack(reply_nest(failure))))) == vars(failure)
+    assert vars(reply_of(unpack(pack(reply_nest(failure, LAYOUT))), LAYOUT)) == vars(failure)
 
 
 @given(st.dictionaries(st.text(max_size=9), nests, max_size=4), st.sets(st.integers(0, 20), max_size=3))
@@ -111,12 +114,12 @@ def test_jobs_and_replies_round_trip() -> None:
 def test_a_reply_that_is_none_is_a_sentence(odd: dict[str, object], gone: set[int]) -> None:
     """Fields that are missing or unknown, or a sub-model that is none."""
     _, update = job_and_update()
-    nest = reply_nest(update)
+    nest = reply_nest(update, LAYOUT)
     kept = {name: value for i, (name, value) in enumerate(nest.items()) if i not in gone}
     for damaged in (kept | odd, kept, odd, {**nest, "submodel": odd}, {**nest, "dispatched": odd}):
         refused = ""
         try:
-            assert isinstance(reply_of(damaged), Update | Failure)
+            assert isinstance(reply_of(damaged, LAYOUT), Update | Failure)
         except RunError as error:
             refused = str(error)
         assert not refused or "no update and no failure" in refused
@@ -126,9 +129,15 @@ def test_a_reply_that_is_none_is_a_sentence(odd: dict[str, object], gone: set[in
 
 
 def raw(header: str, data: bytes = b"") -> bytes:
+    """A message whose nest is any text, with numbers in float32 behind it."""
+    return headed(f'[{{"float32":{len(data) // 4}}},{header}]' if data else f"[{{}},{header}]", data)
+
+
+def headed(header: str, data: bytes = b"", version: int = 2) -> bytes:
     """A message with any header."""
     text = header.encode()
-    return b"FFIT" + bytes([1, 0, 0, 0]) + len(text).to_bytes(8, "little") + text + data
+    text += b" " * (-len(text) % 8)
+    return b"FFIT" + bytes([version, 0, 0, 0]) + len(text).to_bytes(8, "little") + text + data
 
 
 def sized(*sizes: str) -> str:
@@ -143,6 +152,8 @@ def sized(*sizes: str) -> str:
         sized(*["1"] * 64), sized("4294967296", "4294967296"), sized("-1"), sized("1.0"), sized("true"), sized('"1"'),
         '{"$t":["float32",{"0":1}]}', '{"$t":["float32"]}',
         '{"$t":["object",[1]]}', '{"$t":[["float32"],[1]]}', '{"$t":"float32"}', '{"$t":["float32",[0]],"more":1}',
+        '{"$s":["float32",[4]]}', '{"$s":["float32",{"a":4}]}', '{"$s":["float32",{"$a":[0]}]}', '{"$s":{"a":[1]}}',
+        '{"$s":["float32",{"a":[1],"b":[1099511627775,1099511627775]}]}', '{"$a":["float32",[1]]}',
         '{"$u":{"0":1}}', '{"$u":5}', '{"$d":[[1]]}', '{"$d":[[[1],2]]}', '{"$d":{"a":1}}',
         "[" * 70 + "]" * 70, "[" * 100_000, '{"a":' * 70 + "1" + "}" * 70, "9" * 5000, "[1e999999,", "\x00", "",
     ],
@@ -151,19 +162,43 @@ def sized(*sizes: str) -> str:
 @pytest.mark.parametrize("data", [b"", bytes(64)])
 def test_what_a_header_announces_is_held_against_what_there_is(header: str, data: bytes) -> None:
     with pytest.raises(RunError, match="a message") as refused:
-        unpack(raw(header, data))
+        unpack(raw(header, data), bounded=True)
     assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize(
+    "counts",
+    ["{}", '{"float32":15}', '{"float32":17}', '{"float32":1e308}', '{"float32":16.0}', '{"float32":-16}', "[16]", "16",
+     '{"float32":99999999999999999999}', '{"float32":true}', '{"object":64}', '{"":64}', '{"float32":"16"}',
+     '{"int8":8,"int64":7}', '{"float32":8,"float64":4}', '{"int64":2305843009213693951,"float32":18}'],
+)  # fmt: skip
+def test_the_numbers_behind_a_header_are_counted_to_the_byte(counts: str) -> None:
+    for header in (f"[{counts},1]", f"[{counts}]", f'{{"a":{counts}}}', counts):
+        with pytest.raises(RunError, match="a message"):
+            unpack(headed(header, bytes(64)), bounded=True)
+    with pytest.raises(RunError, match="16 numbers in float32 and describes 0"):
+        unpack(headed('[{"float32":16},1]', bytes(64)))
+
+
+@pytest.mark.parametrize(
     "element", ['{"":0}', "[]", "{}", '"ab"', '"\\u20ac\\u20ac"', "1.5", "99999", "[[0]]", '{"$u":[]}',
-                '{"$d":[[1,2]]}', '{"$t":["bool",[0]]}']
+                '{"$d":[[1,2]]}', '{"$t":["bool",[0]]}', '{"$s":["bool",{"a":[0]}]}']
 )  # fmt: skip
 @pytest.mark.parametrize("length", [20_000, 2_000_000])
 def test_a_message_becomes_a_small_multiple_of_its_bytes(element: str, length: int) -> None:
     """Also where it is refused: 16 times, and a MiB. Unbounded, it is up to 91 times."""
     elements = ",".join([element] * (length // len(element)))
-    content, said = raw('{"protocol":1,"x":[' + elements + "]}"), ""
+    refused_small(raw('{"protocol":1,"x":[' + elements + "]}"))
+
+
+@pytest.mark.parametrize("count", [200, 3_000, 100_000])
+def test_a_state_of_many_names_becomes_a_small_multiple_of_its_bytes(count: int) -> None:
+    """Of ten bytes, a name and a shape without a number, one can make a tensor of 900."""
+    refused_small(raw('{"protocol":1,"x":{"$s":["bool",{' + ",".join(f'"{i:x}":[0]' for i in range(count)) + "}]}}"))
+
+
+def refused_small(content: bytes) -> None:
+    said = ""
     tracemalloc.start()
     try:
         try:
@@ -213,7 +248,7 @@ def test_keys_that_share_one_hash_are_refused() -> None:
 def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: str) -> None:
     _, update = job_and_update()
     with pytest.raises(RunError) as refused:
-        reply_of({**reply_nest(update), **change})
+        reply_of({**reply_nest(update, LAYOUT), **change}, LAYOUT)
     assert said in str(refused.value) and str(refused.value).isprintable()
 
 
@@ -224,7 +259,7 @@ def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: st
 def test_a_job_that_is_none_is_a_sentence(change: Callable[[dict[str, object]], dict[str, object]]) -> None:
     job, _ = job_and_update()
     with pytest.raises(RunError, match=r"job is none|no table of channels"):
-        job_of(change(job_nest(job)))
+        job_of(change(job_nest(job, LAYOUT)), LAYOUT)
 
 
 @given(st.text(max_size=300) | st.integers() | st.none(), st.integers(4, 100))

@@ -414,9 +414,10 @@ def test_bytes_are_those_of_the_messages() -> None:
     engine = Meddling(shortened(simulation, 1, 0))
     _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert len(report["failures"]) == 1
-    assert report["bytes_down"] == sum(len(pack(job_nest(job))) for job in engine.jobs)
+    assert report["bytes_down"] == sum(len(pack(job_nest(job, federation.problem.layout))) for job in engine.jobs)
     sent = [
-        {k: v for k, v in reply_nest(r).items() if k not in ("multiply_adds", "simulated_s")} for r in engine.replies
+        {k: v for k, v in reply_nest(r, federation.problem.layout).items() if k not in ("multiply_adds", "simulated_s")}
+        for r in engine.replies
     ]
     assert report["bytes_up"] == sum(len(pack(nest)) for nest in sent)  # what a clock says is not sent
     tensors = sum(t.numel() * 4 for job in engine.jobs for t in job.state.values())

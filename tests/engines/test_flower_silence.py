@@ -68,7 +68,8 @@ def test_a_node_is_asked_for_nothing_larger_than_what_it_has_trained(tmp_path: P
             assert nest["hello"].keys() == {"name", "facts", "examples"}
         if header["what"] != "job":
             continue
-        job, reply = job_of({**header["job"], "state": {}, "statistics": {}}), reply_of(nest["reply"])
+        job = job_of({**header["job"], "state": {}, "statistics": {}}, levels.problem.layout)
+        reply = reply_of(nest["reply"], levels.problem.layout)
         kinds.add(job.kind)
         if job.kind == "train":
             trained[node] |= {levels.level_index(reply.submodel)} if isinstance(reply, Update) else set()

@@ -25,7 +25,7 @@ from fleetfit.engines.flower.node import answer
 from fleetfit.engines.flower.protocol import answer_of, hello_of
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
-from fleetfit.layout import State
+from fleetfit.layout import Layout, State
 from fleetfit.messages import job_of, reply_of, unpack
 from fleetfit.rounds import checked, one_round
 from fleetfit.validation import problem_with_job
@@ -33,6 +33,10 @@ from fleetfit.values import Failure, Job, Server, Update
 
 ASKED = ("hello", "setup", "train", "train", "evaluate", "statistics")
 UNPARSED = "not parsed"
+
+
+def layout() -> Layout:
+    return real().federation.problem.layout
 
 
 class Given:
@@ -82,7 +86,7 @@ def taken(kind: str, place: int, content: bytes) -> str:
     job = real().replies[kind][place][0]
     try:
         nest = answer_of(content).get("reply")
-        reply = reply_of(nest if isinstance(nest, Mapping) else {})
+        reply = reply_of(nest if isinstance(nest, Mapping) else {}, layout())
     except FleetFitError as error:
         return said(error, UNPARSED)
     found = checked(reply, job, real().federation)
@@ -178,7 +182,7 @@ def heard(parts: Mapping[str, bytes]) -> str:
         return UNPARSED if "a message" in found["refused"] else "refused"
     if "reply" not in found:
         return "admitted"
-    reply = reply_of(found["reply"])
+    reply = reply_of(found["reply"], layout())
     return "admitted" if isinstance(reply, Update) else "a failure"
 
 
@@ -187,7 +191,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
     try:
         header = unpack(parts["header"], bounded=True)
         shared = {name: unpack(parts[name], bounded=True) for name in ("state", "statistics") if name in parts}
-        job = job_of({"state": {}, "statistics": {}, **header["job"], **shared})
+        job = job_of({"state": {}, "statistics": {}, **header["job"], **shared}, layout())
     except (FleetFitError, KeyError, TypeError):
         return False
     problem_with_job(job, real().federation.problem)

@@ -16,15 +16,19 @@ from tiny import plain, tiny_federation
 
 from fleetfit.engines.flower.protocol import packed
 from fleetfit.engines.local import local
+from fleetfit.errors import RunError
 from fleetfit.evaluate import EvaluationScope, evaluate
 from fleetfit.messages import (
     compress,
     job_nest,
     pack,
     reply_nest,
+    rows_of,
+    state_nest,
     unpack,
 )
 from fleetfit.rounds import Settings, one_round, start
+from fleetfit.submodel import FlatState
 from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Update
 
 Reply = Update | Failure
@@ -109,7 +113,7 @@ def failed(job: Job) -> Failure:
 
 def answer_to(reply: Reply) -> bytes:
     """Return a node's answer as it travels."""
-    return packed({"reply": reply_nest(reply), "keeps": True, "forgot": False})
+    return packed({"reply": reply_nest(reply, real().federation.problem.layout), "keeps": True, "forgot": False})
 
 
 # ---- spoiling ----------------------------------------------------------------------------------------------------
@@ -138,6 +142,31 @@ def paths(nest: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
 def parent(nest: Any, at: Path) -> Any:
     for key in at[:-1]:
         nest = nest[key]
+    return nest
+
+
+@cache
+def shapes_by_size() -> dict[tuple[bool, int], dict[str, tuple[int, ...]]]:
+    """Return the shapes of each level's state, and of its scales, by whether they are scales and how many numbers."""
+    layout, found = real().federation.problem.layout, {}
+    for level in real().federation.levels:
+        shapes = layout.shapes(level.submodel.sizes, level.submodel.exits)
+        rows: dict[str, tuple[int, ...]] = {name: (rows_of(shape),) for name, shape in shapes.items()}
+        for scales, each in ((False, dict(shapes)), (True, rows)):
+            found[scales, sum(math.prod(shape) for shape in each.values())] = each
+    return found
+
+
+def by_name(nest: Any, key: Any = None) -> Any:
+    """Return a nest that says in full what its reader would know: states by name, and the sub-model once more."""
+    if isinstance(nest, torch.Tensor) and nest.ndim == 1:
+        shapes = shapes_by_size().get((key == "scales", nest.numel()))
+        return nest if shapes is None else dict(FlatState(nest, shapes))
+    if isinstance(nest, dict):
+        found = {name: by_name(value, name) for name, value in nest.items()}
+        if found.get("kind") == "update" and "dispatched" in found:  # said, though it is the same
+            found.setdefault("submodel", copy.deepcopy(found["dispatched"]))
+        return found
     return nest
 
 
@@ -246,21 +275,26 @@ def in_header(content: bytes, draw: Draw) -> bytes:
     )
     text = text[:at] + new[draw(len(new) - 1)] + text[at + draw(3) :]
     header = text.encode()
+    header += b" " * (-len(header) % 8)
     return content[:8] + len(header).to_bytes(8, "little") + header + rest
 
 
 def mutated(content: bytes, draw: Draw) -> bytes:
     """Return a message spoilt in one to three places, mostly so that it can still be parsed."""
     nest, how = unpack(content), draw(19)
+    nest = by_name(nest) if draw(2) else nest
     if how == 0:
         return in_bytes(content, draw)
     if how == 1:
         return in_header(content, draw)
+    box = [nest]  # a flat state alone has no inner place
     for _ in range(1 + draw(3) // 2):
-        (in_nest if how <= 10 else in_tensor)(nest, draw)
+        target = box[0] if isinstance(box[0], dict | list) and box[0] else box
+        (in_nest if how <= 10 else in_tensor)(target, draw)
+        box = box or [None]
     try:
-        return pack(nest)
-    except (TypeError, ValueError, RuntimeError):  # a nest that no header can say
+        return pack(box[0])
+    except (TypeError, ValueError, RuntimeError, RunError):  # a nest that no header can say
         return in_bytes(content, draw)
 
 
@@ -281,8 +315,10 @@ def asked(kind: str, place: int) -> dict[str, bytes]:
         return {"header": packed(SETUP)}
     pairs = real().replies[kind]
     job = pairs[place % len(pairs)][0]
-    bare = job_nest(replace(job, state={}, statistics={}, method={"name": "fedavg"}))
-    parts = {"header": packed({**SETUP, "what": "job", "job": bare}), "state": pack(dict(job.state))}
+    layout = real().federation.problem.layout
+    bare = job_nest(replace(job, state={}, statistics={}, method={"name": "fedavg"}), layout)
+    state = state_nest(job.state, layout, job.submodel)
+    parts = {"header": packed({**SETUP, "what": "job", "job": bare}), "state": pack(state)}
     if job.statistics:
         parts["statistics"] = pack(dict(job.statistics))
     return parts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from fuzz.checking import UNPARSED, heard, hello, introduced, lives, many, one, past_parsing, taken
-from fuzz.mutations import answer_to, asked, parent, real
+from fuzz.mutations import answer_to, asked, by_name, parent, real
 
 from fleetfit.messages import pack, unpack
 
@@ -48,9 +48,9 @@ def content_of(entry: dict[str, Any], honest: bytes) -> bytes:
     """Return the message that an entry of the corpus describes."""
     if "header" in entry:  # texts, or [text, how often]
         parts = [part if isinstance(part, str) else part[0] * part[1] for part in entry["header"]]
-        text = "".join(parts).encode()
-        return b"FFIT" + bytes([1, 0, 0, 0]) + len(text).to_bytes(8, "little") + text + bytes(entry.get("zeros", 0))
-    nest = unpack(honest)
+        text = f"[{{}},{''.join(parts)}]".encode()
+        return b"FFIT" + bytes([2, 0, 0, 0]) + len(text).to_bytes(8, "little") + text
+    nest = by_name(unpack(honest))
     for *at, value in entry["set"]:
         parent(nest, tuple(at))[at[-1]] = special(value)
     for at in entry.get("remove", []):

@@ -25,7 +25,7 @@ import torch
 from fleetfit import files, names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts
-from fleetfit.engines.flower.protocol import Header, checked_header, digest_of, facts_of, hello_of, packed
+from fleetfit.engines.flower.protocol import Header, checked_header, digest_of, facts_of, hello_of, packed, refusal
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
 from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
@@ -142,7 +142,7 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
     try:
         return node_of(config).answer(parts)
     except FleetFitError as error:
-        return packed({"refused": what_raised(error, 500)})
+        return refusal(what_raised(error, 500), parts.get("header", b""))
     except MemoryError:
         return packed({"refused": "no memory was left on the node"})
     except Exception as error:  # no message of a server of ours, or a bug: say which, and go on with the next one
@@ -271,7 +271,9 @@ class Node:
         names = ("state", "statistics")
         shared = {name: unpack(parts[name], bounded=True) if name in parts else {} for name in names}
         problem = self._problem(header)
-        job = job_of({**header["job"], **shared}, problem.layout)
+        with _described("model that can be built"):
+            layout = problem.layout
+        job = job_of({**header["job"], **shared}, layout)
         wrong = problem_with_job(job, problem)
         if wrong is not None:
             raise RunError(f"the job that the server sent is none: {wrong}")
@@ -292,7 +294,7 @@ class Node:
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
         if keeps:
             self._memory.keep(header["run"], job.memory_version, job.round, remembers)
-        return packed({"reply": reply_nest(reply, problem.layout), "keeps": keeps, "forgot": forgot})
+        return packed({"reply": reply_nest(reply, layout), "keeps": keeps, "forgot": forgot})
 
     def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
         settings, data = self.settings, self.data
