@@ -2,9 +2,9 @@
 
 Parts: `round` (our round against a bare PyTorch loop), `aggregation` (against a plain copy of the same bytes),
 `clients` (cost per round against the number of registered clients), `engines` (processes and ray with two workers
-against local and a bare loop), `frozen` (a step on a frozen backbone against gradients for everything), `fleet` (a
-message to a node, in three ways of running its work; only when it is named). `python -m benchmarks ship RUN` measures
-the exported levels of a run.
+against local and a bare loop), `codec` (messages and files against a copy of the same bytes), `frozen` (a step on a
+frozen backbone against gradients for everything), `fleet` (a message to a node, in three ways of running its work; only
+when it is named). `python -m benchmarks ship RUN` measures the exported levels of a run.
 
 Both sides of a ratio alternate in one process; the figure is the median of the ratios in CPU seconds, with its range.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import frozen
+from benchmarks import codec, frozen
 from fleetfit.aggregate import Mean, applied
 from fleetfit.data import Data
 from fleetfit.engines.local import local
@@ -258,7 +258,7 @@ def report(what: str, pairs: Iterator[tuple[float, float]], against: str) -> Non
 def main() -> None:
     """Run the parts that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["round", "aggregation", "clients", "engines", "frozen"])
+    parser.add_argument("parts", nargs="*", default=["round", "aggregation", "clients", "engines", "codec", "frozen"])
     parser.add_argument("--repetitions", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -283,6 +283,9 @@ def main() -> None:
         from benchmarks import fleet as messages
 
         messages.fleet()
+    if "codec" in options.parts:
+        for what, ours, copy in codec.steps():
+            report(what, alternate(ours, copy, 10 * options.repetitions), "a copy")
     if "frozen" in options.parts:
         for name, ours, naive in frozen.modes():
             report(f"a training step, DeiT-S of 6 blocks, {name}", alternate(ours, naive, options.repetitions), "naive")

@@ -1,8 +1,11 @@
 """Messages round-trip, damage is refused with a sentence, and a bad update never reaches the state."""
 
+import re
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import plain, tiny_federation
 
+import fleetfit
+from fleetfit import names
 from fleetfit.engines.flower.protocol import PROTOCOL, answer_of
+from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.errors import RunError, one_line
+from fleetfit.layout import Layout, infer_layout
 from fleetfit.messages import (
+    compress,
     job_nest,
     job_of,
     pack,
@@ -22,7 +30,7 @@ from fleetfit.messages import (
     unpack,
 )
 from fleetfit.rounds import start
-from fleetfit.submodel import FlatState, extract, flat_of
+from fleetfit.submodel import FlatState, Submodel, cut, extract, flat_of
 from fleetfit.values import Failure, Job, Update
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -271,3 +279,96 @@ def test_a_strangers_text_is_one_line(text: object, most: int) -> None:
 def test_escapes_and_marks_do_not_reach_a_terminal() -> None:
     assert one_line("a\x1b[2Jb\r\nc\u202ed\ud800e\u2028f\x9bg") == "a [2Jb c d e f g"
     assert one_line("x" * 500, 10) == "xxxxxxx..." and one_line(["a"]) == "(list)"
+
+
+# ---- a state that follows from its sub-model ---------------------------------------------------------------------
+
+
+def trained(layout: Layout, piece: Submodel, compress_to: str | None) -> Update:
+    """An update of a sub-model as a client sends it."""
+    state = cut(layout, piece).views(torch.randn(cut(layout, piece).size))
+    update = Update(3, 2, 4, 1, piece, piece, state, 500, {"loss": 0.5, "steps": 32}, multiply_adds=10**12)
+    job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1)
+    return update if compress_to is None else compress(update, job, layout, compress_to, None)[0]
+
+
+@pytest.mark.parametrize("kind", [None, "float16", "int8"])
+@pytest.mark.parametrize(("family", "width"), [("resnet20", 0.6), ("resnet110", 0.25)])
+def test_a_header_is_less_than_a_hundredth_of_an_update(family: str, width: float, kind: str | None) -> None:
+    """Of about 100,000 parameters, in up to 335 tensors: what a client sends beside its numbers."""
+    architecture = names.resolve("models", family)(classes=10)
+    layout = infer_layout(architecture, (architecture.blocks,))
+    piece = Submodel({axis: range(size) for axis, size in architecture.sizes(width).items()}, layout.exits)
+    update = trained(layout, piece, kind)
+    numbers = sum(t.numel() * t.element_size() for t in (*update.state.values(), *update.scales.values()))
+    assert 60_000 < sum(t.numel() for t in update.state.values()) < 140_000
+    message = pack(reply_nest(update, layout))
+    assert len(message) == packed_size(reply_nest(update, layout))
+    assert 0 < len(message) - numbers < 0.01 * len(message)
+    found = reply_of(unpack(message, bounded=True), layout)
+    assert isinstance(found, Update) and same(found.state, update.state) and same(dict(found.scales), update.scales)
+
+
+def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
+    """Other tensors, other types, another order of the names, and what a reply leaves out."""
+    _, update = job_and_update()
+    some = dict(list(update.state.items())[:3])
+    turned = {name: update.state[name] for name in sorted(update.state, reverse=True)}
+    wider = {**update.state, **{name: tensor.double() for name, tensor in some.items()}}
+    for state in (some, {**update.state, "more": torch.ones(2)}, wider):
+        nest = reply_nest(replace(update, state=state), LAYOUT)
+        found = reply_of(unpack(pack(nest)), LAYOUT)
+        assert nest["state"].keys() == state.keys() and isinstance(found, Update) and same(dict(found.state), state)
+    found = reply_of(unpack(pack(reply_nest(replace(update, state=turned), LAYOUT))), LAYOUT)
+    assert isinstance(found, Update) and same(found.state, update.state) and list(found.state) == list(update.state)
+    rows = Submodel({**update.submodel.channels, "classes": (0, 2)}, update.submodel.exits)
+    full = start(tiny_federation({"name": "fedavg"})[0]).state
+    left_out = replace(update, submodel=rows, state=extract(LAYOUT, full, rows))
+    nest = reply_nest(left_out, LAYOUT)
+    assert nest["submodel"]["channels"]["classes"] == [0, 2] and isinstance(nest["state"], torch.Tensor)
+    found = reply_of(unpack(pack(nest)), LAYOUT)
+    assert isinstance(found, Update) and found.submodel == rows and same(found.state, left_out.state)
+
+
+@pytest.mark.parametrize("numbers", [torch.zeros(3), torch.zeros(0), torch.zeros(2, 2), torch.zeros(())])
+def test_numbers_that_are_not_those_of_the_sub_model_are_refused(numbers: torch.Tensor) -> None:
+    job, update = job_and_update()
+    with pytest.raises(RunError, match="its sub-model asks for"):
+        reply_of({**reply_nest(update, LAYOUT), "state": numbers}, LAYOUT)
+    with pytest.raises(RunError, match="its sub-model asks for"):
+        job_of({**job_nest(job, LAYOUT), "state": numbers}, LAYOUT)
+    for odd in ({"a": {"from": 0, "to": 2**31 - 1}}, {"a": {"from": 3, "to": 1}}, {"what": [0]}, {"b": [0, 3]}):
+        nest = {**reply_nest(update, LAYOUT), "submodel": {"channels": odd, "exits": [1]}}
+        with pytest.raises(RunError, match="no update and no failure"):
+            reply_of(nest, LAYOUT)
+
+
+# ---- other formats ---------------------------------------------------------------------------------------------------
+
+WRITTEN = Path(__file__).parent / "data" / "format_1" / "messages"
+
+
+def test_a_message_of_another_format_names_the_version_to_install() -> None:
+    for name in ("hello", "answer"):
+        with pytest.raises(RunError) as refused:
+            unpack((WRITTEN / f"{name}.ffit").read_bytes(), bounded=True)
+        said = str(refused.value)
+        assert "format 1" in said and f"Install FleetFit {fleetfit.__version__} on the side that sent it" in said
+    later = bytearray(pack({"a": 1}))
+    later[4:8] = bytes([3, 4, 5, 6])
+    with pytest.raises(RunError, match=r"format 3 .*Install FleetFit 4\.5\.6 here, or "):
+        unpack(later)
+
+
+def test_a_message_says_who_wrote_it() -> None:
+    assert pack({})[:8] == b"FFIT\x02" + bytes(int(part) for part in re.findall(r"\d+", fleetfit.__version__)[:3])
+
+
+def test_what_a_node_kept_in_the_first_format_is_read(tmp_path: Path) -> None:
+    """It is the node's own, and a run goes on with it."""
+    (tmp_path / "runs").mkdir()
+    shutil.copy(WRITTEN / "memory.ffit", tmp_path / "runs" / f"{'ab' * 8}.ffit")
+    kept, forgot = Remembered(tmp_path).memory("ab" * 8, 4)
+    assert not forgot and kept["rounds"] == 4 and kept["pair"] == (1, {2: "two"})
+    assert kept["gradient"]["state"]["stem.weight"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert kept["gradient"]["state"]["stem.bias"].tolist() == [1.0, 1.0] and kept["steps"].tolist() == [3]

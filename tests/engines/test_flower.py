@@ -18,7 +18,7 @@ import fleetfit as ff
 from fleetfit import names
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, FleetFitError, RunError
-from fleetfit.messages import DTYPES
+from fleetfit.messages import LIGHTER
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -80,7 +80,7 @@ def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path
         assert ours["bytes_up"] == theirs["bytes_up"] and ours["waste"] == theirs["waste"]
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("kind", LIGHTER)
 def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
     table = described({"name": "scalefl"})
     table["local"]["compress"] = kind

@@ -1,0 +1,38 @@
+"""A state to bytes and back: a message, and a checkpoint's file, against a plain copy of the same bytes."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fleetfit import names
+from fleetfit.layout import infer_layout
+from fleetfit.messages import pack, state_nest, unpack
+from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
+from fleetfit.state import flat_of
+from fleetfit.submodel import cut, whole
+
+Step = Callable[[], Any]
+
+
+def steps() -> Iterator[tuple[str, Step, Step]]:
+    """Yield what is measured with the copy that it is measured against, of ResNet-110 (7 MB)."""
+    architecture = names.resolve("models", "resnet110")(classes=10)
+    layout = infer_layout(architecture, (architecture.blocks,))
+    piece = whole(layout)
+    state = cut(layout, piece).views(torch.zeros(cut(layout, piece).size))
+    message, flat = pack(state_nest(state, layout, piece)), flat_of(state)
+    what = f"{len(message) / 1e6:.1f} MB"
+
+    def copy() -> Any:
+        return bytes(flat.numpy().data)
+
+    yield f"a message of {what} packed", lambda: pack(state_nest(state, layout, piece)), copy
+    received = bytearray(message)
+    yield f"a message of {what} read", lambda: cut(layout, piece).views(unpack(received, bounded=True)), copy
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "state"
+        yield f"a checkpoint of {what} written", lambda: write_checkpoint(path, {"state": state}), copy
+        yield f"a checkpoint of {what} read", lambda: read_checkpoint(path), copy
