@@ -15,8 +15,8 @@ from tiny import plain, tiny_federation
 
 import fleetfit
 from fleetfit import names
+from fleetfit.engines.flower.node import NodeMemory
 from fleetfit.engines.flower.protocol import PROTOCOL, answer_of
-from fleetfit.engines.flower.remembered import Remembered
 from fleetfit.errors import RunError, one_line
 from fleetfit.layout import Layout, infer_layout
 from fleetfit.messages import (
@@ -288,7 +288,7 @@ def trained(layout: Layout, piece: Submodel, compress_to: str | None) -> Update:
     """An update of a sub-model as a client sends it."""
     state = cut(layout, piece).views(torch.randn(cut(layout, piece).size))
     update = Update(3, 2, 4, 1, piece, piece, state, 500, {"loss": 0.5, "steps": 32}, multiply_adds=10**12)
-    job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1)
+    job = Job("train", 3, 9, 2, 4, piece, state, {"name": "fedavg"}, 11, 1, plain())
     return update if compress_to is None else compress(update, job, layout, compress_to, None)[0]
 
 
@@ -368,7 +368,7 @@ def test_what_a_node_kept_in_the_first_format_is_read(tmp_path: Path) -> None:
     """It is the node's own, and a run goes on with it."""
     (tmp_path / "runs").mkdir()
     shutil.copy(WRITTEN / "memory.ffit", tmp_path / "runs" / f"{'ab' * 8}.ffit")
-    kept, forgot = Remembered(tmp_path).memory("ab" * 8, 4)
+    kept, forgot = NodeMemory(tmp_path).memory("ab" * 8, 4)
     assert not forgot and kept["rounds"] == 4 and kept["pair"] == (1, {2: "two"})
     assert kept["gradient"]["state"]["stem.weight"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert kept["gradient"]["state"]["stem.bias"].tolist() == [1.0, 1.0] and kept["steps"].tolist() == [3]

@@ -195,7 +195,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
     except (FleetFitError, KeyError, TypeError):
         return False
     problem_with_job(job, real().federation.problem)
-    return isinstance(job.local.epochs, int) and job.local.epochs > 4
+    return job.kind == "train" and isinstance(job.local.epochs, int) and job.local.epochs > 4
 
 
 def lives() -> bytes:

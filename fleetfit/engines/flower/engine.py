@@ -32,9 +32,7 @@ _GRACE_S = 30.0  # beyond our deadline until Flower drops a message: a late repl
 class FlowerEngine:
     """The engine that runs jobs on the nodes of a fleet."""
 
-    def __init__(
-        self, transport: Transport, manager: ClientManager, rules: Rules, cohort: int, layout: Layout
-    ) -> None:
+    def __init__(self, transport: Transport, manager: ClientManager, rules: Rules, cohort: int, layout: Layout) -> None:
         """Take what nodes are asked by and who they are; `cohort`: clients whose updates a round wants."""
         self._transport, self._manager, self._rules, self._layout = transport, manager, rules, layout
         self.cohort = cohort
