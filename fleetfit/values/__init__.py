@@ -4,13 +4,10 @@ Values, not services: a `Job` goes in, an `Update` comes out; state is passed an
 client (`Client`) and what a device has (`Device`) are two types, and no function gets both.
 """
 
-from fleetfit.values.availability import Availability
-from fleetfit.values.clock import Clock, Speed
-from fleetfit.values.fleet import Client, Clients, Device, Federation, Simulation
+from fleetfit.values.fleet import Client, Clients, DataDescription, Device, Federation, NodeDescription, Simulation
 from fleetfit.values.local import Local
-from fleetfit.values.nodes import DataDescription, NodeDescription
 from fleetfit.values.problem import Level, Problem, tuned
-from fleetfit.values.resources import DeviceResources, Drift
+from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
 from fleetfit.values.work import Evaluation, Failure, Job, Server, Update
 
 __all__ = [

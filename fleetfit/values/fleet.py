@@ -1,7 +1,7 @@
-"""Who takes part: what the server knows of its clients, and the devices, which exist only where jobs run."""
+"""Who takes part: what the server knows of its clients, what nodes tell, and devices, which exist only where jobs run."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,12 +14,79 @@ from fleetfit.cost import Conditions, cost_of
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, State
-from fleetfit.planner import affords, assign
+from fleetfit.planner import Budget, affords, assign
 from fleetfit.submodel import Channels, Submodel
-from fleetfit.values.clock import Clock
 from fleetfit.values.problem import Level, Problem
-from fleetfit.values.resources import DeviceResources
+from fleetfit.values.resources import Clock, DeviceResources
 from fleetfit.values.work import Failure, Server, Update
+
+# ---- what nodes tell of themselves ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What a model needs to know of the data: the same on all nodes.
+
+    Attributes:
+        name: Of the data set.
+        task: What is learned.
+        sample_shape: Of one sample, as a model gets it.
+        classes: How many.
+        vocabulary: Tokens, or 0.
+        padding: The token that fills, or -1.
+    """
+
+    name: str
+    task: str
+    sample_shape: tuple[int, ...]
+    classes: int
+    vocabulary: int = 0
+    padding: int = -1
+
+    @property
+    def tokenizer(self) -> str:
+        """The file that says what tokens are: it lies on the nodes."""
+        return ""
+
+    @property
+    def shape(self) -> "DataDescription":
+        """What must be the same on all nodes: all but the name."""
+        return replace(self, name="")
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        return f"{self.task}, samples {list(self.sample_shape)}, {self.classes} classes, {self.vocabulary} tokens"
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """What a node told of itself.
+
+    Attributes:
+        name: What it is called.
+        facts: Of its data.
+        num_examples: Training samples.
+        budget: What it affords, or None where it does not tell.
+        tolerance: How far a model may exceed that; what it is worth without a budget, nobody asks.
+        labels: Training samples by class, or None where it does not tell.
+    """
+
+    name: str
+    facts: DataDescription
+    num_examples: int
+    budget: Budget | None = None
+    tolerance: float = 0.1
+    labels: tuple[int, ...] | None = None
+
+    @property
+    def nest(self) -> dict[str, Any]:
+        """The same as plain values, as a node sends it and a run folder keeps it."""
+        facts = {**vars(self.facts), "sample_shape": list(self.facts.sample_shape)}
+        return {"name": self.name, "facts": facts, "examples": {"train": self.num_examples}, "budget": self.budget,
+                "tolerance": self.tolerance, "labels": None if self.labels is None else list(self.labels)}  # fmt: skip
+
+
+# ---- clients, devices, federation ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
