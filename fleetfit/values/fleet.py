@@ -1,4 +1,4 @@
-"""Who takes part: what the server knows of its clients, what nodes tell, and devices, which exist only where jobs run."""
+"""Who takes part: what the server knows of its clients, what nodes tell; devices, which exist where jobs run."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
