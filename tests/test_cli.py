@@ -72,7 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["frobnicate"], "No such command 'frobnicate'"),
         (["run", "--bogus"], "No such option"),
         (["run", "--set"], "--set"),
-        (["list", "foo"], "'foo' is not one of 'methods'"),
+        (["list", "foo"], '"foo" cannot be listed; there are methods'),
         (["list"], "Missing argument"),
         (["run", "missing.toml"], "there is no file missing.toml."),
         (["run", "--set", "local.batch_sise=3"], '[local] batch_sise: unknown key. Did you mean "batch_size"?'),
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused(fleetfit: Command, done: Pat
     save_file({"x": torch.ones(1)}, newer, {"fleetfit": "checkpoint", "format": "99"})
     found = fleetfit("resume", tmp_path / "run")
     assert found.code == 2
-    assert "has format 99; this version of FleetFit reads format 1." in found.err
+    assert "has format 99; this version of FleetFit reads formats 1 and 2." in found.err
 
 
 # ---- verbs ---------------------------------------------------------------------------------------------------------
