@@ -71,7 +71,7 @@ def refused(job: Job, why: str, **more: Any) -> Failure:
     """Return the failure that stands for a reply which is not used."""
     what = "update" if job.kind == "train" else "answer"
     reason = one_line(f"its {what} was refused: {why}", _REASON)
-    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, **more)
+    return Failure.of(job, reason, **more)
 
 
 def _looked_at(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
@@ -80,7 +80,7 @@ def _looked_at(reply: Update | Failure, job: Job, federation: Federation) -> Upd
     if isinstance(reply, Failure):
         reason = one_line(reply.reason, _REASON) if isinstance(reply.reason, str) else ""
         flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
-        return Failure(job.round, job.index, job.client, job.level, job.submodel, reason or "none given",
+        return Failure.of(job, reason or "none given",
                        multiply_adds=spent, simulated_s=seconds, **flags)  # fmt: skip
     wrong = problem_with(reply, job, federation)
     if wrong is None and reply.compressed:

@@ -127,7 +127,7 @@ class Pool(KeepsMemories, ABC):
             again.append((place, job))
         else:
             reason = f"{_TRIES} workers died while running it"
-            done[place] = Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+            done[place] = Failure.of(job, reason)
 
     def _not_started(self) -> None:
         self._stillborn += 1
@@ -160,4 +160,4 @@ def _read(job: Job, nest: Any, layout: Layout) -> Update | Failure:
     try:
         return reply_of(nest, layout)
     except Exception as error:
-        return Failure(job.round, job.index, job.client, job.level, job.submodel, what_raised(error))
+        return Failure.of(job, what_raised(error))

@@ -132,8 +132,7 @@ def timed(reply: Update | Failure, job: Job, device: Device) -> Update | Failure
     )
     if until is not None and seconds > until * _SLACK and isinstance(reply, Update):
         spent = reply.multiply_adds
-        return Failure(
-            job.round, job.index, job.client, job.level, job.submodel, out_of_time(job), late=True,
+        return Failure.of(job, out_of_time(job), late=True,
             multiply_adds=spent, simulated_s=until,
         )  # fmt: skip
     return replace(reply, simulated_s=seconds)

@@ -260,8 +260,7 @@ def run_on_server(job: Job, device: Device) -> Update:
 
 
 def _failure(job: Job, reason: str, declined: bool = False, late: bool = False, spent: int = 0) -> Failure:
-    return Failure(
-        job.round, job.index, job.client, job.level, job.submodel, reason, declined=declined, late=late,
+    return Failure.of(job, reason, declined=declined, late=late,
         multiply_adds=spent,
     )  # fmt: skip
 

@@ -144,6 +144,11 @@ class Failure:
     simulated_s: float | None = None
     absent: bool = False
 
+    @staticmethod
+    def of(job: Job, reason: str, **more: Any) -> "Failure":
+        """Return the failure that answers a job; `more`: further fields."""
+        return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, **more)
+
 
 @dataclass(frozen=True, eq=False)
 class Server:

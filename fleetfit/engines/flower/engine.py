@@ -279,4 +279,4 @@ class _Out:
 
 
 def _failed(job: Job, reason: str, absent: bool = False, late: bool = False) -> Failure:
-    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, absent=absent, late=late)
+    return Failure.of(job, reason, absent=absent, late=late)

@@ -326,7 +326,7 @@ def _key(header: Header) -> str:
 
 
 def _failed(job: Job, reason: str) -> Failure:
-    return Failure(job.round, job.index, job.client, job.level, job.submodel, reason)
+    return Failure.of(job, reason)
 
 
 def _fractions(settings: NodeSettings, problem: Problem, cost: str, conditions: Conditions) -> dict[str, float]:
