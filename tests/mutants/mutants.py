@@ -12,8 +12,8 @@ with the reason; any other is shown with its line, and makes the command fail.
 
     .venv/bin/python tests/mutants/mutants.py [--sample 500] [--seed 0] [--workers 2] [--only layout]
 
-Results are kept in `runs/mutants/`: a run that was cut off goes on where it was, and after a change only what it
-touched runs again. The sample keeps most of its mutants when the code changes elsewhere.
+Results are kept in `runs/mutants/`: a run that was stopped (Ctrl-C shows what is known) goes on where it was, and after
+a change only what it touched runs again. The sample keeps most of its mutants when the code changes elsewhere.
 """
 
 import argparse
@@ -300,6 +300,16 @@ class Slot:
         self.mutant, took = None, round(time.monotonic() - self.began, 1)
         return Outcome(m.key, m.module, m.line, m.was, m.becomes, found, by, took, hashed(m.module))
 
+    def stop(self) -> None:
+        """End what runs, and put the module back."""
+        if self.mutant is None:
+            return
+        os.killpg(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        (self.tree / "fleetfit" / self.mutant.module).write_text(self.original)
+        self._forget(self.mutant.module)
+        self.mutant = None
+
     def _forget(self, module: str) -> None:
         path = self.tree / "fleetfit" / module
         for old in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
@@ -348,6 +358,20 @@ def accepted(found: Outcome) -> str | None:
     return same[0]["why"] if same else None
 
 
+def outcomes(slots: Sequence[Slot], waiting: Sequence[Mutant]) -> Iterator[Outcome]:
+    """Run mutants side by side, one in each slot, and yield what became of them."""
+    order = iter(waiting)
+    while True:
+        for slot in slots:
+            if slot.mutant is None and (following := next(order, None)) is not None:
+                slot.start(following)
+            if slot.mutant is not None and (found := slot.poll()) is not None:
+                yield found
+        if all(slot.mutant is None for slot in slots):
+            return
+        time.sleep(0.02)
+
+
 def run(drawn: Sequence[Mutant], file: Path, workers: int) -> dict[str, Outcome]:
     """Run what has no result yet, and return all results."""
     results = known(file, drawn)
@@ -357,21 +381,18 @@ def run(drawn: Sequence[Mutant], file: Path, workers: int) -> dict[str, Outcome]
         return results
     preload()
     slots = [Slot(KEPT, i) for i in range(workers)]
-    order = iter(waiting)
-    with file.open("a") as out:
-        while True:
-            for slot in slots:
-                if slot.mutant is None and (following := next(order, None)) is not None:
-                    slot.start(following)
-                if slot.mutant is not None and (found := slot.poll()) is not None:
-                    results[found.key] = found
-                    out.write(json.dumps(asdict(found)) + "\n")
-                    out.flush()
-                    mark = f"{len(results):4}/{len(drawn)} {found.found:8} {found.seconds:6.1f} s"
-                    print(f"{mark}  {found.module}:{found.line} {found.by[:70]}", flush=True)
-            if all(slot.mutant is None for slot in slots):
-                break
-            time.sleep(0.02)
+    try:
+        for done in outcomes(slots, waiting):
+            results[done.key] = done
+            with file.open("a") as out:
+                out.write(json.dumps(asdict(done)) + "\n")
+            mark = f"{len(results):4}/{len(drawn)} {done.found:8} {done.seconds:6.1f} s"
+            print(f"{mark}  {done.module}:{done.line} {done.by[:70]}", flush=True)
+    except KeyboardInterrupt:  # they are in the order of the draw: the first ones are a sample, too
+        print("stopped; the results so far:", flush=True)
+    finally:
+        for slot in slots:
+            slot.stop()
     noticed = sorted({o.by.split(" - ")[0] for o in results.values() if "::" in o.by})
     print(f"running the {len(noticed)} tests that noticed something once without a change", flush=True)
     if wrong := doubted(slots[0], noticed):
