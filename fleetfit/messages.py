@@ -420,11 +420,23 @@ def reply_size(reply: Update | Failure, layout: Layout) -> int:
     return packed_size({key: value for key, value in nest.items() if key not in ("multiply_adds", "simulated_s")})
 
 
+def update_size(job: Job, layout: Layout) -> int:
+    """Return the bytes of an update that answers a training job whole, before there is one: without metrics."""
+    kind = job.local.compress
+    update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {})
+    if kind is not None:
+        scales = _without_numbers(scale_shapes(job.state), torch.float32) if kind == "int8" else {}
+        state = _without_numbers(shapes_of(job.state), LIGHTER[kind])
+        update = replace(update, state=state, compressed=kind, scales=scales)
+    return reply_size(update, layout)
+
+
 def _weightless(state: State) -> State:
     """Return a state that is packed like another one but has no numbers, so that counting copies none."""
     dtypes = {tensor.dtype for tensor in state.values()}
-    if len(dtypes) != 1:
-        return state
-    shapes = shapes_of(state)
+    return _without_numbers(shapes_of(state), dtypes.pop()) if len(dtypes) == 1 else state
+
+
+def _without_numbers(shapes: Shapes, dtype: torch.dtype) -> State:
     total = sum(math.prod(shape) for shape in shapes.values())
-    return FlatState(torch.empty(total, dtype=dtypes.pop(), device="meta"), shapes)
+    return FlatState(torch.empty(total, dtype=dtype, device="meta"), shapes)

@@ -17,7 +17,7 @@ from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
-from fleetfit.messages import compress, decompress, reply_size
+from fleetfit.messages import compress, decompress, reply_size, update_size
 from fleetfit.rounds import one_round, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training import run_job
@@ -218,6 +218,17 @@ def test_the_size_of_an_update_is_counted_as_it_travels() -> None:
     rows = sum(s.numel() for s in small.scales.values())
     header = reply_size(replace(small, state={}, scales={}), LAYOUT)
     assert elements + 4 * rows < reply_size(small, LAYOUT) < elements + 4 * rows + header + 100
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_the_size_of_an_update_is_known_before_there_is_one(kind: str | None) -> None:
+    """To the byte, but for what it counts and reports."""
+    job, update = job_and_update(level=2)
+    job = replace(job, local=replace(job.local, compress=kind))
+    found = replace(update, num_examples=0, metrics={})
+    if kind is not None:
+        found, _ = compress(found, job, LAYOUT, kind, None)
+    assert update_size(job, LAYOUT) == reply_size(found, LAYOUT)
 
 
 def test_an_unknown_kind_is_refused_in_a_run_file() -> None:

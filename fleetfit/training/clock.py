@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 
 from fleetfit import messages
 from fleetfit.cost import submodel_cost
-from fleetfit.messages import compress
 from fleetfit.submodel import Submodel
 from fleetfit.training.steps import step_count, steps_of
 from fleetfit.values import Device, Failure, Job, Local, Problem, Update
@@ -82,14 +81,11 @@ def passes_in_time(job: Job, device: Device) -> float:
 
     Bytes up are those of a reply that holds the sub-model whole, with some room for what is not known beforehand.
     """
-    clock, speed, local = device.clock, device.clock.speed, job.local
+    clock, speed, deadline_s = device.clock, device.clock.speed, job.local.deadline_s
     assert speed is not None
-    assert local.deadline_s is not None
-    sent = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {})
-    if local.compress is not None:
-        sent, _ = compress(sent, job, device.problem.layout, local.compress, None)
-    without = speed.seconds(clock.received, 0, messages.reply_size(sent, device.problem.layout) + _METRICS)
-    left = local.deadline_s - without
+    assert deadline_s is not None
+    sent = messages.update_size(job, device.problem.layout) + _METRICS
+    left = deadline_s - speed.seconds(clock.received, 0, sent)
     return math.floor(left * speed.multiply_adds_per_s / max(1, forward_work(device.problem, job.submodel)))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.errors import FleetFitError, RunError
-from fleetfit.layout import outputs
+from fleetfit.layout import Layout, outputs
 from fleetfit.messages import compress
 from fleetfit.method import Method, build
 from fleetfit.seeds import own_randomness, seed_of, torch_rng
@@ -30,7 +30,7 @@ from fleetfit.training.clock import (
 from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.measure import evaluate, statistics
 from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at, step_count
-from fleetfit.values import Clock, Device, Failure, Job, Local, Update
+from fleetfit.values import ClientMemory, Clock, Device, Failure, Job, Local, Update
 
 # ---- which parameters a gradient reaches in a job ------------------------------------------------------------------
 
@@ -189,50 +189,47 @@ class EarlyStopping:
 
 
 def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
-    """Run one job on a device.
+    """Run one job on a device: its clock starts, the work is done, the update is made lighter, its clock stops.
 
     Returns:
         The update, or a failure that says why; and what the client remembers if the update is accepted.
     """
-    if job.kind == "train" and device.absent:
-        gone = replace(_failure(job, device.absent), absent=True)
-        return timed(gone, job, started(job, device)), device.memory
-    remembered, kind = device.memory, job.local.compress
-    own, lost = _parted(remembered)
-    device = started(job, replace(device, memory=own))
-    reply, memory = _done(job, device)
-    if isinstance(reply, Failure):
-        memory = remembered
-    elif job.kind == "train" and kind is not None:
-        reply, lost = compress(reply, job, device.problem.layout, kind, lost)
-        memory = {_OWN: memory, _LOST: lost}
-    return timed(reply, job, device), memory
+    kept = ClientMemory.restored(device.memory)
+    begun = started(job, replace(device, memory=kept.method))
+    reply, own = _done(job, begun)
+    reply, lost = _lighter(reply, job, device.problem.layout, kept.lost)
+    reply = timed(reply, job, begun)
+    trained = job.kind == "train" and isinstance(reply, Update)
+    return reply, ClientMemory(own, lost).nest if trained else device.memory
 
 
-_OWN, _LOST = "of the method", "lost by compression"
-
-
-def _parted(memory: Any) -> tuple[Any, Any]:
-    """Return what the method remembers, and what compression has lost."""
-    both = isinstance(memory, Mapping) and memory.keys() == {_OWN, _LOST}
-    return (memory[_OWN], memory[_LOST]) if both else (memory, None)
+def _lighter(
+    reply: Update | Failure, job: Job, layout: Layout, lost: Mapping[str, Any] | None
+) -> tuple[Update | Failure, Mapping[str, Any] | None]:
+    """Return the reply as it travels, and what compression owes the client's next update."""
+    if job.kind != "train" or job.local.compress is None or isinstance(reply, Failure):
+        return reply, None
+    return compress(reply, job, layout, job.local.compress, lost)
 
 
 def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
+    if job.kind == "train" and device.absent:
+        return Failure.of(job, device.absent, absent=True), device.memory
     try:
         method = build(job.method)
         adapted = method.adapt(job, device)
         if adapted is None:
-            return _failure(job, "declined: the client affords no part of what it was sent", True), device.memory
+            why = "declined: the client affords no part of what it was sent"
+            return Failure.of(job, why, declined=True), device.memory
         work = {"train": _train, "evaluate": evaluate, "statistics": statistics}[adapted.kind]
         with own_randomness(device.accelerator):
             return work(adapted, device, method, job.submodel)
     except FleetFitError as error:
-        return _failure(job, str(error)), device.memory
+        return Failure.of(job, str(error)), device.memory
     except (ValueError, RuntimeError) as error:  # a module that cannot take this data: the client's, not the run's end
-        return _failure(job, f"{type(error).__name__}: {error}"), device.memory
+        return Failure.of(job, f"{type(error).__name__}: {error}"), device.memory
     except SystemExit as error:  # of a plug-in: it would end a worker, or the whole run, without a word
-        return _failure(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
+        return Failure.of(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
 
 
 @contextlib.contextmanager
@@ -259,16 +256,10 @@ def run_on_server(job: Job, device: Device) -> Update:
     return reply
 
 
-def _failure(job: Job, reason: str, declined: bool = False, late: bool = False, spent: int = 0) -> Failure:
-    return Failure.of(job, reason, declined=declined, late=late,
-        multiply_adds=spent,
-    )  # fmt: skip
-
-
 def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
     indices = device.data.split("train")
     if not len(indices):
-        return _failure(job, "the client has no training data"), device.memory
+        return Failure.of(job, "the client has no training data"), device.memory
     piece = local_model_of(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     loss, penalty = method.loss(job, device), method.penalty(job, device)
@@ -284,11 +275,11 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     if job.local.deadline_s is not None and device.clock.speed is None:
         learn(device, spent)
     if done.stopped and (not done.steps or job.local.late == "drop"):
-        return _failure(job, out_of_time(job), late=True, spent=spent), device.memory
+        return Failure.of(job, out_of_time(job), late=True, multiply_adds=spent), device.memory
     state = piece.read()
     if not finite(state) or not math.isfinite(done.loss):
         reason = "its training diverged: the loss or the weights are not finite"
-        return _failure(job, reason, spent=spent), device.memory
+        return Failure.of(job, reason, multiply_adds=spent), device.memory
     memory = method.remember(job, device, state, loss)
     sent, state = method.reply(job, device, state)
     extra = loss.metrics() if hasattr(loss, "metrics") else {}

@@ -8,11 +8,12 @@ from fleetfit.values.fleet import Client, Clients, DataDescription, Device, Fede
 from fleetfit.values.local import Local
 from fleetfit.values.problem import Level, Problem, tuned
 from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import Evaluation, Failure, Job, Server, Update
+from fleetfit.values.work import ClientMemory, Evaluation, Failure, Job, Server, Update
 
 __all__ = [
     "Availability",
     "Client",
+    "ClientMemory",
     "Clients",
     "Clock",
     "DataDescription",

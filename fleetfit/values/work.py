@@ -151,6 +151,34 @@ class Failure:
 
 
 @dataclass(frozen=True, eq=False)
+class ClientMemory:
+    """What a client keeps from one accepted update to its next; where it is stored or sent, as a nest.
+
+    Attributes:
+        method: What the method has it remember.
+        lost: What compression rounded away and owes the next update (see `fleetfit.messages`), or None.
+    """
+
+    method: Any = None
+    lost: Mapping[str, Any] | None = None
+
+    @property
+    def nest(self) -> Any:
+        """The same as plain values and tensors; None where nothing is kept."""
+        return self.method if self.lost is None else {_OWN: self.method, _LOST: self.lost}
+
+    @staticmethod
+    def restored(nest: Any) -> "ClientMemory":
+        """Return the memory of a nest."""
+        if isinstance(nest, Mapping) and nest.keys() == {_OWN, _LOST}:
+            return ClientMemory(nest[_OWN], nest[_LOST])
+        return ClientMemory(nest)
+
+
+_OWN, _LOST = "of the method", "lost by compression"  # in checkpoints, and in the memory of a fleet's nodes
+
+
+@dataclass(frozen=True, eq=False)
 class Server:
     """The server between two rounds; the checkpoint has all of it.
 
