@@ -20,8 +20,11 @@ PYTEST_ARGS ?=
 # How many mutants `make mutants` draws: each takes some 5 s of a core, or a minute or two where it survives.
 SAMPLE ?= 500
 
+# The parts that `make bench` and `make bench-check` run, such as `make bench PARTS="round codec"`; none: all of them.
+PARTS ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench mutants clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench bench-check mutants clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -81,8 +84,11 @@ format: env ## rewrite the files as the linters want them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: env ## speed against a bare loop and a plain copy, measured in one run
-	$(BIN)/python -m benchmarks
+bench: env ## speed against a bare loop, a naive one and a plain copy, measured in one run; `make bench PARTS="round codec"`
+	$(BIN)/python -m benchmarks $(PARTS)
+
+bench-check: env ## the same parts against the ratios written down in benchmarks/written.toml; fails where one is worse
+	$(BIN)/python -m benchmarks --check $(PARTS)
 
 mutants: env ## how many small changes of the core the tests notice; `make mutants SAMPLE=40` draws fewer
 	$(BIN)/python tests/mutants/mutants.py --sample $(SAMPLE)

@@ -1,1 +1,1 @@
-"""Benchmarks: speed, always as a ratio against something measured in the same run."""
+"""What FleetFit costs, as ratios of things that alternate in one process; `benchmarks/README.md` has the figures."""

@@ -1,12 +1,13 @@
 """A state to bytes and back: a message, and a checkpoint's file, against a plain copy of the same bytes."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.measuring import Figure, Options, Step, ratio
 from fleetfit import names
 from fleetfit.layout import infer_layout
 from fleetfit.messages import pack, state_nest, unpack
@@ -14,7 +15,11 @@ from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.state import flat_of
 from fleetfit.submodel import cut, whole
 
-Step = Callable[[], Any]
+
+def figures(options: Options) -> Iterator[Figure]:
+    """Alternate each with a copy of the same bytes."""
+    for what, ours, copy in steps():
+        yield ratio(f"{what}, against a copy", ours, copy, 10 * options.repetitions)
 
 
 def steps() -> Iterator[tuple[str, Step, Step]]:

@@ -7,9 +7,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from benchmarks.measuring import Figure, Options, amount
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "fleet"))
 from deployment import Deployment
@@ -32,12 +35,12 @@ WAYS = {
 _IMPORTS = "import sys\nif any('flwr-clientapp' in part for part in sys.orig_argv):\n    import torch\n"
 
 
-def fleet() -> None:
+def figures(options: Options) -> Iterator[Figure]:
     """Measure each way in turn, once; the figures are medians over the messages after the first two."""
     for name, (plain, alone) in WAYS.items():
         with tempfile.TemporaryDirectory(prefix="fleet-") as place:
             wall, cpu = measured(Path(place), plain, alone)
-        print(f"fleet: {name}: {wall:.2f} s from sending to the reply, {cpu:.2f} CPU s on the node", flush=True)
+        yield amount(f"{name}, from sending to the reply", wall, "s", detail=f"{cpu:.2f} CPU s on the node")
 
 
 def measured(place: Path, plain: bool, alone: bool) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.measuring import Figure, Options, amount, ratio
 from fleetfit.cost.memory import LiveBytes
 from fleetfit.layout import Architecture, build_module, outputs
 from fleetfit.models.vit import deit_s
@@ -24,6 +25,15 @@ MODES: dict[str, dict[str, Any]] = {
     "serial adapters everywhere": {"name": "serial_adapter"},
     "LoRA everywhere": {"name": "lora"},
 }
+
+
+def figures(options: Options) -> Iterator[Figure]:
+    """Alternate each mode with the naive way, and compare the most memory alive in a step."""
+    for name, ours, naive in modes():
+        what = f"a training step, DeiT-S of 6 blocks, {name}, against gradients for everything"
+        yield ratio(what, ours, naive, options.repetitions)
+        alive = [peak_bytes(step) / 1e6 for step in (ours, naive)]
+        yield amount(f"{what}: peak memory", alive[0] / alive[1], "", detail=f"{alive[0]:.1f} MB of {alive[1]:.1f} MB")
 
 
 def stepping(architecture: Architecture, naive: bool) -> Callable[[], None]:

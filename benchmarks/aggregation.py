@@ -1,0 +1,56 @@
+"""Averaging ten updates of four levels against a plain copy of the same bytes, and what is held meanwhile."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.measuring import Figure, Options, amount, ratio
+from benchmarks.random_fleet import CNN, Kind, fleet
+from fleetfit.aggregate import Mean, applied
+from fleetfit.submodel import cut, flat_of
+from fleetfit.training import initial_state
+from fleetfit.values import Problem
+
+RESNET110 = Kind({"name": "resnet110"}, (3, 32, 32), 16)
+KINDS = {"resnet110": (RESNET110, 5, 3.0), "cnn": (CNN, 20, None)}  # with how often to repeat, and what is wanted
+
+
+def figures(options: Options) -> Iterator[Figure]:
+    """Fold ten updates, and copy the same bytes."""
+    for name, (kind, often, wanted) in KINDS.items():
+        federation, _ = fleet(kind, 8, cohort=8, samples=16)
+        problem = federation.problem
+        state = initial_state(problem, 0)
+        full = flat_of(state)
+        pieces = sorted((federation.levels[i % 4].submodel for i in range(10)),
+                        key=lambda p, layout=problem.layout: -cut(layout, p).size)  # fmt: skip
+        states = [cut(problem.layout, p).views(cut(problem.layout, p).gather(full)) for p in pieces]
+        buffers = [torch.empty_like(flat_of(s)) for s in states]
+
+        def ours(problem=problem, pieces=pieces, states=states, state=state) -> None:
+            mean = Mean(problem.layout)
+            for piece, update in zip(pieces, states, strict=True):
+                mean.add(piece, update, 1.0)
+            applied(state, mean.result())
+
+        def copies(buffers=buffers, states=states) -> None:
+            for buffer, update in zip(buffers, states, strict=True):
+                buffer.copy_(flat_of(update))
+
+        what = f"{name} ({full.numel() / 1e6:.2f}M parameters), 10 clients of four levels, against a copy"
+        yield ratio(what, ours, copies, often * options.repetitions, wanted=wanted)
+        for cohort in (10, 100, 1000):
+            yield amount(f"{name}, memory held while {cohort:,} updates are folded",
+                         held(problem, pieces, states, cohort) / 1e6, "MB")  # fmt: skip
+
+
+def held(problem: Problem, pieces: list[Any], states: list[Any], cohort: int) -> int:
+    """Return the bytes of the tensors that a running mean holds after so many updates."""
+    mean = Mean(problem.layout)
+    for i in range(cohort):
+        mean.add(pieces[i % 10], states[i % 10], 1.0)
+    values = [v for held in vars(mean).values() for v in (held if isinstance(held, tuple) else (held,))]
+    tensors = {v.data_ptr(): v for v in values if isinstance(v, Tensor)}.values()
+    return sum(t.numel() * t.element_size() for t in tensors)

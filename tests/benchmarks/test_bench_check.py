@@ -1,0 +1,188 @@
+"""`python -m benchmarks`: what `--check` says of ratios beside those that were written down, and the table."""
+
+import sys
+import types
+
+import pytest
+
+from benchmarks import machine, measuring, written
+from benchmarks.__main__ import PARTS, WHEN_NAMED, main
+from benchmarks.measuring import Figure, alternate, ratio
+
+WRITTEN = """
+[toy."ours against theirs"]
+value = 1.0
+margin = 0.1
+better = "lower"
+machine = "some"
+
+[toy."a speed-up"]
+value = 2.0
+margin = 0.1
+better = "higher"
+machine = "some"
+"""
+
+
+def figures(lower, higher):
+    return [
+        Figure("ours against theirs", lower, lower, lower, 1),
+        Figure("a speed-up", higher, higher, higher, 1, better="higher"),
+        Figure("seconds", 3.0, 3.0, 3.0, 1, unit="s"),
+    ]
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the command on a part `toy` with given figures: exit code and what it printed."""
+    file = tmp_path / "written.toml"
+    file.write_text(WRITTEN)
+    monkeypatch.setattr(written, "FILE", file)
+    monkeypatch.setitem(PARTS, "toy", "nothing")
+
+    def run(found, *given):
+        toy = types.ModuleType("benchmarks.toy")
+        toy.figures = lambda options: iter(found) if isinstance(found, list) else found(options)
+        monkeypatch.setitem(sys.modules, "benchmarks.toy", toy)
+        code = main(["toy", *given])
+        return code, capsys.readouterr().out
+
+    run.file = file
+    return run
+
+
+def test_passes_within_the_margin(bench):
+    code, said = bench(figures(1.099, 1.801), "--check")
+    assert code == 0 and "bench-check: passed" in said and "FAILED" not in said
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher", "complaint"),
+    [
+        (1.11, 2.0, "toy, ours against theirs: expected at most 1.100 (1.000 with a margin of 10.0%), found 1.110."),
+        (1.0, 1.79, "toy, a speed-up: expected at least 1.800 (2.000 with a margin of 10.0%), found 1.790."),
+        (float("nan"), 2.0, "toy, ours against theirs: expected at most 1.100"),
+    ],
+)
+def test_fails_beyond_the_margin_and_says_which_figure(bench, lower, higher, complaint):
+    code, said = bench(figures(lower, higher), "--check")
+    assert code == 1 and complaint in said and "bench-check: FAILED" in said
+    assert said.count("expected at ") == 1
+
+
+def test_a_figure_that_is_better_or_new_is_noted_and_does_not_fail(bench):
+    found = [*figures(0.8, 2.3), Figure("new", 1.0, 1.0, 1.0, 1)]
+    code, said = bench(found, "--check")
+    assert code == 0
+    assert "found 0.800, better than the 1.000 written down" in said
+    assert "found 2.300, better than the 2.000 written down" in said
+    assert "toy, new: 1.000 is not written down yet." in said
+
+
+def test_a_written_figure_that_was_not_measured_fails(bench):
+    code, said = bench(figures(1.0, 2.0)[1:], "--check")
+    assert code == 1 and "toy, ours against theirs: written down as 1.000, but nothing was measured." in said
+
+
+def test_a_part_that_raises_fails_and_keeps_the_figures_before_it(bench):
+    def broken(options):
+        yield figures(1.0, 2.0)[0]
+        raise OSError("no such thing")
+
+    code, said = bench(broken)
+    assert (
+        code == 1 and "toy failed: OSError: no such thing" in said and "| toy | ours against theirs | 1.000 |" in said
+    )
+
+
+def test_a_part_without_written_figures_cannot_be_checked(bench):
+    bench.file.write_text("")
+    code, said = bench(figures(1.0, 2.0), "--check")
+    assert code == 1 and "has no figure of these parts" in said
+
+
+def test_write_keeps_margins_and_other_parts_and_leaves_amounts_out(bench):
+    bench.file.write_text(WRITTEN + '[other.one]\nvalue = 3.0\nmargin = 0.2\nbetter = "lower"\nmachine = "some"\n')
+    new = Figure("new", 1.0, 0.9, 1.3, 5)
+    code, _ = bench([*figures(1.5, 1.9), new], "--write")
+    known = written.read(bench.file)
+    assert code == 0 and known["other"]["one"].value == 3.0
+    assert {name: (entry.value, entry.margin) for name, entry in known["toy"].items()} == {
+        "ours against theirs": (1.5, 0.1), "a speed-up": (1.9, 0.1), "new": (1.0, 0.3),
+    }  # fmt: skip
+    assert bench([*figures(1.6, 1.8), new], "--check")[0] == 0
+
+
+def test_a_broken_entry_is_named(bench):
+    bench.file.write_text("[toy.one]\nvalue = 1.0\n")
+    with pytest.raises(ValueError, match=r"written.toml: toy, one: expected value, margin"):
+        written.read(bench.file)
+    bench.file.write_text("[toy.one]\nvalue = 1.0\nmargin = 0\n")
+    with pytest.raises(ValueError, match=r"margin above 0"):
+        written.read(bench.file)
+
+
+def test_the_table_says_what_is_not_met(bench):
+    code, said = bench([Figure("one", 1.2, 1.1, 1.4, 5, wanted=1.04, detail="a | b")])
+    assert code == 0
+    assert "| toy | one | 1.200 | 1.100-1.400 | 5 | at most 1.04: **not met** | " in said and "a / b" in said
+
+
+def test_unknown_parts_are_refused(bench, capsys):
+    with pytest.raises(SystemExit):
+        main(["toy", "rounds"])
+    assert "there is no part rounds; there are round, " in capsys.readouterr().err
+
+
+def test_sides_alternate_and_the_first_pair_is_not_counted():
+    order = []
+    assert len(list(alternate(lambda: order.append("a"), lambda: order.append("b"), 3))) == 3
+    assert order == ["a", "b"] * 4
+
+
+class Hands:
+    """Clocks that move only where a side says so."""
+
+    def __init__(self):
+        self.cpu = self.wall = 0.0
+
+    def process_time(self):
+        return self.cpu
+
+    def perf_counter(self):
+        return self.wall
+
+    def side(self, *cpu):
+        """Return a side that takes so many CPU seconds, call by call, and ten times as many wall seconds."""
+        left = list(cpu)
+
+        def work():
+            self.cpu += left[0]
+            self.wall += 10 * left.pop(0)
+
+        return work
+
+
+def test_a_ratio_is_the_median_of_its_pairs_without_the_first(monkeypatch):
+    """The pairs are 9/1 (unmeasured), 2/1, 3/1, 8/2 seconds: quotients 2, 3, 4; medians 3 s and 1 s."""
+    hands = Hands()
+    monkeypatch.setattr(measuring, "time", hands)
+    found = ratio("x", hands.side(9, 2, 3, 8), hands.side(1, 1, 1, 2), 3)
+    assert (found.value, found.low, found.high, found.repetitions) == (3.0, 2.0, 4.0, 3)
+    assert found.detail == "3,000 ms against 1,000 ms; wall 3.000"
+
+
+def test_every_written_figure_belongs_to_a_part():
+    assert written.read().keys() <= PARTS.keys() | WHEN_NAMED.keys()
+
+
+@pytest.mark.parametrize(("busy", "own", "said"), [(10.0, 9.0, "quiet"), (25.0, 10.0, "busy (1.5 cores)")])
+def test_others_work_is_told_apart_from_ours(monkeypatch, busy, own, said):
+    """In ten seconds the machine works `busy` core seconds, of which `own` are ours."""
+    clocks = {"_busy_s": busy, "_own_s": own, "_uptime_s": 10.0}
+    for name in clocks:
+        monkeypatch.setattr(machine, name, lambda: 100.0)
+    watch = machine.Watch()
+    for name, passed in clocks.items():
+        monkeypatch.setattr(machine, name, lambda passed=passed: 100.0 + passed)
+    assert watch.verdict() == said
