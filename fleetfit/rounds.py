@@ -26,6 +26,7 @@ from fleetfit.method import FEDAVG
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.soundness import spoilt, suspects, undone
 from fleetfit.submodel import Submodel, norm
+from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
 from fleetfit.validation import examined, paired, refused
 from fleetfit.values import Failure, Federation, Job, Local, Server, Update
@@ -205,10 +206,11 @@ def run(
 ) -> Iterator[Round]:
     """Run the rounds that are left, and yield after each; `renew` is asked before each."""
     empty: list[dict[str, Any]] = []
+    watch = Timekeeper()
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        server, report = one_round(federation, engine, settings, server)
+        server, report = one_round(federation, engine, settings, server, watch)
         if not _nobody_there(report):
             empty = [] if report["train"]["clients"] else [*empty, report]
         if len(empty) >= settings.patience:
@@ -217,8 +219,9 @@ def run(
         if _due(server.round, settings):
             last = server.round == settings.rounds
             wanted = settings.wanted if last else on_the_way(settings.wanted)
-            report["evaluate"], found = evaluate(federation, engine, server, wanted)
-        report["seconds"] = time.perf_counter() - began
+            with watch.on("evaluation"):
+                report["evaluate"], found = evaluate(federation, engine, server, wanted)
+        report |= {"seconds": time.perf_counter() - began, "seconds_of": watch.read()}
         yield Round(server, report, found)
 
 
@@ -253,9 +256,9 @@ def _nobody(empty: list[dict[str, Any]]) -> str:
 
 
 def one_round(
-    federation: Federation, engine: Engine, settings: Settings, server: Server
+    federation: Federation, engine: Engine, settings: Settings, server: Server, watch: Timekeeper | None = None
 ) -> tuple[Server, dict[str, Any]]:
-    """Run one round of training.
+    """Run one round of training; `watch` counts the seconds of its parts.
 
     Returns:
         The server after it, whose round is one more in any case, and the report. A round that is undone leaves state
@@ -268,8 +271,11 @@ def one_round(
     before = replace(server, round=server.round + 1)
     if not slots:  # nothing to merge, and no step may move what nobody trained
         return before, report_of(federation, before, local, [])
-    replies = _Replies(federation, server, paired(engine.run, _jobs(federation, server, slots, local, settings.rounds)))
-    after, why, further = _stepped(federation, server, replies)
+    watch = watch or Timekeeper()
+    jobs = _jobs(federation, server, slots, local, settings.rounds)
+    replies = _Replies(federation, server, paired(engine.run, jobs), watch)
+    with watch.on("averaging"):
+        after, why, further = _stepped(federation, server, replies)
     report = report_of(federation, before, local, replies.reports)
     if after is None:
         nothing = report_of(federation, before, local, [])["train"]
@@ -305,7 +311,8 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
         replies.finish()
         return None, f"{doing} raised an error: {what_raised(error)}", {}
     after = replace(after, trained=trained_levels(federation, server, reports))
-    why = spoilt(server, after)
+    with replies.watch.on("validation"):
+        why = spoilt(server, after)
     return (after if why is None else None), why or "", {"server": dict(aggregate.metrics)} if aggregate.metrics else {}
 
 
@@ -319,10 +326,14 @@ class _Replies:
         norms: Euclidean norm of each update's state as it came, by index.
         receiving: Whether `receive` is at work.
         broken: Whether the engine itself raised an error.
+        watch: Counts the seconds until replies come, and of looking at them.
     """
 
-    def __init__(self, federation: Federation, server: Server, replies: Iterator[tuple[Job, Update | Failure]]) -> None:
+    def __init__(
+        self, federation: Federation, server: Server, replies: Iterator[tuple[Job, Update | Failure]], watch: Timekeeper
+    ) -> None:
         """Take the jobs with their replies, as they come."""
+        self.watch = watch
         self.norms: dict[int, float] = {}
         self.receiving = self.broken = False
         self._federation, self._server = federation, server
@@ -369,13 +380,15 @@ class _Replies:
     def _check(self, replies: Iterator[tuple[Job, Update | Failure]]) -> Iterator[Update]:
         while True:
             try:
-                job, reply = next(replies)
+                with self.watch.on("training"):
+                    job, reply = next(replies)
             except StopIteration:
                 return
             except Exception:
                 self.broken = True
                 raise
-            reply = checked(reply, job, self._federation)
+            with self.watch.on("validation"):
+                reply = checked(reply, job, self._federation)
             if isinstance(reply, Failure):
                 self._reports[job.index] = reply
                 continue

@@ -30,7 +30,7 @@ def same(a: Round, b: Round) -> None:
     for name in a.server.state:
         assert torch.equal(a.server.state[name], b.server.state[name]), name
     assert pack(a.server.memory) == pack(b.server.memory)
-    without = {"seconds"}
+    without = {"seconds", "seconds_of"}
     assert {k: v for k, v in a.report.items() if k not in without} == {
         k: v for k, v in b.report.items() if k not in without
     }

@@ -53,7 +53,7 @@ def states_equal(a: ff.Run, b: ff.Run) -> bool:
 
 
 def timeless(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in metrics]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "seconds_of")} for line in metrics]
 
 
 # ---- one run -------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def only_newest(folder: Path) -> Path:
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "seconds_of")} for line in lines]
 
 
 # ---- the same bytes ------------------------------------------------------------------------------------------------

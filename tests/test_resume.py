@@ -157,7 +157,7 @@ def final(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         nest = json.loads(file.metadata()["nest"])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return tensors, nest, [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    return tensors, nest, [{k: v for k, v in line.items() if k not in ("seconds", "seconds_of")} for line in lines]
 
 
 def same(folder: Path, unbroken: Path) -> None:

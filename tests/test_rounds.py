@@ -358,7 +358,7 @@ def test_what_an_update_says_it_contains_is_what_is_averaged() -> None:
 def test_a_reply_that_cannot_be_packed_is_refused_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody could have sent it; one that is a failure already keeps its own reason."""
 
-    def unpackable(reply: Reply) -> int:
+    def unpackable(reply: Reply, layout: object) -> int:
         if reply.client > 3:
             raise ValueError("no such kind of number")
         return 7

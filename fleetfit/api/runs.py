@@ -28,7 +28,8 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import plots
-from fleetfit.report.recorded import check_report, class_counts_in, summary_of
+from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
+from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server
 
 # ---- whether what a user asked for is used: keys that would be ignored are refused before a run begins, or said ----
@@ -276,10 +277,11 @@ def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = 
         if files.begun():
             files.tidy(taken["server"].round)
             files.note_resumption(taken["server"].round)
-        for done in _rounds(target, engine, taken["server"], renew):
+        saving = Timekeeper()
+        for done in _rounds(target, engine, taken["server"], renew, saving):
             if on_round is not None:
                 on_round(done)
-        _finish(target)
+        _finish(target, saving)
     target.__dict__.pop("checkpoint", None)
 
 
@@ -301,11 +303,13 @@ def _taken_up(target: Run) -> dict[str, Any]:
     return {"server": rounds.start(target.assembly.federation), "clients": {}, "statistics": None}
 
 
-def _rounds(target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew) -> Iterator[dict[str, Any]]:
-    """Run round by round; a round's line is written before its checkpoint."""
+def _rounds(
+    target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
+) -> Iterator[dict[str, Any]]:
+    """Run round by round; a round's line is written before its checkpoint, whose seconds are in the next line."""
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
     for done in rounds.run(assembly.federation, engine, assembly.settings, server, renew):
-        report = jsonable(done.report)
+        report = jsonable(with_seconds(done.report, saving.read()))
         files.append(report)
         if done.server.round % often.every == 0 or done.server.round == assembly.settings.rounds:
             after = done.server
@@ -315,14 +319,16 @@ def _rounds(target: Run, engine: rounds.Engine, server: Server, renew: rounds.Re
                 "clients": engine.save(),
                 "statistics": done.statistics,
             }
-            files.save_checkpoint(after.round, nest, often.keep)
+            with saving.on("checkpoints"):
+                files.save_checkpoint(after.round, nest, often.keep)
         yield report
 
 
-def _finish(target: Run) -> None:
-    """Write the plots, where matplotlib is there, and then the summary."""
+def _finish(target: Run, saving: Timekeeper) -> None:
+    """Write the plots, where matplotlib is there, and then the summary, with the seconds of the last checkpoint."""
     metrics = target.metrics
-    summary = jsonable(summary_of(_description(target), target.assembly.plan, metrics, target.assembly.notes))
+    found = summary_of(_description(target), target.assembly.plan, metrics, target.assembly.notes)
+    summary = jsonable(with_seconds(found, saving.read()))
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         plots.plots_of_run(target.folder, summary, metrics)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")

@@ -1,5 +1,6 @@
 """A run's final numbers, and what the files of its folder must say so that tables and plots can be made of them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,11 +56,27 @@ def summary_of(
         "bytes_up": sum(m["bytes_up"] for m in metrics),
         "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
         "seconds": sum(m["seconds"] for m in metrics),
+        "seconds_of": seconds_of(metrics),
         "multiply_adds": sum(m.get("multiply_adds", 0) for m in metrics),
         "simulated_s": simulated(metrics),
         "left_out": list(plan.left_out),
         "notes": list(notes),
     }
+
+
+def seconds_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the seconds of all rounds by what they went into; folders of earlier versions have none."""
+    found: Counter[str] = Counter()
+    for report in metrics:
+        found.update(report.get("seconds_of", {}))
+    return dict(found)
+
+
+def with_seconds(report: Mapping[str, Any], further: Mapping[str, float]) -> dict[str, Any]:
+    """Return a round's report, or a summary, with the seconds of what was done since it was made."""
+    of = Counter(report["seconds_of"])
+    of.update(further)
+    return {**report, "seconds": report["seconds"] + sum(further.values()), "seconds_of": dict(of)}
 
 
 def simulated(metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -120,6 +137,7 @@ _REPORT = forms.table(
         "evaluate": _EVALUATED,
         "waste": forms.number,
         "multiply_adds": forms.number,
+        "seconds_of": forms.mapped(forms.number),
         "simulated_s": forms.maybe(forms.number),
         "counts": forms.table({}, {"teachers": _numbered(_numbered(forms.count))}),
     },
@@ -134,7 +152,7 @@ _SUMMARY = forms.table({
     "levels": forms.listed(_LEVEL, 1), "global": forms.maybe(forms.number), "local": forms.maybe(forms.number),
     "evaluate": _EVALUATED, "bytes_down": forms.count, "bytes_up": forms.count, "waste": forms.number,
     "failures": forms.count, "seconds": forms.number, "notes": forms.listed(forms.text),
-}, {"simulated_s": forms.maybe(forms.number)})  # fmt: skip
+}, {"simulated_s": forms.maybe(forms.number), "seconds_of": forms.mapped(forms.number)})  # fmt: skip
 _FLEET = forms.table({
     "first": forms.table({"class_counts": forms.maybe(forms.listed(forms.listed(forms.count, 1)))})
 })  # fmt: skip

@@ -52,6 +52,7 @@ def total_table(summary: Mapping[str, Any]) -> Table:
     if summary.get("simulated_s") is not None:
         rows.append(("simulated time", duration(summary["simulated_s"])))
     rows.append(("time", duration(summary["seconds"])))
+    rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.get("seconds_of", {}).items()]
     return Table(("", summary["method"]), tuple(rows), notes=tuple(summary["notes"]))
 
 
