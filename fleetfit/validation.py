@@ -402,7 +402,7 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
     betas: Any = local.betas if "betas" in local.own else (0, 0)
     if not isinstance(betas, tuple) or len(betas) != 2 or not all(_from_0_on(b) and b < 1 for b in betas):
         return f"its betas are {_shown(betas)}, expected two numbers from 0 to 1."
-    flags = (local.nesterov or False, evaluation.shuffle, evaluation.own)
+    flags = (False if local.nesterov is None else local.nesterov, evaluation.shuffle, evaluation.own)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
 
 

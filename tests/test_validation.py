@@ -302,6 +302,7 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"local": plain(clip_norm="x")}, "its clip_norm"), ({"local": plain(late="now")}, "expected one of"),
         ({"local": Local(optimiser=["sgd"])}, "expected one of"), ({"local": plain(compress="zip")}, "expected one of"),
         ({"local": plain(schedule_in_round=1)}, "expected one of"), ({"local": plain(nesterov=1)}, "true or false"),
+        ({"local": plain(nesterov=[])}, "true or false"),
         ({"local": plain(momentum=-1)}, "its momentum"),
         ({"local": Local(optimiser="adam", betas=(0.9, 1.0))}, "its betas"),  # type: ignore[arg-type]
         ({"local": Local(optimiser="adamw", betas=("0", 0.9))}, "its betas"),  # type: ignore[arg-type]

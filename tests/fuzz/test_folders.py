@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import tomli_w
 from folder_damage import Step, damage
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from run_folders import settings as tables
 from run_folders import stopped_run
@@ -331,10 +331,17 @@ def test_some_damaged_folders(folders: Folders, kind: str, verb: str, done: list
 
 
 @pytest.mark.slow
-@given(kinds, verbs, several)
-@settings(max_examples=500, **fuzzing)
-def test_five_hundred_damaged_folders(folders: Folders, kind: str, verb: str, done: list[Step]) -> None:
-    one(folders, kind, verb, done)
+@pytest.mark.parametrize("part", range(10))
+def test_five_hundred_damaged_folders(folders: Folders, part: int) -> None:
+    """In ten parts of fifty: each test has its time limit."""
+
+    @seed(part)
+    @given(kinds, verbs, several)
+    @settings(max_examples=50, **{**fuzzing, "derandomize": False})
+    def fifty(kind: str, verb: str, done: list[Step]) -> None:
+        one(folders, kind, verb, done)
+
+    fifty()
 
 
 @pytest.mark.parametrize("file", sorted(CORPUS.glob("*.json")), ids=lambda file: file.stem)

@@ -62,24 +62,28 @@ def module_of(mode: str, depth: int, ree: bool, exits: tuple[int, ...], width: f
 
 
 def close(mib: float, messages: list[int]) -> None:
-    """Two digits are printed; a message is filled up by at most seven bytes."""
+    """Two digits are printed; a message's header is counted to 16 bytes."""
     assert mib == pytest.approx(sum(messages) / len(messages) / 2**20, abs=0.0051)
 
 
 @pytest.mark.parametrize("mode", ["Frozen", "LoRA"])
 def test_what_is_sent_is_the_length_of_the_message(mode: str, tables: Mapping[str, PaperTable]) -> None:
-    """Models with their exits, packed one by one: four exits."""
+    """Models with their exits, packed one by one as the flat tensors that travel: four exits."""
+
+    def packed(state: Mapping[str, torch.Tensor]) -> int:
+        return packed_size(torch.empty(sum(tensor.numel() for tensor in state.values()), device="meta"))
+
     sent = {row[1]: float(str(row[4])) for row in tables["reefl-table-1"].rows if row[0] == mode}
     depths = (3, 6, 9, 12)
-    own = {d: packed_size(module_of(mode, d, False, depths[: i + 1])) for i, d in enumerate(depths)}
+    own = {d: packed(module_of(mode, d, False, depths[: i + 1])) for i, d in enumerate(depths)}
     close(sent["DepthFL"], list(own.values()))
     close(sent["ExclusiveFL"], [own[12]])
-    close(sent["InclusiveFL"], [packed_size(module_of(mode, d, False, (d,))) for d in depths])
+    close(sent["InclusiveFL"], [packed(module_of(mode, d, False, (d,))) for d in depths])
     narrow = ((4,), 0.4), ((4, 6), 0.55), ((4, 6, 9), 0.75), ((4, 6, 9, 12), 1.0)
-    close(sent["ScaleFL"], [packed_size(module_of(mode, e[-1], False, e, width)) for e, width in narrow])
+    close(sent["ScaleFL"], [packed(module_of(mode, e[-1], False, e, width)) for e, width in narrow])
     with_ree = []
     for i, depth in enumerate(depths):
         state = module_of(mode, depth, True, depths[: i + 1])
         assert len(state["ree.positions"]) == 13
-        with_ree.append(packed_size({**state, "ree.positions": state["ree.positions"][: depth + 1]}))
+        with_ree.append(packed({**state, "ree.positions": state["ree.positions"][: depth + 1]}))
     close(sent["ReeFL"], with_ree)
