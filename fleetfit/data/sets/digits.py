@@ -4,8 +4,14 @@ Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Mac
 parts, scikit-learn has the one of 1,797 images.
 """
 
+import gzip
+import importlib.util
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.splits import hold_out
@@ -31,11 +37,8 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
     Raises:
         DataError: A share or the seed is out of range.
     """
-    from sklearn.datasets import load_digits
-
-    grey, label = load_digits(return_X_y=True)
-    y = np.asarray(label, dtype=np.int64)
-    x = np.rint(np.asarray(grey) * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    grey, y = _read()
+    x = np.rint(grey * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     rest, held = hold_out(np.arange(len(y)), y, test, seed)
     train, valid = hold_out(rest, y[rest], validation, seed)
     return Data(
@@ -53,3 +56,19 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
         std=(0.376,),
         augment=augment,
     )
+
+
+def _read() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return grey values [1797, 64] and labels [1797] from the file in scikit-learn, whose import takes longer."""
+    package = importlib.util.find_spec("sklearn")
+    places = (package.submodule_search_locations or ()) if package is not None else ()
+    for place in places:
+        path = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            with gzip.open(path, "rt", encoding="ascii") as file:
+                rows = np.loadtxt(file, delimiter=",")
+            return rows[:, :-1], rows[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits  # a release that keeps the file elsewhere
+
+    grey, label = load_digits(return_X_y=True)
+    return np.asarray(grey), np.asarray(label, dtype=np.int64)
