@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
+from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.training import one_thread, run_job, with_statistics
 from fleetfit.validation import examined, paired
@@ -89,7 +90,7 @@ class EvaluationScope:
 def has_batch_norm(federation: Federation) -> bool:
     """Tell whether the model has batch-norm layers, and so a policy for their statistics."""
     problem = federation.problem
-    with torch.device("meta"):
+    with on_meta():
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     return bool(batch_norms(module))
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fleetfit.errors import ModelError, RunError, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
+from fleetfit.layout.meta import on_meta
 from fleetfit.records import forms
 from fleetfit.records.checkpoints import Damaged, checkpoint_of
 from fleetfit.submodel import Submodel, finite, misfit, submodel_of
@@ -158,7 +159,7 @@ def _check_statistics(found: Mapping[int, State], federation: Federation) -> Non
 def _norms(problem: Problem, level: Level) -> Shapes:
     """Return what batch-norm statistics a level has."""
     piece = level.submodel
-    with torch.device("meta"):
+    with on_meta():
         module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
     return {f"{name}.{what}": (norm.num_features,) for name, norm in batch_norms(module).items()
             for what in ("mean", "var")}  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
 from fleetfit.layout import batch_norms, build_module, outputs, some_input
+from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, cut, finite, misfit
 from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Update
@@ -315,6 +316,10 @@ def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | 
 _KINDS = {"train": _trained, "evaluate": _evaluated, "statistics": _summed}
 
 
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
 @lru_cache(maxsize=64)
 def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | None]]:
     """Return each batch-norm layer's channels, and how many inputs of each channel a sample gives it.
@@ -322,7 +327,7 @@ def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | 
     The latter is read off a pass on the meta device; None for a layer, or a model, that does not tell.
     """
     batch = 2
-    with torch.device("meta"):
+    with on_meta():
         module = build_module(problem.architecture, {**problem.layout.full_sizes, **piece.sizes}, piece.exits)
         x = some_input(problem.architecture, problem.input_shape, batch)
     norms, seen = batch_norms(module), dict[str, int]()
@@ -335,8 +340,9 @@ def _positions(problem: Problem, piece: Submodel) -> dict[str, tuple[int, int | 
 
     for name, norm in norms.items():
         norm.register_forward_pre_hook(counting(name))
+        norm.forward = _unchanged  # type: ignore[assignment, method-assign]  # PyTorch takes long over a norm's shape
     try:
-        with torch.no_grad():
+        with torch.no_grad(), on_meta():
             outputs(module.eval(), x)
     except Exception:  # a module that cannot be run without numbers
         seen = {}

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import (
@@ -24,6 +23,7 @@ from fleetfit.layout import (
     named_tensors,
     outputs,
 )
+from fleetfit.layout.meta import Operations
 from fleetfit.submodel import Channels, Submodel, extract
 
 # ---- the full model ------------------------------------------------------------------------------------------------
@@ -94,20 +94,11 @@ class Full:
             ) from error
 
 
-class Mode(TorchDispatchMode):
-    """Sees every operation."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled, and PyTorch's compiler takes two seconds to import only to be told so."""
-        return False
-
-
-class _Precision(Mode):
+class _Precision(Operations):
     """Sees whether an operation makes numbers of less precision of float64."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.rounds = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

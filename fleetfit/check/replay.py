@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fleetfit.check.full import Mode
+from fleetfit.layout.meta import Operations
 
 _ARITHMETIC = {
     "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod", "pow", "clamp", "clamp_min",
@@ -102,11 +102,11 @@ def _places(module: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-class _Mode(Mode):
+class _Mode(Operations):
     """Knows where an operation runs."""
 
     def __init__(self, place: list[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.place = place
 
     def operation(self, func: Any) -> Operation:

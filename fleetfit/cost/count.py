@@ -7,16 +7,18 @@ module may add what it does not see, such as a Mamba scan, with a method `extra_
 
 import contextlib
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, about_input, batch_norms, build_module, infer_layout, some_input
+from fleetfit.layout import Architecture, Layout, about_input, batch_norms, build_module, infer_layout, meta, some_input
 from fleetfit.submodel import Submodel
 
 BATCH_SIZE = 16
@@ -110,13 +112,13 @@ def count(
     module, x = on_meta(architecture, sizes, exits, input_shape, _BATCH)
     for norm in batch_norms(module).values():
         norm.forward = _unchanged  # type: ignore[assignment]  # torch counts nothing there, and takes long
-    counter, extra = FlopCounterMode(display=False), _Extra(module.eval())
-    with torch.no_grad(), accepting(architecture, input_shape), extra, counter:
+    running, extra = ModuleTracker(), _Extra(module.eval())
+    with torch.no_grad(), accepting(architecture, input_shape), extra, running, _Flops(running) as counter:
         module(x)
-    counts = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    counts = counter.by_module
     root = type(module).__name__
     total = {name.removeprefix(root).removeprefix("."): n for name, n in counts.items() if name.startswith(root)}
-    total[""] = counter.get_total_flops()
+    total[""] = counts["Global"]
     own = dict(total)
     for name, n in total.items():
         if name:
@@ -134,7 +136,7 @@ def on_meta(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int], batch: int
 ) -> tuple[nn.Module, Tensor]:
     """Build a module and inputs for it [batch, ...] on the meta device."""
-    with torch.device("meta"):
+    with meta.on_meta():
         return build_module(architecture, sizes, exits), some_input(architecture, input_shape, batch)
 
 
@@ -148,6 +150,35 @@ def accepting(architecture: Architecture, input_shape: Sequence[int]) -> Iterato
     except Exception as error:
         message = f"{type(architecture).__name__} does not accept an input of shape {tuple(input_shape)}: {error}."
         raise ModelError(message + about_input(architecture, error)) from error
+
+
+class _Flops(meta.Operations):
+    """Counts the FLOPs that torch has formulas for.
+
+    Attributes:
+        by_module: FLOPs by the name of a module, children included, as the tracker names it: `Class.child`. "Global" is
+            all of them.
+    """
+
+    def __init__(self, running: ModuleTracker) -> None:
+        super().__init__()
+        self.by_module: dict[str, int] = defaultdict(int)
+        self._running = running
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, or those that it consists of, and count it."""
+        kwargs = kwargs or {}
+        with self:
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
+        out = meta.run(func, args, kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            flops = formula(*args, **kwargs, out_val=out)
+            for name in set(self._running.parents):
+                self.by_module[name] += flops
+        return out
 
 
 class _Extra:

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fleetfit.cost.count import Conditions, accepting, cached, layout_of, on_meta
 from fleetfit.cost.parts import Measure, Place, Profile, numel, place_of, profile_of
 from fleetfit.layout import Architecture, outputs
+from fleetfit.layout.meta import Operations
 
 _NUMBER = 4  # bytes
 _PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(Operations):
     """Sums the storages that are alive.
 
     Attributes:
@@ -37,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.now = self.peak = 0
         self._known: dict[int, int] = {}
 

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -15,6 +14,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout.axes import Architecture, Axis, Declaration, ExitModel, declarations_of
 from fleetfit.layout.depth import depths
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
+from fleetfit.layout.meta import on_meta
 from fleetfit.layout.undeclared import (
     Undeclared,
     check_described,
@@ -314,7 +314,7 @@ def _probe(
     larger: str | None = None,
 ) -> _Probe:
     """Build on the meta device, and look."""
-    with torch.device("meta"):
+    with on_meta():
         module = build_module(architecture, sizes, exits, larger)
     found: _Tensors = {}
     first_name: dict[int, str] = {}

@@ -45,6 +45,7 @@ from fleetfit.layout import (
     default_sizes,
     some_input,
 )
+from fleetfit.layout.meta import on_meta
 from fleetfit.models.transformer import TokenHead, initialise
 
 BACKBONE = "backbone."
@@ -215,7 +216,7 @@ class Recurrent(Wrapped):
 
     def _token_widths(self, sizes: Mapping[str, int], count: int | None = None) -> list[int]:
         """Return the width of the class token at the start and after each position, on the meta device."""
-        with torch.device("meta"), torch.no_grad():
+        with on_meta(), torch.no_grad():
             module = build_module(self.inner, sizes, tuple(self.positions))
             if not isinstance(module, HasSegments) or not hasattr(module, "token"):
                 raise ModelError(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Declaration, State, Wrapped, build_module, infer_layout
+from fleetfit.layout.meta import on_meta
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -58,7 +58,7 @@ class Tuned(Wrapped):
     @cached_property
     def _plain(self) -> nn.Module:
         """The whole model without anything put in, on the meta device."""
-        with torch.device("meta"):
+        with on_meta():
             return build_module(self.inner, {a: axis.size for a, axis in self.axes.items()}, tuple(self.positions))
 
     @cached_property

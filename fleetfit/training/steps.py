@@ -1,5 +1,6 @@
 """Batches in a seeded order, the optimiser of local training, and its learning rate at each step."""
 
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -30,7 +31,23 @@ def joined(order: Order, size: int) -> Iterator[Order]:
         at = end
 
 
-_KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+def _eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return an optimiser without what keeps PyTorch's compiler away from it: that takes two seconds to import."""
+    return type(
+        kind.__name__,
+        (kind,),
+        {
+            "add_param_group": inspect.unwrap(kind.add_param_group),
+            "step": torch.no_grad()(inspect.unwrap(kind.step)),
+        },
+    )
+
+
+_KINDS: dict[str, Any] = {
+    "sgd": _eager(torch.optim.SGD),
+    "adam": _eager(torch.optim.Adam),
+    "adamw": _eager(torch.optim.AdamW),
+}
 
 
 def optimiser_of(piece: LocalModel, local: Local) -> torch.optim.Optimizer:
