@@ -7,9 +7,9 @@ import torch
 
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.errors import ConfigError
-from fleetfit.training import accelerator_named, run_job
+from fleetfit.training import accelerator_named, alike, run_alike, run_job
 from fleetfit.training.devices import keep_freed_memory
-from fleetfit.values import Failure, Job, Simulation, Update
+from fleetfit.values import Device, Failure, Job, Simulation, Update
 
 
 def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "InProcess":
@@ -43,19 +43,25 @@ class InProcess(KeepsMemories):
         self._threads = threads
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        """Run each job when its reply is asked for."""
+        """Run each job when its reply is asked for; those that measure one model on several devices are one work."""
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            for job in jobs:
-                version, memory = self._memories.of(job.client)
-                device = self._simulation.device(job.client, memory, job.round)
-                reply, remembered = run_job(replace(job, memory_version=version), device)
+            for group in alike(jobs):
+                if len(group) > 1:
+                    yield from run_alike(group, [self._device(job) for job in group])
+                    continue
+                job = group[0]
+                version, _ = self._memories.of(job.client)
+                reply, remembered = run_job(replace(job, memory_version=version), self._device(job))
                 if job.kind == "train":
                     self._memories.offer(job.round, job.index, remembered)
                 yield reply
         finally:
             torch.set_num_threads(before)
+
+    def _device(self, job: Job) -> Device:
+        return self._simulation.device(job.client, self._memories.of(job.client)[1], job.round)
 
     def close(self) -> None:
         """Nothing was started."""

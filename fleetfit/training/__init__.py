@@ -11,7 +11,7 @@ step's batch used them or not.
 
 from fleetfit.training.clock import fits
 from fleetfit.training.devices import accelerator_named
-from fleetfit.training.job import one_thread, run_job, run_on_server
+from fleetfit.training.job import alike, one_thread, run_alike, run_job, run_on_server
 from fleetfit.training.local_model import (
     LocalModel,
     initial_base,
@@ -25,6 +25,7 @@ from fleetfit.training.steps import joined
 __all__ = [
     "LocalModel",
     "accelerator_named",
+    "alike",
     "fits",
     "initial_base",
     "initial_state",
@@ -32,6 +33,7 @@ __all__ = [
     "local_model_of",
     "notes_on_start",
     "one_thread",
+    "run_alike",
     "run_job",
     "run_on_server",
     "with_statistics",

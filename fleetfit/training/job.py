@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from fleetfit.training.clock import (
     timed,
 )
 from fleetfit.training.local_model import LocalModel, local_model_of
-from fleetfit.training.measure import evaluate, statistics
+from fleetfit.training.measure import evaluate, measured_alike, statistics
 from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at, step_count
 from fleetfit.values import ClientMemory, Clock, Device, Failure, Job, Local, Update
 
@@ -195,12 +195,58 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         The update, or a failure that says why; and what the client remembers if the update is accepted.
     """
     kept = ClientMemory.restored(device.memory)
-    begun = started(job, replace(device, memory=kept.method))
+    begun = started(job, _itself(device))
     reply, own = _done(job, begun)
     reply, lost = _lighter(reply, job, device.problem.layout, kept.lost)
     reply = timed(reply, job, begun)
     trained = job.kind == "train" and isinstance(reply, Update)
     return reply, ClientMemory(own, lost).nest if trained else device.memory
+
+
+_TOGETHER = 256
+
+
+def alike(jobs: Iterator[Job]) -> Iterator[list[Job]]:
+    """Yield jobs one by one, but neighbours together that measure one model on several devices."""
+    group: list[Job] = []
+    for job in jobs:
+        if group and (len(group) == _TOGETHER or not _like(group[-1], job)):
+            yield group
+            group = []
+        group.append(job)
+        if job.kind == "train":  # nothing is drawn ahead of it
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _like(a: Job, b: Job) -> bool:
+    same = a.state is b.state and (a.statistics is b.statistics or not (a.statistics or b.statistics))
+    return same and (a.kind, a.level, a.evaluation, a.submodel) == (b.kind, b.level, b.evaluation, b.submodel)
+
+
+def run_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | Failure]:
+    """Run jobs of one group of `alike`, each on its device; what they say is the same as of each alone."""
+    if len(jobs) > 1:
+        try:
+            method = build(jobs[0].method)
+            pairs = list(zip(jobs, devices, strict=True))
+            if all(_as_it_is(method.adapt(job, _itself(device)), job) for job, device in pairs):
+                with own_randomness(devices[0].accelerator):
+                    return list(measured_alike(jobs, devices))
+        except (FleetFitError, ValueError, RuntimeError, SystemExit):  # each says it for itself
+            pass
+    return [run_job(job, device)[0] for job, device in zip(jobs, devices, strict=True)]
+
+
+def _itself(device: Device) -> Device:
+    """Return the device with what its method has it remember."""
+    return replace(device, memory=ClientMemory.restored(device.memory).method)
+
+
+def _as_it_is(adapted: Job | None, job: Job) -> bool:
+    return adapted is not None and _like(adapted, job) and adapted.seed == job.seed
 
 
 def _lighter(

@@ -1,5 +1,8 @@
 """Evaluation and statistics jobs: one forward pass yields every exit; sums over the inputs of batch-norm layers."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -10,7 +13,8 @@ from fleetfit.layout import State, batch_norms, outputs
 from fleetfit.method import Method
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
-from fleetfit.training.local_model import local_model_of
+from fleetfit.training.local_model import LocalModel, local_model_of
+from fleetfit.training.one_pass import PassedScores, shared_scores
 from fleetfit.training.steps import joined
 from fleetfit.values import Device, Failure, Job, Update
 
@@ -24,62 +28,103 @@ def _chosen(job: Job, device: Device) -> Tensor:
     return indices if wanted.samples is None else indices[: wanted.samples]
 
 
-@torch.no_grad()
 def evaluate(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
     """Score every exit in one pass.
 
-    Metrics: n, the units that the task scores (samples, tokens, labels); per exit the sums of their hits ("correct")
-    and of the samples' losses; the ensemble's hits.
+    Metrics: n, the units that the task scores (samples, tokens, labels); the sum of their hits per exit ("correct"),
+    and of the ensemble; per exit the sum of the samples' losses.
     """
-    task, wanted, indices = device.problem.task, job.evaluation, _chosen(job, device)
-    piece = local_model_of(device.problem, job.submodel, device.accelerator)
-    piece.load(job.state)
-    piece.module.eval()
-    if wanted.norm == "static" and not job.statistics and batch_norms(piece.module):
-        raise RunError("there are no batch-norm statistics for this level: no client could measure them")
-    exits = len(job.submodel.exits)
-    correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
-    units, ensemble = 0, 0.0
-    with with_statistics(piece.module, job.statistics if wanted.norm == "static" else {}):
-        for batch in joined(indices, wanted.batch_size):
-            x, y = device.data.batch(batch)
-            y = device.put(y)
-            logits = outputs(piece.module, device.put(x))
-            hits = [task.hits(z, y) for z in logits]
-            units += hits[0].numel()
-            correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
-            loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
-            scores = torch.stack([task.scores(z) for z in logits]).mean(0)
-            ensemble += float(task.hits(scores, y).sum(dtype=torch.float64))
-    metrics = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
-    return _measured(job, dispatched, {}, len(indices), metrics), device.memory
+    return replace(_evaluated_alike([job], [device])[0], dispatched=dispatched), device.memory
 
 
-@torch.no_grad()
 def statistics(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
     """Sum the inputs of every batch-norm layer over some of the client's training data.
 
     The state holds, in float64 and per layer, `layer.sum` and `layer.squares` [C] and `layer.count` [1]; sums of
     clients add.
     """
-    indices, wanted = _chosen(job, device), job.evaluation
-    piece = local_model_of(device.problem, job.submodel, device.accelerator)
-    piece.load(job.state)
-    piece.module.eval()  # without running statistics, batch norm uses the batch's own also here; dropout is off
+    return replace(_summed_alike([job], [device])[0], dispatched=dispatched), device.memory
+
+
+# ---- jobs that differ in their client alone --------------------------------------------------------------------------
+
+
+def measured_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
+    """Run evaluation or statistics jobs that differ in client and seed alone; the model is made ready once."""
+    return (_evaluated_alike if jobs[0].kind == "evaluate" else _summed_alike)(jobs, devices)
+
+
+@torch.no_grad()
+def _evaluated_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
+    job, piece = jobs[0], _made_ready(jobs[0], devices[0])
+    wanted = job.evaluation
+    if wanted.norm == "static" and not job.statistics and batch_norms(piece.module):
+        raise RunError("there are no batch-norm statistics for this level: no client could measure them")
+    chosen = [_chosen(job, device) for job, device in zip(jobs, devices, strict=True)]
+    with with_statistics(piece.module, job.statistics if wanted.norm == "static" else {}):
+        shared: Iterable[PassedScores | None] = shared_scores(piece, devices, chosen, wanted) or repeat(None)
+        scores = [
+            _scored(piece, device, len(job.submodel.exits), list(joined(indices, wanted.batch_size)), known)
+            for device, indices, known in zip(devices, chosen, shared, strict=False)
+        ]
+    return [_measured(*of_one, {}) for of_one in zip(jobs, chosen, scores, strict=True)]
+
+
+def _scored(
+    piece: LocalModel, device: Device, exits: int, batches: Sequence[Tensor], known: PassedScores | None
+) -> dict[str, Any]:
+    """Return the metrics of an evaluation in batches; `known`: what their samples have scored in a shared pass."""
+    task = device.problem.task
+    correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
+    units, ensemble, at = 0, 0.0, 0
+    for batch in batches:
+        here = slice(at, at := at + len(batch))
+        if known is not None and not bool(known.close[here].any()):
+            hit = known.hits[here].sum(0, dtype=torch.float64)
+            units, correct, ensemble = units + len(batch), correct + hit[:-1], ensemble + float(hit[-1])
+            loss += known.losses[here].sum(0)
+            continue
+        x, y = device.data.batch(batch)
+        y = device.put(y)
+        logits = outputs(piece.module, device.put(x))
+        hits = [task.hits(z, y) for z in logits]
+        units += hits[0].numel()
+        correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
+        loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
+        scores = torch.stack([task.scores(z) for z in logits]).mean(0)
+        ensemble += float(task.hits(scores, y).sum(dtype=torch.float64))
+    return {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+
+
+@torch.no_grad()
+def _summed_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
+    piece = _made_ready(jobs[0], devices[0])
     sums: dict[str, Tensor] = {}
     hooks = [norm.register_forward_pre_hook(_summing(name, sums)) for name, norm in batch_norms(piece.module).items()]
+    found = []
     try:
-        for batch in joined(indices, wanted.batch_size):
-            outputs(piece.module, device.put(device.data.batch(batch)[0]))
+        for job, device in zip(jobs, devices, strict=True):
+            indices = _chosen(job, device)
+            for batch in joined(indices, job.evaluation.batch_size):
+                outputs(piece.module, device.put(device.data.batch(batch)[0]))
+            found.append(_measured(job, indices, {}, {name: value.cpu() for name, value in sums.items()}))
+            sums.clear()
     finally:
         for hook in hooks:
             hook.remove()
-    state = {name: value.cpu() for name, value in sums.items()}
-    return _measured(job, dispatched, state, len(indices), {}), device.memory
+    return found
 
 
-def _measured(job: Job, dispatched: Submodel, state: State, n: int, metrics: dict[str, Any]) -> Update:
-    return Update(job.round, job.index, job.client, job.level, dispatched, job.submodel, state, n, metrics)
+def _made_ready(job: Job, device: Device) -> LocalModel:
+    """Return the job's model; without running statistics, batch norm uses the batch's own also here; dropout is off."""
+    piece = local_model_of(device.problem, job.submodel, device.accelerator)
+    piece.load(job.state)
+    piece.module.eval()
+    return piece
+
+
+def _measured(job: Job, indices: Tensor, metrics: dict[str, Any], state: State) -> Update:
+    return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, len(indices), metrics)
 
 
 def _summing(name: str, sums: dict[str, Tensor]) -> Any:

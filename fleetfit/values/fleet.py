@@ -188,6 +188,9 @@ class Device:
         return True
 
 
+_KEPT_SHARES = 1000
+
+
 @dataclass(frozen=True, eq=False)
 class Simulation:
     """A simulated fleet: makes the device of a client when a job needs it.
@@ -206,6 +209,7 @@ class Simulation:
     resources: DeviceResources = field(default_factory=DeviceResources)
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
     unlabelled: Data | None = None
+    _shares: dict[int, Data] = field(init=False, default_factory=dict)
 
     def device(self, client: int | None, memory: Any = None, round: int = 0) -> Device:
         """Return the device of a client as it is in a round, or the server's own one."""
@@ -213,11 +217,19 @@ class Simulation:
             return Device(self.problem, self.data, accelerator=self.accelerator, unlabelled=self.unlabelled)
         resources = self.resources
         return Device(
-            self.problem, self.data.share(self.parts[client]), client, resources.budgets_of(client, round),
+            self.problem, self._share(client), client, resources.budgets_of(client, round),
             resources.tolerance_of(client), resources.conditions, memory, self.accelerator,
             Clock(resources.speed_of(client, round)),
             resources.absence(client, round),
         )  # fmt: skip
+
+    def _share(self, client: int) -> Data:
+        """Return a client's view of the data, whose indices are looked at once for the clients that come again."""
+        if client not in self._shares:
+            while len(self._shares) >= _KEPT_SHARES:
+                self._shares.pop(next(iter(self._shares)))
+            self._shares[client] = self.data.share(self.parts[client])
+        return self._shares[client]
 
 
 class ServerHooks(Protocol):

@@ -1,0 +1,133 @@
+"""Clients that share a level's model are scored in one pass over their samples, with the numbers of each alone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import TinyNet, plain, tiny_data, tiny_federation, tiny_parts
+from torch import Tensor
+
+from fleetfit.engines.local import local as local_engine
+from fleetfit.evaluate import EvaluationScope, evaluate
+from fleetfit.rounds import Settings, one_round, start
+from fleetfit.training import run_job
+from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Simulation, Update
+
+CLIENTS = 24
+WANTED = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
+
+
+class OneByOne:
+    """An engine that runs each job by itself."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        for job in jobs:
+            yield run_job(job, self.simulation.device(job.client, None, job.round))[0]
+
+
+def fleet(rounds: int = 6, **model: Any) -> tuple[Federation, Simulation, Server]:
+    """Many clients of three levels with four test samples each."""
+    federation, simulation = tiny_federation({"name": "scalefl"}, clients=CLIENTS, cohort=8, **model)
+    data = tiny_data(480)
+    simulation = replace(simulation, data=data, parts=tiny_parts(data, CLIENTS))
+    clients = replace(federation.clients, num_examples=np.array([len(p["train"]) for p in simulation.parts]))
+    federation = replace(federation, clients=clients, device=simulation.device(None))
+    server = start(federation)
+    for _ in range(rounds):
+        server, _ = one_round(
+            federation, local_engine(simulation), Settings(9, plain(lr=0.2, epochs=3, batch_size=4)), server
+        )
+    return federation, simulation, server
+
+
+class Passed:
+    """Samples of each forward pass while it is in force."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.batches: list[int] = []
+        plain_start = TinyNet.start
+
+        def noted(net: TinyNet, x: Tensor) -> Tensor:
+            self.batches.append(len(x))
+            return plain_start(net, x)
+
+        patch.setattr(TinyNet, "start", noted)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_columns_are_those_of_each_client_alone(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both batch-norm policies, all levels, the whole test set, validation for the best exit; in fewer passes."""
+    federation, simulation, server = fleet(norm=norm)
+    passed = Passed(monkeypatch)
+    alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
+    apart = len(passed.batches)
+    passed.batches.clear()
+    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert found == alone and "failures" not in found
+    assert len(passed.batches) < (0.8 if norm else 0.5) * apart  # statistics and batch norm's own batches stay apart
+
+
+def test_one_pass_looks_at_each_distinct_sample_of_a_level_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 96 test samples once for each of three levels and the 48 of validation for the largest.
+
+    Beside that there are two batches for each, to see that samples do not depend on each other (at most 64 together
+    and half of it alone), and what is too close to call.
+    """
+    federation, simulation, server = fleet(norm=False)
+    passed = Passed(monkeypatch)
+    evaluate(federation, local_engine(simulation), server, WANTED)
+    assert sum(passed.batches) <= 3 * 96 + 48 + 4 * (64 + 32) + 16
+    passed.batches.clear()
+    evaluate(federation, OneByOne(simulation), server, WANTED)
+    assert sum(passed.batches) == 96 + 2 * 32 + 3 * 96 + 48  # the largest for all, own levels, the server's, validation
+
+
+def test_what_is_too_close_to_call_is_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classifiers of zeros: all classes are equally likely, so each client's hits are those of its own batches."""
+    federation, simulation, server = fleet(0, norm=False)
+    state = {n: torch.zeros_like(t) if n.startswith("heads.") else t for n, t in server.state.items()}
+    server = replace(server, state=state)
+    passed = Passed(monkeypatch)
+    alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
+    apart = len(passed.batches)
+    passed.batches.clear()
+    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert found == alone
+    assert len(passed.batches) > apart
+
+
+def test_a_model_whose_samples_depend_on_each_other_is_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its carry loses the mean of the batch, so that in another batch its predictions are others."""
+    federation, simulation, server = fleet(norm=False)
+    plain_start = TinyNet.start
+
+    def centred(net: TinyNet, x: Tensor) -> Tensor:
+        carry = plain_start(net, x)
+        return 3 * (carry - carry.mean(0))
+
+    monkeypatch.setattr(TinyNet, "start", centred)
+    alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
+    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert found == alone
+
+
+def test_a_client_whose_work_fails_does_not_spoil_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its samples are of another shape: it says so itself, and what the others score is what they score alone."""
+    federation, simulation, server = fleet(norm=False)
+    good = Simulation.device
+
+    def device(self: Simulation, client: int | None, memory: Any = None, round: int = 0) -> Any:
+        found = good(self, client, memory, round)
+        return replace(found, data=replace(found.data, x=found.data.x[:, :, :2])) if client == 5 else found
+
+    monkeypatch.setattr(Simulation, "device", device)
+    alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
+    found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
+    assert found == alone
+    assert {failure["client"] for failure in found["failures"]} == {5}
