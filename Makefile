@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench bench-check mutants clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench bench-check peers-env mutants clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -89,6 +89,13 @@ bench: env ## speed against a bare loop, a naive one and a plain copy, measured 
 
 bench-check: env ## the same parts against the ratios written down in benchmarks/written.toml; fails where one is worse
 	$(BIN)/python -m benchmarks --check $(PARTS)
+
+# The packages of .venv are seen from it, so that both sides compute with the same PyTorch.
+peers-env: env ## make .venv-peers with pfl-research, which `python -m benchmarks peers` compares with
+	$(BIN)/python -m venv .venv-peers
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv-peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages-of-venv.pth"
+	.venv-peers/bin/python -m pip --disable-pip-version-check --no-input install -q -r benchmarks/peers/requirements.txt
 
 mutants: env ## how many small changes of the core the tests notice; `make mutants SAMPLE=40` draws fewer
 	$(BIN)/python tests/mutants/mutants.py --sample $(SAMPLE)

@@ -18,6 +18,7 @@ PARTS = {
     "round": "a round of ours against a bare loop and against a naive one, on four models",
     "aggregation": "averaging against a plain copy of the same bytes",
     "averaging": "the share of a round that averaging takes, and memory, as the cohort grows",
+    "techniques": "what each technique costs a client: exits, distillation, Ree, FedDyn, compression, early stopping",
     "clients": "a round as the number of registered clients grows",
     "engines": "processes and ray with two workers against local and a bare loop",
     "codec": "messages and checkpoints against a copy of the same bytes",
@@ -25,6 +26,7 @@ PARTS = {
 }
 # These take long or need more than the package: they run when they are named.
 WHEN_NAMED = {
+    "peers": "the same task on Flower's simulation and on pfl-research: CPU, start, memory (`make peers-env` first)",
     "fleet": "a message to a node of a real fleet, in three ways of running its work",
 }
 

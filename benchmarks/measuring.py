@@ -4,10 +4,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Step = Callable[[], Any]
+"""One side of a ratio. What it returns is ignored, unless it is `Seconds`."""
 Clock = Literal["cpu", "wall"]
+
+
+class Seconds(NamedTuple):
+    """What a side took that was measured elsewhere, in a process of its own."""
+
+    cpu: float
+    wall: float
 
 
 @dataclass(frozen=True)
@@ -80,12 +88,14 @@ def alternate(ours: Step, theirs: Step, repetitions: int) -> Iterator[tuple[tupl
     """Run both in turn, once unmeasured, and yield the seconds of each pair: (cpu, cpu), (wall, wall)."""
     ours(), theirs()
     for _ in range(repetitions):
-        cpu, wall = [time.process_time()], [time.perf_counter()]
-        for side in (ours, theirs):
-            side()
-            cpu.append(time.process_time())
-            wall.append(time.perf_counter())
-        yield (cpu[1] - cpu[0], cpu[2] - cpu[1]), (wall[1] - wall[0], wall[2] - wall[1])
+        a, b = _seconds(ours), _seconds(theirs)
+        yield (a.cpu, b.cpu), (a.wall, b.wall)
+
+
+def _seconds(side: Step) -> Seconds:
+    cpu, wall = time.process_time(), time.perf_counter()
+    found = side()
+    return found if isinstance(found, Seconds) else Seconds(time.process_time() - cpu, time.perf_counter() - wall)
 
 
 def ratio(name: str, ours: Step, theirs: Step, repetitions: int, clock: Clock = "cpu", **more: Any) -> Figure:

@@ -17,6 +17,8 @@ from fleetfit.values import Clients, DeviceResources, Federation, Local, Problem
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)
 BUDGETS = (0.125, 0.25, 0.5, 1.0)
 TOTAL = 4000
+COHORT = 8
+"""Clients of a round that is compared with another loop."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""The same task on Flower's simulation and on pfl-research, in their own way: CPU seconds per round, start, memory.
+
+FedAvg, 100 clients with samples of their own, 10 of them per round, one epoch, batches of 20, one thread each. Every
+side runs in a process of its own and they take turns. A round is the mean of those after the first; what comes before
+is the start. `make peers-env` installs pfl beside the package; without it, Flower alone is compared.
+"""
+
+import importlib.util
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.measuring import Figure, Options, of_many
+from benchmarks.peers.observed import Seen, observe
+from benchmarks.peers.task import Loaded, Task, make
+
+HERE = Path(__file__).parent
+APART = HERE.parents[1] / ".venv-peers" / "bin" / "python"
+TASKS = {
+    "cnn": Task("cnn", channels=1, side=28, samples=100, rounds=12),
+    "resnet20": Task("resnet20", channels=3, side=32, samples=40, rounds=7),
+}
+WANTED = {("cnn", "Flower"): 2.5, ("cnn", "pfl"): 1.15, ("resnet20", "Flower"): 1.0, ("resnet20", "pfl"): 1.0}
+ALIKE = 0.05
+"""Accuracies on the same test samples may differ by so much; they are the same task's."""
+OURS, PARALLEL = "exact", "exact, two processes"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one side took in one turn, in CPU and wall seconds.
+
+    Attributes:
+        round: Of a round.
+        start: Until the first round.
+        peak_mb: Resident at once, summed over its processes.
+        accuracy: Of the trained model.
+    """
+
+    round: tuple[float, float]
+    start: tuple[float, float]
+    peak_mb: float
+    accuracy: float
+
+
+def sides() -> dict[str, list[str]]:
+    """Return the command of each side, without the folder; pfl only where it is installed."""
+    found = {
+        OURS: [sys.executable, "with_fleetfit.py", "local"],
+        PARALLEL: [sys.executable, "with_fleetfit.py", "processes"],
+        "Flower": [sys.executable, "with_flower.py"],
+    }
+    python = sys.executable if importlib.util.find_spec("pfl") else str(APART) if APART.exists() else None
+    if python is None:
+        print("peers: pfl is not installed, so it is left out; see `make peers-env`", file=sys.stderr)
+        return found
+    return {**found, "pfl": [python, "with_pfl.py"]}
+
+
+def figures(options: Options) -> Iterator[Figure]:
+    """Let the sides take turns on each task."""
+    for name, task in TASKS.items():
+        turns: dict[str, list[Turn]] = {side: [] for side in sides()}
+        for _ in range(2 if options.quick else min(options.repetitions, 5)):
+            for side, command in sides().items():
+                turns[side].append(measured(command, task))
+        check_alike(name, turns)
+        yield from compared(name, turns)
+
+
+def measured(command: list[str], task: Task) -> Turn:
+    """Run one side once."""
+    with tempfile.TemporaryDirectory(prefix="peers-") as place:
+        folder = Path(place)
+        make(task, folder)
+        python, script, *more = command
+        seen: Seen = observe([python, str(HERE / script), str(folder), *more], folder)
+        if len(seen.rounds) != task.rounds:
+            raise RuntimeError(f"{script} told of {len(seen.rounds)} rounds instead of {task.rounds}")
+        last = task.rounds - 1  # FleetFit evaluates in the last one
+        return Turn(seen.per_round(last), seen.start(last), seen.peak_bytes / 1e6,
+                    Loaded(folder).accuracy(folder / "last.npz"))  # fmt: skip
+
+
+def check_alike(name: str, turns: dict[str, list[Turn]]) -> None:
+    """Refuse sides that do not learn the same: then they do not do the same.
+
+    Raises:
+        RuntimeError: Mean accuracies are further apart than `ALIKE`, or nothing was learned.
+    """
+    found = {side: statistics.mean(turn.accuracy for turn in own) for side, own in turns.items()}
+    if max(found.values()) - min(found.values()) > ALIKE or min(found.values()) < 0.3:
+        raise RuntimeError(f"{name}: the sides do not learn alike: {found}")
+
+
+def compared(name: str, turns: dict[str, list[Turn]]) -> Iterator[Figure]:
+    """Yield ratios to ours, and what each side takes."""
+    ours = turns[OURS]
+    for side, own in turns.items():
+        if side in (OURS, PARALLEL):
+            continue
+        cpu, wall = ([other.round[clock] / mine.round[clock] for other, mine in zip(own, ours, strict=True)]
+                     for clock in (0, 1))  # fmt: skip
+        yield replace(of_many(f"{name}, {side} against exact, CPU seconds of a round", cpu), better="higher",
+                      wanted=WANTED[name, side], detail=f"wall {statistics.median(wall):.2f}")  # fmt: skip
+    for side, own in turns.items():
+        accuracy = statistics.mean(turn.accuracy for turn in own)
+        wall_s = statistics.median(turn.round[1] for turn in own)
+        start_s = statistics.median(turn.start[1] for turn in own)
+        yield of_many(f"{name}, {side}: a round", [turn.round[0] for turn in own], unit="CPU s",
+                      detail=f"{wall_s:.2f} s on the clock; accuracy {accuracy:.3f}")  # fmt: skip
+        yield of_many(f"{name}, {side}: start", [turn.start[0] for turn in own], unit="CPU s",
+                      detail=f"{start_s:.1f} s on the clock")  # fmt: skip
+        yield of_many(f"{name}, {side}: peak memory of all processes", [turn.peak_mb for turn in own], unit="MB")

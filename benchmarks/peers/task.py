@@ -1,0 +1,186 @@
+"""The task that all sides train, in plain PyTorch: samples of each client in memory, and two models.
+
+Batch norm keeps no running statistics, so that a state is its parameters on every side. Images of a class are a smooth
+pattern under noise; clients' samples are drawn alike.
+"""
+
+import os
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CLASSES, TEST = 10, 1000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Attributes:
+        model: "cnn" or "resnet20".
+        channels: Of the images.
+        side: Of the images, in pixels.
+        samples: Of each client.
+        rounds: In all.
+        clients: In all.
+        cohort: Clients of a round.
+        batch_size: Samples of a step.
+        epochs: Of a client in a round.
+        lr: Of SGD.
+        momentum: Of SGD.
+    """
+
+    model: str
+    channels: int
+    side: int
+    samples: int
+    rounds: int
+    clients: int = 100
+    cohort: int = 10
+    batch_size: int = 20
+    epochs: int = 1
+    lr: float = 0.05
+    momentum: float = 0.9
+
+
+def make(task: Task, folder: Path) -> None:
+    """Write the task, its data and the model to begin with into a folder."""
+    rng = np.random.default_rng(0)
+    coarse = torch.from_numpy(rng.normal(size=(CLASSES, task.channels, 4, 4)))
+    patterns = F.interpolate(coarse, size=(task.side, task.side), mode="bilinear")
+    total = task.clients * task.samples + TEST
+    y = torch.from_numpy(rng.integers(0, CLASSES, size=total))
+    noise = torch.from_numpy(rng.normal(size=(total, task.channels, task.side, task.side)))
+    x = (128 + 16 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8)
+    np.savez(folder / "data.npz", x=x.numpy(), y=y.numpy())
+    np.savez(folder / "task.npz", **asdict(task))
+    torch.manual_seed(0)
+    save(model_of(task), folder / "first.npz")
+
+
+class Loaded:
+    """A task from its folder, with all samples in memory: uint8 images [N, C, H, W] and labels [N]."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.task = Task(**{name: value.item() for name, value in np.load(self.folder / "task.npz").items()})
+        data = np.load(self.folder / "data.npz")
+        self.x, self.y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
+
+    def client(self, i: int) -> tuple[Tensor, Tensor]:
+        """Return one client's samples, normalised."""
+        here = slice(i * self.task.samples, (i + 1) * self.task.samples)
+        return normalised(self.x[here]), self.y[here]
+
+    def model(self) -> nn.Module:
+        """Return the model to begin with."""
+        model = model_of(self.task)
+        load(model, self.folder / "first.npz")
+        return model
+
+    @torch.no_grad()
+    def accuracy(self, file: Path) -> float:
+        """Return a saved model's share of right answers on the test samples."""
+        model = model_of(self.task)
+        load(model, file)
+        right = [model(normalised(x)).argmax(1) == y
+                 for x, y in zip(self.x[-TEST:].split(250), self.y[-TEST:].split(250), strict=True)]  # fmt: skip
+        return float(torch.cat(right).float().mean())
+
+
+@cache
+def loaded(folder: str) -> Loaded:
+    """Return the task of a folder, read once per process; it computes on one thread."""
+    torch.set_num_threads(1)
+    return Loaded(folder)
+
+
+def normalised(x: Tensor) -> Tensor:
+    """Return images as floats around 0."""
+    return (x.float() / 255 - 0.5) / 0.25
+
+
+def save(model: nn.Module, file: Path) -> None:
+    """Write a model's parameters, in its order."""
+    np.savez(file, *(value.detach().numpy() for value in model.state_dict().values()))
+
+
+def load(model: nn.Module, file: Path) -> None:
+    """Read a model's parameters, in its order, whatever their names."""
+    with np.load(file) as found:
+        values = [torch.from_numpy(found[name]) for name in found]
+    model.load_state_dict(dict(zip(model.state_dict(), values, strict=True)))
+
+
+def round_done() -> None:
+    """Tell the observer that a round has ended."""
+    os.write(int(os.environ["ROUNDS_FD"]), b".")
+
+
+# ---- models ------------------------------------------------------------------------------------------------------
+
+
+def model_of(task: Task) -> nn.Module:
+    """Return the task's model: that of `fleetfit.models` of the same name, with its last classifier only."""
+    return {"cnn": Cnn, "resnet20": ResNet20}[task.model](task.channels)
+
+
+def norm(channels: int) -> nn.Module:
+    return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+def conv(before: int, after: int, stride: int = 1) -> nn.Module:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+
+
+class Cnn(nn.Module):
+    """Six 3x3 convolutions in two stages, each with norm and ReLU; halved before the second and the fourth."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        widths = [channels, 28, 28, 28, 42, 42, 42]
+        layers: list[nn.Module] = []
+        for i in range(6):
+            layers += [nn.MaxPool2d(2)] if i in (1, 3) else []
+            layers += [conv(widths[i], widths[i + 1]), norm(widths[i + 1]), nn.ReLU(inplace=True)]
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(42, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+class Block(nn.Module):
+    """Two convolutions around a shortcut."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        stride = 1 if before == after else 2
+        self.conv1, self.norm1 = conv(before, after, stride), norm(after)
+        self.conv2, self.norm2 = conv(after, after), norm(after)
+        self.shortcut = nn.Sequential()
+        if stride == 2:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride=2, bias=False), norm(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        return F.relu(self.norm2(self.conv2(inner)) + self.shortcut(x), inplace=True)
+
+
+class ResNet20(nn.Module):
+    """ResNet-20 for small images."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv(channels, 16), norm(16), nn.ReLU(inplace=True))
+        widths = [16, 16, 16, 16, 32, 32, 32, 64, 64, 64]
+        self.blocks = nn.Sequential(*(Block(widths[i], widths[i + 1]) for i in range(9)))
+        self.classifier = nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.blocks(self.stem(x)).mean((2, 3)))

@@ -1,0 +1,50 @@
+"""The task on FleetFit: every client affords the whole model, FedAvg. `with_fleetfit.py FOLDER ENGINE`."""
+
+import sys
+from pathlib import Path
+
+import torch
+from task import CLASSES, TEST, loaded, round_done, save
+
+import fleetfit as ff
+
+
+def data(folder: str) -> ff.Data:
+    """Return the data set, with a natural group for each client."""
+    found = loaded(folder)
+    train = torch.arange(len(found.y) - TEST)
+    groups = torch.cat([train // found.task.samples, torch.arange(TEST) % found.task.clients])
+    splits = {"train": train, "validation": train[:0], "test": torch.arange(len(train), len(train) + TEST)}
+    grey = (0.5,) * found.task.channels
+    return ff.Data("peers", found.x, found.y, splits, CLASSES, groups=groups, mean=grey, std=tuple(v / 2 for v in grey))
+
+
+def main(folder: str, engine: str) -> None:
+    """Run the task and save the model."""
+    found = loaded(folder)
+    task = found.task
+    run = ff.run(
+        {
+            "rounds": task.rounds,
+            "data": {"name": f"{__file__}:data", "folder": folder, "partition": {"kind": "natural"}},
+            "model": {"name": task.model},
+            "method": {"name": "fedavg"},
+            "fleet": {"groups": [{"budget": 1.0}]},
+            "local": {"epochs": task.epochs, "batch_size": task.batch_size, "lr": task.lr, "momentum": task.momentum,
+                      "weight_decay": 0.0},
+            "cohort": {"count": task.cohort},
+            "evaluate": {"every": 0},
+            "engine": {"name": engine, **({"workers": 2} if engine == "processes" else {})},
+        },
+        out=Path(folder) / "run",
+        on_round=lambda report: round_done(),
+    )  # fmt: skip
+    model = found.model()
+    with torch.no_grad():
+        for mine, trained in zip(model.parameters(), run.model().parameters(), strict=True):
+            mine.copy_(trained)
+    save(model, Path(folder) / "last.npz")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,140 @@
+"""What each technique costs a client: a training step, and the client's whole round, with it against without it.
+
+The client affords the whole model and trains on 64 samples (8 more are held out): five epochs in batches of 16, 20
+steps. A step is what five epochs take more than one does, so that nothing that comes once in a round is in it.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from benchmarks.measuring import Figure, Options, of_many
+from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, random_data
+from fleetfit.config import assemble
+from fleetfit.config.reading import experiment_of
+from fleetfit.rounds import one_round, start
+from fleetfit.training import run_job
+from fleetfit.values import Failure, Job, Update
+
+CLIENTS, SAMPLES, HELD_OUT, EPOCHS = 4, 64, 8, 5
+KINDS = {"cnn": CNN, "small ViT": VIT, "resnet20": RESNET20}
+Tables = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A technique as the tables of two run files: with it and without it.
+
+    Attributes:
+        name: What it is called.
+        method: `[method]` with it.
+        without: `[method]` without it.
+        local: `[local]` with it.
+        only: The models that can have it; all by default.
+    """
+
+    name: str
+    method: Tables
+    without: Tables
+    local: Tables = field(default_factory=dict)
+    only: tuple[str, ...] = tuple(KINDS)
+
+
+FEDAVG = {"name": "fedavg"}
+REEFL = {"name": "reefl", "share": 0.0}
+TECHNIQUES = (
+    Technique("three early exits", {"name": "scalefl", "beta": 0.0}, FEDAVG),
+    Technique("self-distillation (ScaleFL)", {"name": "scalefl"}, {"name": "scalefl", "beta": 0.0}),
+    Technique("mutual distillation (DepthFL)", {"name": "depthfl", "alpha": 0.0, "ramp": 0},
+              {"name": "depthfl", "alpha": 0.0, "share": 0.0}),
+    Technique("Ree (ReeFL)", REEFL, {**REEFL, "ree": False}, only=("small ViT",)),
+    Technique("the best exit as teacher (ReeFL)", {"name": "reefl", "ramp": 0}, REEFL, only=("small ViT",)),
+    Technique("FedDyn", {**FEDAVG, "plus": {"feddyn": {"alpha": 0.1}}}, FEDAVG),
+    Technique("FedProx", {**FEDAVG, "plus": {"fedprox": {"mu": 0.01}}}, FEDAVG),
+    Technique("compression to int8", FEDAVG, FEDAVG, {"compress": "int8"}),
+    Technique("compression to float16", FEDAVG, FEDAVG, {"compress": "float16"}),
+    Technique("early stopping, looking after every epoch", FEDAVG, FEDAVG, {"patience": EPOCHS + 1}),
+)  # fmt: skip
+
+
+def figures(options: Options) -> Iterator[Figure]:
+    """Alternate a client's round with and without each technique."""
+    for model, kind in list(KINDS.items())[: 2 if options.quick else None]:
+        for technique in TECHNIQUES:
+            if model in technique.only:
+                yield from _compared(model, kind, technique, options.repetitions)
+
+
+def _compared(model: str, kind: Kind, technique: Technique, repetitions: int) -> Iterator[Figure]:
+    sides = [client(kind, technique.method, technique.local), client(kind, technique.without, {})]
+    steps, rounds = [], []
+    for turn in range(repetitions + 1):
+        (one, five), (plain_one, plain_five) = ((_cpu_s(work, epochs=1), _cpu_s(work, epochs=EPOCHS)) for work in sides)
+        if turn:
+            steps.append((five - one, plain_five - plain_one))
+            rounds.append((five, plain_five))
+    for what, pairs, per in (("a step", steps, (EPOCHS - 1) * SAMPLES // 16), ("a client's round", rounds, 1)):
+        mine, plain = (statistics.median(column) * 1e3 / per for column in zip(*pairs, strict=True))
+        yield of_many(f"{model}, {technique.name}: {what} with it against without", [a / b for a, b in pairs],
+                      detail=f"{mine:.2f} ms against {plain:.2f} ms")  # fmt: skip
+
+
+def _cpu_s(work: Callable[[int], None], epochs: int) -> float:
+    began = time.process_time()
+    work(epochs)
+    return time.process_time() - began
+
+
+def client(kind: Kind, method: Tables, local: Tables) -> Callable[[int], None]:
+    """Return what does the round of the client that affords most, in so many epochs, with its memory of one before."""
+    data = random_data(kind)
+    ends = [CLIENTS * n for n in (SAMPLES, SAMPLES + HELD_OUT, SAMPLES + 2 * HELD_OUT)]
+    train, held_out, test = (torch.arange(first, end) for first, end in zip([0, *ends], ends, strict=False))
+    splits = {"train": train, "validation": held_out, "test": test}
+    budgets = (1.0,) if method["name"] == "fedavg" else (0.25, 0.5, 0.75, 1.0)  # FedAvg's model is what all afford
+    assembly = assemble(experiment_of({
+        "rounds": 1,
+        "model": dict(kind.model),
+        "method": dict(method),
+        "local": {"epochs": EPOCHS, "batch_size": 16, "lr": 0.05, **local},
+        "cohort": {"fraction": 1.0},
+        "fleet": {"groups": [{"budget": budget} for budget in budgets], "tolerance": 0.3},
+    }, data={"name": replace(data, splits=splits), "partition": {"kind": "iid", "clients": CLIENTS}}))  # fmt: skip
+    kept = Jobs()
+    one_round(assembly.federation, kept, assembly.settings, start(assembly.federation))
+    job = max(kept.jobs, key=lambda job: job.level)
+    assert assembly.simulation is not None
+    simulation = assembly.simulation
+    _, memory = _trained(job, simulation.device(job.client))
+
+    def work(epochs: int) -> None:
+        asked = replace(job, local=replace(job.local, epochs=epochs))
+        _trained(asked, simulation.device(job.client, memory))
+
+    return work
+
+
+def _trained(job: Job, device: Any) -> tuple[Update, Any]:
+    reply, memory = run_job(job, device)
+    if isinstance(reply, Failure):
+        raise RuntimeError(reply.reason)
+    return reply, memory
+
+
+class Jobs:
+    """An engine that keeps the jobs, and does none."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Failure]:
+        for job in jobs:
+            self.jobs.append(job)
+            yield Failure.of(job, "it is done later")
+
+    def accept(self, update: Update) -> None:
+        """Nothing comes back."""

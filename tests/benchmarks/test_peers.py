@@ -1,0 +1,87 @@
+"""The task that peers are given: the same models as ours, and a whole tree of processes is counted."""
+
+import sys
+
+import pytest
+import torch
+
+from benchmarks.peers import OURS, TASKS, Turn, check_alike, compared
+from benchmarks.peers.observed import Seen, observe
+from benchmarks.peers.task import Loaded, load, make, model_of, save
+from fleetfit import names
+from fleetfit.layout import build_module
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_plain_model_is_ours_with_its_last_classifier(name, tmp_path):
+    """The same parameters in the same order give the same logits, bit for bit."""
+    task = TASKS[name]
+    architecture = names.resolve("models", task.model)(classes=10, channels=task.channels)
+    ours = build_module(architecture, architecture.sizes(1.0), (architecture.blocks,))
+    plain = model_of(task)
+    save(plain, tmp_path / "state.npz")
+    load(ours, tmp_path / "state.npz")
+    x = torch.randn(3, task.channels, task.side, task.side)
+    (logits,) = ours(x)
+    assert torch.equal(logits, plain(x))
+
+
+def test_a_task_is_read_as_it_was_made(tmp_path):
+    make(TASKS["cnn"], tmp_path)
+    found = Loaded(tmp_path)
+    x, y = found.client(99)
+    assert found.task == TASKS["cnn"]
+    assert x.shape == (100, 1, 28, 28) and len(found.y) == 100 * 100 + 1000
+    assert torch.equal(y, found.y[9900:10000])
+    assert abs(found.accuracy(tmp_path / "first.npz") - 0.1) < 0.1  # untrained: as if drawn
+
+
+def test_a_round_is_the_mean_of_those_after_the_first():
+    """Rounds end after 10, 12, 16 and 90 CPU s; the last does not count: a round takes 3, and the start took 7."""
+    seen = Seen([(10.0, 20.0), (12.0, 21.0), (16.0, 23.0), (90.0, 99.0)])
+    assert seen.per_round(3) == (3.0, 1.5)
+    assert seen.start(3) == (7.0, 18.5)
+
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n"
+FAMILY = f"""
+import os, subprocess, sys, time
+subprocess.run([sys.executable, "-c", {BURN.format(0.4)!r}])
+middle = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
+orphan = {BURN.format(0.6)!r} + "open('done', 'w').close()\\nimport time; time.sleep(600)"
+subprocess.run([sys.executable, "-c", middle, orphan])
+while not os.path.exists("done"): time.sleep(0.05)
+os.write(int(os.environ["ROUNDS_FD"]), b".")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_children_that_ended_and_orphans_that_live_are_counted(tmp_path):
+    seen = observe([sys.executable, "-c", FAMILY, "0"], tmp_path)
+    assert len(seen.rounds) == 1 and seen.rounds[0][0] >= 1.0 - 0.03  # three processes, in ticks of 10 ms
+    assert seen.peak_bytes > 1_000_000
+
+
+def test_a_side_that_fails_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"exited with 3"):
+        observe([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], tmp_path)
+
+
+def turn(cpu_s, accuracy=0.9):
+    return Turn((cpu_s, 2 * cpu_s), (1.0, 1.0), 100.0, accuracy)
+
+
+def test_ratios_are_of_turns_beside_each_other():
+    """Flower takes 3 and 8 s where we take 1 and 2: quotients 3 and 4, median 3.5."""
+    found = list(compared("cnn", {OURS: [turn(1), turn(2)], "Flower": [turn(3), turn(8)]}))
+    ratio = found[0]
+    assert ratio.name == "cnn, Flower against exact, CPU seconds of a round"
+    assert (ratio.value, ratio.low, ratio.high, ratio.unit, ratio.better) == (3.5, 3.0, 4.0, "", "higher")
+    assert all(figure.unit for figure in found[1:])
+
+
+@pytest.mark.parametrize("theirs", [0.8, 0.2])
+def test_sides_that_learn_something_else_are_refused(theirs):
+    with pytest.raises(RuntimeError, match=r"cnn: the sides do not learn alike"):
+        check_alike("cnn", {OURS: [turn(1)], "Flower": [turn(1, theirs)]})
+    check_alike("cnn", {OURS: [turn(1)], "Flower": [turn(1, 0.87)]})
