@@ -91,8 +91,8 @@ def observe(command: list[str], place: Path) -> Seen:
     Raises:
         RuntimeError: It failed, or took longer than the limit.
     """
-    watcher = [sys.executable, "-m", "benchmarks.peers.observed", str(place), *command]
-    done = subprocess.run(watcher, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, check=True)
+    watcher = [sys.executable, __file__, str(place), *command]
+    done = subprocess.run(watcher, stdout=subprocess.PIPE, text=True, check=True)
     seen = Seen(**json.loads(done.stdout))
     if seen.error:
         raise RuntimeError(f"{Path(command[1]).name} {seen.error}")

@@ -1,7 +1,7 @@
-"""The task that all sides train, in plain PyTorch: samples of each client in memory, and two models.
+"""The tasks that all sides train, in plain PyTorch: samples of each client in memory, and two models.
 
-Batch norm keeps no running statistics, so that a state is its parameters on every side. Images of a class are a smooth
-pattern under noise; clients' samples are drawn alike.
+Batch norm keeps no running statistics, so that a state is its parameters on every side. Images are the handwritten
+digits, or made: of each class a smooth pattern under noise. Clients' samples are drawn alike.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CLASSES, TEST = 10, 1000
+CLASSES, MADE_TEST = 10, 1000
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Task:
         epochs: Of a client in a round.
         lr: Of SGD.
         momentum: Of SGD.
+        digits: Whether images are the handwritten digits of scikit-learn, or made.
     """
 
     model: str
@@ -46,21 +47,43 @@ class Task:
     epochs: int = 1
     lr: float = 0.05
     momentum: float = 0.9
+    digits: bool = False
 
 
 def make(task: Task, folder: Path) -> None:
     """Write the task, its data and the model to begin with into a folder."""
     rng = np.random.default_rng(0)
-    coarse = torch.from_numpy(rng.normal(size=(CLASSES, task.channels, 4, 4)))
-    patterns = F.interpolate(coarse, size=(task.side, task.side), mode="bilinear")
-    total = task.clients * task.samples + TEST
-    y = torch.from_numpy(rng.integers(0, CLASSES, size=total))
-    noise = torch.from_numpy(rng.normal(size=(total, task.channels, task.side, task.side)))
-    x = (128 + 16 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8)
+    x, y = digits(rng) if task.digits else made(task, rng)
     np.savez(folder / "data.npz", x=x.numpy(), y=y.numpy())
     np.savez(folder / "task.npz", **asdict(task))
     torch.manual_seed(0)
-    save(model_of(task), folder / "first.npz")
+    model = model_of(task)
+    for part in model.modules():  # as our models begin, so that all sides learn alike
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    save(model, folder / "first.npz")
+
+
+def made(task: Task, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Return images of smooth patterns under noise with their classes, `MADE_TEST` of them for the test."""
+    coarse = torch.from_numpy(rng.normal(size=(CLASSES, task.channels, 4, 4)))
+    patterns = F.interpolate(coarse, size=(task.side, task.side), mode="bilinear")
+    total = task.clients * task.samples + MADE_TEST
+    y = torch.from_numpy(rng.integers(0, CLASSES, size=total))
+    noise = torch.from_numpy(rng.normal(size=(total, task.channels, task.side, task.side)))
+    return (128 + 16 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8), y
+
+
+def digits(rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Return the 1,797 handwritten digits of 8x8 in a random order."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = rng.permutation(len(found.target))
+    x = torch.from_numpy(found.images[order] * (255 / 16)).round().to(torch.uint8)
+    return x[:, None], torch.from_numpy(found.target[order]).long()
 
 
 class Loaded:
@@ -71,6 +94,11 @@ class Loaded:
         self.task = Task(**{name: value.item() for name, value in np.load(self.folder / "task.npz").items()})
         data = np.load(self.folder / "data.npz")
         self.x, self.y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
+
+    @property
+    def trained(self) -> int:
+        """How many samples the clients have; those behind them are the test samples."""
+        return self.task.clients * self.task.samples
 
     def client(self, i: int) -> tuple[Tensor, Tensor]:
         """Return one client's samples, normalised."""
@@ -88,8 +116,8 @@ class Loaded:
         """Return a saved model's share of right answers on the test samples."""
         model = model_of(self.task)
         load(model, file)
-        right = [model(normalised(x)).argmax(1) == y
-                 for x, y in zip(self.x[-TEST:].split(250), self.y[-TEST:].split(250), strict=True)]  # fmt: skip
+        x, y = self.x[self.trained :], self.y[self.trained :]
+        right = [model(normalised(a)).argmax(1) == b for a, b in zip(x.split(250), y.split(250), strict=True)]
         return float(torch.cat(right).float().mean())
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
-from task import CLASSES, TEST, loaded, round_done, save
+from task import CLASSES, loaded, round_done, save
 
 import fleetfit as ff
 
@@ -12,9 +12,9 @@ import fleetfit as ff
 def data(folder: str) -> ff.Data:
     """Return the data set, with a natural group for each client."""
     found = loaded(folder)
-    train = torch.arange(len(found.y) - TEST)
-    groups = torch.cat([train // found.task.samples, torch.arange(TEST) % found.task.clients])
-    splits = {"train": train, "validation": train[:0], "test": torch.arange(len(train), len(train) + TEST)}
+    train, test = torch.arange(found.trained), torch.arange(found.trained, len(found.y))
+    groups = torch.cat([train // found.task.samples, test % found.task.clients])
+    splits = {"train": train, "validation": train[:0], "test": test}
     grey = (0.5,) * found.task.channels
     return ff.Data("peers", found.x, found.y, splits, CLASSES, groups=groups, mean=grey, std=tuple(v / 2 for v in grey))
 

@@ -309,7 +309,10 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     piece = local_model_of(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
     loss, penalty = method.loss(job, device), method.penalty(job, device)
-    torch.manual_seed(seed_of(job.seed, "torch"))  # after module and loss are built: building draws from it
+    # After module and loss are built: building draws from it. On the CPU its own generator alone, since the others'
+    # would each keep a stack trace until they are used, which takes a small client longer than a step.
+    globally = torch if device.accelerator.type == "cuda" else torch.default_generator
+    globally.manual_seed(seed_of(job.seed, "torch"))
     piece.module.train()
     reached = Reached(piece)
     try:
