@@ -1,7 +1,8 @@
 """What each technique costs a client: a training step, and the client's whole round, with it against without it.
 
-The client affords the whole model and trains on 64 samples (8 more are held out): five epochs in batches of 16, 20
-steps. A step is what five epochs take more than one does, so that nothing that comes once in a round is in it.
+The client affords the whole model and trains on 64 samples (8 more are held out): two epochs in batches of 16, 8 steps.
+That is a short round, so what comes once in a round weighs more here than in most. A step is from one training batch to
+the next. Rounds with and without alternate, so that what slows the machine down falls on both.
 """
 
 import statistics
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, random_data
@@ -20,7 +22,7 @@ from fleetfit.rounds import one_round, start
 from fleetfit.training import run_job
 from fleetfit.values import Failure, Job, Update
 
-CLIENTS, SAMPLES, HELD_OUT, EPOCHS = 4, 64, 8, 5
+CLIENTS, SAMPLES, HELD_OUT, EPOCHS = 4, 64, 8, 2
 KINDS = {"cnn": CNN, "small ViT": VIT, "resnet20": RESNET20}
 Tables = Mapping[str, Any]
 
@@ -35,6 +37,7 @@ class Technique:
         without: `[method]` without it.
         local: `[local]` with it.
         only: The models that can have it; all by default.
+        each_step: Whether it comes in every step, and not once in a round or an epoch.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Technique:
     without: Tables
     local: Tables = field(default_factory=dict)
     only: tuple[str, ...] = tuple(KINDS)
+    each_step: bool = True
 
 
 FEDAVG = {"name": "fedavg"}
@@ -55,9 +59,9 @@ TECHNIQUES = (
     Technique("the best exit as teacher (ReeFL)", {"name": "reefl", "ramp": 0}, REEFL, only=("small ViT",)),
     Technique("FedDyn", {**FEDAVG, "plus": {"feddyn": {"alpha": 0.1}}}, FEDAVG),
     Technique("FedProx", {**FEDAVG, "plus": {"fedprox": {"mu": 0.01}}}, FEDAVG),
-    Technique("compression to int8", FEDAVG, FEDAVG, {"compress": "int8"}),
-    Technique("compression to float16", FEDAVG, FEDAVG, {"compress": "float16"}),
-    Technique("early stopping, looking after every epoch", FEDAVG, FEDAVG, {"patience": EPOCHS + 1}),
+    Technique("compression to int8", FEDAVG, FEDAVG, {"compress": "int8"}, each_step=False),
+    Technique("compression to float16", FEDAVG, FEDAVG, {"compress": "float16"}, each_step=False),
+    Technique("early stopping, looking after every epoch", FEDAVG, FEDAVG, {"patience": EPOCHS + 1}, each_step=False),
 )  # fmt: skip
 
 
@@ -66,31 +70,47 @@ def figures(options: Options) -> Iterator[Figure]:
     for model, kind in list(KINDS.items())[: 2 if options.quick else None]:
         for technique in TECHNIQUES:
             if model in technique.only:
-                yield from _compared(model, kind, technique, options.repetitions)
+                yield from _compared(model, kind, technique, 2 * options.repetitions)
 
 
 def _compared(model: str, kind: Kind, technique: Technique, repetitions: int) -> Iterator[Figure]:
-    sides = [client(kind, technique.method, technique.local), client(kind, technique.without, {})]
-    steps, rounds = [], []
-    for turn in range(repetitions + 1):
-        (one, five), (plain_one, plain_five) = ((_cpu_s(work, epochs=1), _cpu_s(work, epochs=EPOCHS)) for work in sides)
-        if turn:
-            steps.append((five - one, plain_five - plain_one))
-            rounds.append((five, plain_five))
-    for what, pairs, per in (("a step", steps, (EPOCHS - 1) * SAMPLES // 16), ("a client's round", rounds, 1)):
-        mine, plain = (statistics.median(column) * 1e3 / per for column in zip(*pairs, strict=True))
-        yield of_many(f"{model}, {technique.name}: {what} with it against without", [a / b for a, b in pairs],
+    sides = client(kind, technique.method, technique.local), client(kind, technique.without, {})
+    pairs = [[work() for work in sides] for _ in range(repetitions + 1)][1:]
+    found = (
+        {"a step": [[statistics.median(steps) for steps, _ in pair] for pair in pairs]} if technique.each_step else {}
+    )
+    found["a round"] = [[whole for _, whole in pair] for pair in pairs]
+    for what, seconds in found.items():
+        mine, plain = (statistics.median(column) * 1e3 for column in zip(*seconds, strict=True))
+        yield of_many(f"{model}, {technique.name}: {what} with it against without", [a / b for a, b in seconds],
                       detail=f"{mine:.2f} ms against {plain:.2f} ms")  # fmt: skip
 
 
-def _cpu_s(work: Callable[[int], None], epochs: int) -> float:
-    began = time.process_time()
-    work(epochs)
-    return time.process_time() - began
+class TimedData:
+    """A client's data that notes when each training batch is taken; without a generator it is no training batch."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.steps: list[float] = []
+        self._last: float | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def batch(self, indices: Tensor, rng: torch.Generator | None = None) -> Any:
+        """Return the batch; note the CPU seconds since the one before it."""
+        now = time.process_time()
+        if rng is not None and self._last is not None:
+            self.steps.append(now - self._last)
+        self._last = None if rng is None else now
+        return self._data.batch(indices, rng)
 
 
-def client(kind: Kind, method: Tables, local: Tables) -> Callable[[int], None]:
-    """Return what does the round of the client that affords most, in so many epochs, with its memory of one before."""
+def client(kind: Kind, method: Tables, local: Tables) -> Callable[[], tuple[list[float], float]]:
+    """Return what does the round of the client that affords most, with its memory of one before.
+
+    It returns the CPU seconds of each step but the last, and of the round.
+    """
     data = random_data(kind)
     ends = [CLIENTS * n for n in (SAMPLES, SAMPLES + HELD_OUT, SAMPLES + 2 * HELD_OUT)]
     train, held_out, test = (torch.arange(first, end) for first, end in zip([0, *ends], ends, strict=False))
@@ -111,9 +131,12 @@ def client(kind: Kind, method: Tables, local: Tables) -> Callable[[int], None]:
     simulation = assembly.simulation
     _, memory = _trained(job, simulation.device(job.client))
 
-    def work(epochs: int) -> None:
-        asked = replace(job, local=replace(job.local, epochs=epochs))
-        _trained(asked, simulation.device(job.client, memory))
+    def work() -> tuple[list[float], float]:
+        device = simulation.device(job.client, memory)
+        timed = TimedData(device.data)
+        began = time.process_time()
+        _trained(job, replace(device, data=timed))
+        return timed.steps, time.process_time() - began
 
     return work
 
