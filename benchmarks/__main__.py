@@ -22,7 +22,7 @@ PARTS = {
     "clients": "a round as the number of registered clients grows",
     "engines": "processes and ray with two workers against local and a bare loop",
     "codec": "messages and checkpoints against a copy of the same bytes",
-    "frozen": "a step on a frozen backbone against gradients for everything",
+    "frozen": "a step on a frozen backbone against gradients for everything; a round with its features kept",
 }
 # These take long or need more than the package: they run when they are named.
 WHEN_NAMED = {

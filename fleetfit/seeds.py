@@ -25,7 +25,9 @@ def torch_rng(*key: int | str) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def own_randomness(accelerator: torch.device) -> Iterator[None]:
-    """Leave torch's global generators as they were."""
+def own_randomness(accelerator: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Leave torch's global generators as they were; inside they begin with a seed, if there is one."""
     with torch.random.fork_rng(devices=[accelerator] if accelerator.type == "cuda" else []):
+        if seed is not None:
+            torch.manual_seed(seed)
         yield

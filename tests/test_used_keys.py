@@ -255,6 +255,7 @@ VALUES: dict[str, Any] = {
     "cohort.deadline_s": 40.0,
     "cohort.late": "drop",
     "engine.name": "processes",
+    "engine.features_bytes": 1e6,
     "evaluate.every": 2,
     "evaluate.batch_size": 17,
     "evaluate.split": "validation",

@@ -30,6 +30,7 @@ from fleetfit.config.participants import (
 from fleetfit.config.schema import (
     FRACTION,
     CohortSection,
+    EngineSection,
     EvaluateSection,
     Experiment,
     LocalSection,
@@ -61,6 +62,7 @@ from fleetfit.values import (
     tuned,
 )
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
+from fleetfit.values.problem import AS_MUCH
 
 # ---- what a method needs of a run, checked before anything is loaded -----------------------------------------------
 
@@ -240,7 +242,18 @@ def planned(
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
+    problem = with_kept_features(problem, experiment.engine)
     return PlannedProblem(problem, method, method_spec, fleet, targets, levels)
+
+
+def with_kept_features(problem: Problem, section: EngineSection) -> Problem:
+    """Return the problem with how much of what a frozen backbone makes of samples is kept; of others nothing is."""
+    if not problem.base:
+        return problem
+    asked = section.features_bytes
+    if asked is None:
+        asked = AS_MUCH if getattr(section, "speed", "exact") == "fast" else 0.0
+    return problem.with_features(asked)
 
 
 def notes_on_task(problem: Problem) -> list[str]:

@@ -245,7 +245,7 @@ _CHOOSER = {"data": "name", "model": "name", "peft": "name", "method": "name", "
             "data.partition": "kind", "data.server": "name", "local": "optimiser",
             "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
 # keys of the section itself, whatever it names
-_STAYS = {"data": {"partition", "server"}, "engine": {"device"},
+_STAYS = {"data": {"partition", "server"}, "engine": {"device", "features_bytes"},
           "method": {"plus", "hooks"},
           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
 _PLUGINS = ("data.name", "data.server.name", "model.name", "peft.name", "method.name", "engine.name", "cohort.choose")

@@ -351,9 +351,16 @@ class CohortSection(Section):
 
 
 class EngineSection(Open):
-    """`[engine]`: where jobs run. Further keys (device, workers, threads, ...) are the engine's own."""
+    """`[engine]`: where jobs run. Further keys (device, workers, threads, ...) are the engine's own.
+
+    Attributes:
+        name: Of the engine.
+        features_bytes: Memory that each process may use to keep what a frozen backbone makes of samples; what exceeds
+            it goes into a file. 0: it is computed each time, as it is by default where the speed is exact.
+    """
 
     name: Any = "local"
+    features_bytes: NotNegative | None = None
 
 
 class EvaluateSection(Section):

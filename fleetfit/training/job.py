@@ -27,6 +27,7 @@ from fleetfit.training.clock import (
     started,
     timed,
 )
+from fleetfit.training.features import Feed, feed_of
 from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.measure import evaluate, measured_alike, statistics
 from fleetfit.training.steps import epochs, joined, optimiser_of, rate_at, step_count
@@ -122,9 +123,9 @@ class EarlyStopping:
         looked: Samples looked at so far.
     """
 
-    def __init__(self, device: Device, piece: LocalModel, local: Local, loss: Any) -> None:
+    def __init__(self, device: Device, piece: LocalModel, local: Local, loss: Any, feed: Feed) -> None:
         """Measure nothing yet, but with `check_every` the start; without patience or validation data, never."""
-        self._device, self._piece, self._local = device, piece, local
+        self._device, self._piece, self._local, self._feed = device, piece, local, feed
         self._own = getattr(loss, "held_out", None)
         self.cost = looked_at(device, local)
         self.looked = 0
@@ -179,8 +180,8 @@ class EarlyStopping:
             return found
         total, indices = torch.zeros((), device=device.accelerator), device.data.split("validation")
         for batch in joined(indices, _BATCH):
-            x, y = device.data.batch(batch)
-            total += device.problem.task.loss(outputs(module, device.put(x))[-1], device.put(y)) * len(batch)
+            x, y = self._feed.batch(batch)
+            total += device.problem.task.loss(outputs(module, x)[-1], y) * len(batch)
         module.train(training)
         return total.item() / len(indices)
 
@@ -316,7 +317,8 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     piece.module.train()
     reached = Reached(piece)
     try:
-        done = _local_sgd(job, device, piece, loss, penalty, indices)
+        with feed_of(device, piece, job.submodel, training=True).open() as feed:
+            done = _local_sgd(job, device, piece, loss, penalty, indices, feed)
     finally:
         untrained = reached.closed()
     piece.put(job.state, untrained)  # weight decay moves what no gradient reaches, too
@@ -350,20 +352,24 @@ class _Trained:
     stopped: bool
 
 
-def _local_sgd(job: Job, device: Device, piece: LocalModel, loss: Any, penalty: Any, indices: Tensor) -> _Trained:
+def _local_sgd(
+    job: Job, device: Device, piece: LocalModel, loss: Any, penalty: Any, indices: Tensor, feed: Feed
+) -> _Trained:
     """Run the local epochs, as far as the deadline and the other limits let them."""
+    feed.ready(indices)
+    if looked_at(device, job.local):
+        feed.ready(device.data.split("validation"))
     local, rng = job.local, torch_rng(job.seed, "batches")
     optimiser, planned = optimiser_of(piece, local), step_count(local, len(indices))
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
-    stopping, in_time, stopped = EarlyStopping(device, piece, local, loss), deadline(job, device), False
+    stopping, in_time, stopped = EarlyStopping(device, piece, local, loss, feed), deadline(job, device), False
     for epoch in epochs(indices, local, rng):
         for batch in epoch:
             wanted = STEP * len(batch) + stopping.cost_after_step(steps + 1)
             if in_time is not None and not in_time(STEP * seen + stopping.looked, wanted):
                 stopped = True
                 break
-            x, y = device.data.batch(batch, rng)
-            x, y = device.put(x), device.put(y)
+            x, y = feed.batch(batch, rng)
             piece.grad.zero_()
             value = loss(piece.module, x, y)
             (value if penalty is None else value + penalty(piece.module)).backward()

@@ -13,6 +13,7 @@ from fleetfit.layout import State, batch_norms, outputs
 from fleetfit.method import Method
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
+from fleetfit.training.features import Feed, feed_of
 from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.one_pass import PassedScores, shared_scores
 from fleetfit.training.steps import joined
@@ -61,17 +62,30 @@ def _evaluated_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Upd
     if wanted.norm == "static" and not job.statistics and batch_norms(piece.module):
         raise RunError("there are no batch-norm statistics for this level: no client could measure them")
     chosen = [_chosen(job, device) for job, device in zip(jobs, devices, strict=True)]
-    with with_statistics(piece.module, job.statistics if wanted.norm == "static" else {}):
-        shared: Iterable[PassedScores | None] = shared_scores(piece, devices, chosen, wanted) or repeat(None)
+    first = devices[0].data
+    alike = all(device.data.x is first.x and device.data.y is first.y for device in devices)
+    feed = feed_of(devices[0], piece, job.submodel, training=False) if alike else Feed(devices[0], piece.module)
+    with with_statistics(piece.module, job.statistics if wanted.norm == "static" else {}), feed.open():
+        feed.ready(torch.cat(chosen))
+        shared: Iterable[PassedScores | None] = repeat(None)
+        if alike and len(jobs) > 1:
+            shared = shared_scores(piece, devices[0], feed, chosen, wanted) or shared
         scores = [
-            _scored(piece, device, len(job.submodel.exits), list(joined(indices, wanted.batch_size)), known)
+            _scored(
+                piece,
+                device,
+                feed if alike else Feed(device, piece.module),
+                list(joined(indices, wanted.batch_size)),
+                len(job.submodel.exits),
+                known,
+            )
             for device, indices, known in zip(devices, chosen, shared, strict=False)
         ]
     return [_measured(*of_one, {}) for of_one in zip(jobs, chosen, scores, strict=True)]
 
 
 def _scored(
-    piece: LocalModel, device: Device, exits: int, batches: Sequence[Tensor], known: PassedScores | None
+    piece: LocalModel, device: Device, feed: Feed, batches: Sequence[Tensor], exits: int, known: PassedScores | None
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation in batches; `known`: what their samples have scored in a shared pass."""
     task = device.problem.task
@@ -84,9 +98,8 @@ def _scored(
             units, correct, ensemble = units + len(batch), correct + hit[:-1], ensemble + float(hit[-1])
             loss += known.losses[here].sum(0)
             continue
-        x, y = device.data.batch(batch)
-        y = device.put(y)
-        logits = outputs(piece.module, device.put(x))
+        x, y = feed.batch(batch)
+        logits = outputs(piece.module, x)
         hits = [task.hits(z, y) for z in logits]
         units += hits[0].numel()
         correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fleetfit.layout import batch_norms, outputs
 from fleetfit.tasks import classification
+from fleetfit.training.features import Feed
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.steps import joined
 from fleetfit.values import Device, Evaluation
@@ -47,47 +48,44 @@ class PassedScores:
 
 
 def shared_scores(
-    piece: LocalModel, devices: Sequence[Device], chosen: Sequence[Tensor], wanted: Evaluation
+    piece: LocalModel, device: Device, feed: Feed, chosen: Sequence[Tensor], wanted: Evaluation
 ) -> list[PassedScores] | None:
     """Return what the samples of each evaluation score in one pass, or None where it is not worth it, or not sound.
 
     Args:
         piece: The model, ready.
-        devices: Who is evaluated.
+        device: One of those that are evaluated; all have parts of its data.
+        feed: Gives the batches.
         chosen: The samples of each.
         wanted: Settings of the evaluation, the same for all.
     """
-    if len(devices) < 2 or not _sharing(piece, devices, wanted):
+    if not _sharing(piece, device, wanted):
         return None
     distinct, rows = torch.cat(list(chosen)).unique(return_inverse=True)
     alone = sum(len(list(joined(indices, wanted.batch_size))) for indices in chosen)
     batches = list(joined(distinct, wanted.batch_size))
-    if 2 * len(batches) > alone or not _independent(piece, devices[0], chosen, distinct, wanted.batch_size):
+    if 2 * len(batches) > alone or not _independent(piece, feed, chosen, distinct, wanted.batch_size):
         return None
-    found = [_looked_at(piece, devices[0], batch) for batch in batches]
+    found = [_looked_at(piece, device, feed, batch) for batch in batches]
     together = PassedScores(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     return [together.of(mine) for mine in rows.split([len(indices) for indices in chosen])]
 
 
-def _sharing(piece: LocalModel, devices: Sequence[Device], wanted: Evaluation) -> bool:
-    """Tell whether devices have parts of one data set, and what a sample scores can be its own alone."""
-    data = devices[0].data
-    if any(device.data.x is not data.x or device.data.y is not data.y for device in devices):
-        return False
-    if data.padding >= 0 or data.classes < 2 or devices[0].problem.task is not classification:  # a batch has a length
+def _sharing(piece: LocalModel, device: Device, wanted: Evaluation) -> bool:
+    """Tell whether what a sample scores can be its own alone."""
+    data = device.data
+    if data.padding >= 0 or data.classes < 2 or device.problem.task is not classification:  # a batch has a length
         return False
     return wanted.norm == "static" or not batch_norms(piece.module)
 
 
-def _independent(
-    piece: LocalModel, device: Device, chosen: Sequence[Tensor], distinct: Tensor, batch_size: int
-) -> bool:
+def _independent(piece: LocalModel, feed: Feed, chosen: Sequence[Tensor], distinct: Tensor, batch_size: int) -> bool:
     """Tell whether samples have the same logits alone and among others, but for rounding."""
     own = max(chosen, key=len)[: batch_size // 2]
     others = distinct[~torch.isin(distinct, own)][: batch_size - len(own)]
     if not len(own) or not len(others):
         return False
-    alone, among = (outputs(piece.module, device.put(device.data.batch(batch)[0])) for batch in (
+    alone, among = (outputs(piece.module, feed.batch(batch)[0]) for batch in (
         own, torch.cat([others, own])))  # fmt: skip
     for a, b in zip(alone, among, strict=True):
         if a.dim() != 2 or b.shape != (len(others) + len(own), a.shape[1]):
@@ -98,12 +96,11 @@ def _independent(
     return True
 
 
-def _looked_at(piece: LocalModel, device: Device, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _looked_at(piece: LocalModel, device: Device, feed: Feed, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return hits of the exits and of their ensemble [B, E + 1], losses [B, E], and which are not decided [B]."""
     task = device.problem.task
-    x, y = device.data.batch(batch)
-    y = device.put(y)
-    logits = outputs(piece.module, device.put(x))
+    x, y = feed.batch(batch)
+    logits = outputs(piece.module, x)
     scores = torch.stack([task.scores(z) for z in logits]).mean(0)
     hits = torch.stack([task.hits(z, y) for z in (*logits, scores)], dim=1)
     losses = torch.stack([F.cross_entropy(z, y, reduction="none") for z in logits], dim=1)

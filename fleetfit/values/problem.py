@@ -11,6 +11,9 @@ from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import Task, task_named
 
+AS_MUCH = 2.0**60
+"""Bytes for features where nobody says how many: as much as a process may have in any case."""
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -24,6 +27,8 @@ class Problem:
         base: Tensors of the full model that are never trained and do not travel.
         start: The run folder whose final state is this one's first; "" for none. Other processes do not need it.
         spec: How another process rebuilds the problem; None for objects that have no import path.
+        features_bytes: How much memory may keep what a frozen backbone makes of samples (`fleetfit.training.features`),
+            `AS_MUCH` for what is sensible; 0: it is computed each time.
     """
 
     architecture: Architecture
@@ -33,6 +38,7 @@ class Problem:
     base: State = field(default_factory=dict)
     start: str = ""
     spec: Mapping[str, Any] | None = None
+    features_bytes: float = 0.0
 
     @cached_property
     def layout(self) -> Layout:
@@ -44,7 +50,7 @@ class Problem:
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
-            spec: `model`, `given`, `task`, `exits`, and perhaps `peft` and `method`.
+            spec: `model`, `given`, `task`, `exits`, and perhaps `peft`, `method` and `features_bytes`.
         """
         model = dict(spec["model"])
         name = model.pop("name")
@@ -52,13 +58,20 @@ class Problem:
         architecture = names.call(names.resolve("models", name), name, "[model]", model, **given)
         architecture = tuned(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
-        return Problem(architecture, tuple(given["input_shape"]), task_named(spec["task"]), exits, spec=spec)
+        found = Problem(architecture, tuple(given["input_shape"]), task_named(spec["task"]), exits, spec=spec)
+        return found.with_features(float(spec.get("features_bytes", 0)))
 
     def with_exits(self, exits: Iterable[int]) -> "Problem":
         """Return the same problem with other exits."""
         chosen = tuple(sorted(set(exits)))
         spec = None if self.spec is None else {**self.spec, "exits": list(chosen)}
         return replace(self, exits=chosen, spec=spec)
+
+    def with_features(self, features_bytes: float) -> "Problem":
+        """Return the same problem, of which so much may be kept."""
+        known = {} if self.spec is None else {k: v for k, v in self.spec.items() if k != "features_bytes"}
+        told = {"features_bytes": features_bytes} if features_bytes else {}
+        return replace(self, features_bytes=features_bytes, spec=None if self.spec is None else known | told)
 
     def base_of(self, piece: Submodel) -> State:
         """Return a sub-model's part of what is never trained.

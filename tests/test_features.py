@@ -1,0 +1,185 @@
+"""What a frozen backbone makes of a sample is computed once, with the results of computing it each time."""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fleetfit as ff
+from fleetfit.models.vit import PatchEmbeddings
+from fleetfit.records import RunFolder
+from fleetfit.report import drawing
+
+RUN: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"partition": {"clients": 8, "kind": "iid"}, "validation": 0.1},
+    "model": {"name": "vit", "hidden": 24, "depth": 4, "attention_heads": 3, "patch": 4},
+    "peft": {"name": "frozen"},
+    "fleet": {"levels": [{"budget": 0.5, "depth": 2}, {"budget": 1.0}], "groups": [{"budget": 0.5}, {"budget": 1.0}]},
+    "method": {"name": "depthfl"},
+    "local": {"epochs": 2, "lr": 0.05},
+    "cohort": {"count": 4},
+    "evaluate": {"every": 0},
+}
+CLOSE = 1e-4
+"""Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            old = found.get(key)
+            found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """How often the backbone has begun on an image, by its pixels."""
+    seen: Counter[bytes] = Counter()
+    plain = PatchEmbeddings.forward
+
+    def counted(self: PatchEmbeddings, x: Tensor) -> Tensor:
+        if x.device.type != "meta":
+            seen.update(bytes(image.numpy().tobytes()) for image in x.detach())
+        return plain(self, x)
+
+    monkeypatch.setattr(PatchEmbeddings, "forward", counted)
+    return seen
+
+
+def finished(folder: Path, *changes: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the state and the columns of a run."""
+    run = ff.run(merged(RUN, *changes), out=folder)
+    nest = RunFolder.open(run.folder).load_checkpoint()
+    assert nest is not None
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert not any(line["failures"] for line in lines)
+    return dict(nest["server"]["state"]), lines[-1]["evaluate"]
+
+
+def kept(bytes_: float) -> dict[str, Any]:
+    return {"engine": {"features_bytes": bytes_}}
+
+
+def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    largest = max(float(t.abs().max()) for t in a.values())
+    return a.keys() == b.keys() and all(float((a[n] - b[n]).abs().max()) <= CLOSE * largest for n in a)
+
+
+def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+SOUND = [
+    {},
+    {"local": {"patience": 1}},
+    {"method": {"name": "scalefl"}},
+    {"method": {"name": "reefl", "ree": False}},
+    {"peft": {"name": "serial_adapter", "rank": 2, "targets": ["blocks.3.*"]}},
+    {"method": {"plus": {"fedprox": {"mu": 0.1}}}, "local": {"optimiser": "adamw"}},
+]
+
+
+@pytest.mark.parametrize("change", SOUND)
+def test_the_state_after_rounds_is_that_of_computing_it_each_time(change: dict[str, Any], tmp_path: Path) -> None:
+    """Three rounds of four clients of two depths, evaluated."""
+    plain, columns = finished(tmp_path / "plain", change)
+    found, others = finished(tmp_path / "kept", change, kept(1e9))
+    assert close(plain, found)
+    assert columns["static"]["global"] == pytest.approx(others["static"]["global"], abs=0.01)
+
+
+def test_each_sample_goes_through_the_backbone_once(embedded: Counter[bytes], tmp_path: Path) -> None:
+    """In three rounds of two epochs, and an evaluation of all clients, with one depth for all.
+
+    Beside that, some 64 samples are tried to see what is constant, and the last batch of a client's samples is filled
+    up with its first.
+    """
+    one = {"fleet": {"levels": [{"budget": 1.0}], "groups": [{"budget": 1.0}]}}
+    ff.run(merged(RUN, one, kept(1e9)), out=tmp_path / "kept")
+    tried = 64 + 32
+    assert sum(count > 1 for count in embedded.values()) <= tried + 32 * 8
+    assert sum(count == 1 for count in embedded.values()) > 1000
+    embedded.clear()
+    ff.run(merged(RUN, one), out=tmp_path / "plain")
+    assert sum(count > 1 for count in embedded.values()) > 1000
+
+
+def test_what_exceeds_the_memory_is_in_a_file_and_gives_the_same_bits(tmp_path: Path) -> None:
+    """A hundred rows of 24 numbers fit, and then none."""
+    all_in_memory, columns = finished(tmp_path / "memory", kept(1e9))
+    for bytes_ in (1.0, 100 * 24 * 4):
+        found, others = finished(tmp_path / f"{bytes_:.0f}", kept(bytes_))
+        assert equal(all_in_memory, found)
+        assert columns == others
+
+
+def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
+    here, columns = finished(tmp_path / "here", kept(1e9))
+    there, others = finished(tmp_path / "there", kept(1e9), {"engine": {"name": "processes", "workers": 2}})
+    assert equal(here, there)
+    assert columns == others
+
+    def stop(report: Mapping[str, Any]) -> None:
+        if report["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ff.run(merged(RUN, kept(1e9)), out=tmp_path / "cut", on_round=stop)
+    resumed = RunFolder.open(ff.resume(tmp_path / "cut").folder).load_checkpoint()
+    assert resumed is not None
+    assert equal(here, dict(resumed["server"]["state"]))
+
+
+NOTHING = [
+    {"data": {"augment": "shift"}, "evaluate": {"clients": 1}},
+    {"peft": {"name": "lora", "rank": 2}},
+    {"peft": {"name": "serial_adapter", "rank": 2}},
+    {"method": {"name": "reefl"}},
+    {"model": {"dropout": 0.1}},
+]
+
+
+@pytest.mark.parametrize("change", NOTHING)
+def test_what_depends_on_training_or_chance_is_computed_each_time(
+    change: dict[str, Any], embedded: Counter[bytes], tmp_path: Path
+) -> None:
+    """Augmentation, LoRA, adapters from the bottom, ReeFL's modulation, dropout: the same bits as without the key."""
+    plain, _ = finished(tmp_path / "plain", change)
+    usual = sum(embedded.values())
+    embedded.clear()
+    found, _ = finished(tmp_path / "kept", change, kept(1e9))
+    assert equal(plain, found)
+    assert sum(embedded.values()) > 0.8 * usual
+
+
+def test_by_default_nothing_is_kept(embedded: Counter[bytes], tmp_path: Path) -> None:
+    """The bits of a run without the key are those of one that keeps nothing."""
+    plain, _ = finished(tmp_path / "plain")
+    usual = sum(embedded.values())
+    embedded.clear()
+    found, _ = finished(tmp_path / "none", kept(0))
+    assert equal(plain, found)
+    assert sum(embedded.values()) == usual
+
+
+def test_without_room_in_memory_and_on_disk_it_is_computed_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = finished(tmp_path / "plain")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
+    found, _ = finished(tmp_path / "full", kept(100 * 24 * 4))
+    assert close(plain, found)
