@@ -16,9 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfit.buffers import empty_like
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
-from fleetfit.submodel import FlatState, Submodel, cut, flat_of, shapes_of, whole
+from fleetfit.submodel import Cut, FlatState, Submodel, cut, flat_of, shapes_of, whole
+
+_LEAST = torch.finfo(torch.float32).tiny  # of a weight that is above 0 in the coverage's numbers, too
+
+_BLOCK = 1 << 16  # elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +36,8 @@ class Aggregate:
         extra: Whatever a method's own merge adds.
         before: What the mean replaces, where that is not the server's whole state (Decoupled: some levels' models).
         metrics: What the server reports of its own work, plain values; the round's report has them under "server".
+        everywhere: The coverage's buffer and how often it had been written to when it was above 0 in all places; None
+            where that is not known.
     """
 
     mean: State
@@ -38,6 +45,7 @@ class Aggregate:
     extra: Any = None
     before: State | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    everywhere: tuple[Tensor, int] | None = None
 
 
 class Mean:
@@ -48,18 +56,20 @@ class Mean:
         self._layout = layout
         self._full = cut(layout, whole(layout))
         self._device = torch.device("cpu") if device is None else device
-        self._sums: tuple[Tensor, Tensor] | None = None  # weighted total and coverage, made by the first group
+        self._total: Tensor | None = None
+        self._coverage: Tensor | None = None
         self._group: tuple[Submodel, tuple[str, ...]] | None = None
-        self._sum: Tensor = torch.empty(0)
-        self._room: Tensor | None = None
+        self._first: tuple[Tensor, float] | None = None  # of the group, as long as it is alone
+        self._sum = self._room = torch.empty(0)
         self._weight = 0.0
+        self._everywhere = False  # whether somebody trained the whole model
 
     def add(self, submodel: Submodel, state: State, weight: float, untrained: tuple[str, ...] = ()) -> None:
         """Fold one update in.
 
         Args:
             submodel: What the update contains.
-            state: Its tensors, in canonical order.
+            state: Its tensors, in canonical order; they must stay as they are until the next is added.
             weight: Its aggregation weight, finite and at least 0.
             untrained: Names of the tensors that do not count.
 
@@ -69,62 +79,112 @@ class Mean:
         if not 0 <= weight < float("inf"):
             raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.")
         flat = flat_of(state).to(self._device)
-        if (submodel, untrained) == self._group:
-            self._sum.add_(flat, alpha=weight)
-            self._weight += weight
-            return
-        self._close()
-        self._group, self._weight = (submodel, untrained), weight
-        compiled = cut(self._layout, submodel)
-        if compiled.whole and not untrained:  # its places are the buffer itself
-            if self._sums is None:
-                self._sums = flat * weight, torch.zeros_like(flat)
-                self._sum = self._sums[0]
+        if (submodel, untrained) != self._group:
+            self._close()
+            self._group, self._weight = (submodel, untrained), weight
+            if self._total is not None and self._in_place():
+                self._sum = self._total.add_(flat, alpha=weight)
             else:
-                self._sum = self._sums[0].add_(flat, alpha=weight)
+                self._first = flat, weight
             return
-        if self._room is None or self._room.numel() < compiled.size:
-            self._room = torch.empty_like(flat)
-        self._sum = torch.mul(flat, weight, out=self._room[: compiled.size])
+        self._weight += weight
+        if self._first is None:
+            self._sum.add_(flat, alpha=weight)
+            return
+        first, before = self._first
+        self._first, self._sum = None, self._made_room(first)
+        _add_up(first, before, flat, weight, self._sum)
+
+    def _in_place(self) -> bool:
+        """Tell whether the group's places are the full buffer itself."""
+        assert self._group is not None
+        submodel, untrained = self._group
+        return cut(self._layout, submodel).whole and not untrained
+
+    def _made_room(self, flat: Tensor) -> Tensor:
+        """Return a buffer for the group's sum."""
+        if self._in_place():
+            self._total = empty_like(flat)
+            return self._total
+        if self._room.numel() < flat.numel():
+            self._room = empty_like(flat)
+        return self._room[: flat.numel()]
 
     def _close(self) -> None:
         """Put the current group's sum in its place."""
         if self._group is None:
             return
+        if self._first is not None:
+            flat, weight = self._first
+            alone = weight == 1 and not self._in_place()  # then it can be put in place as it is
+            self._sum = flat if alone else torch.mul(flat, weight, out=self._made_room(flat))
+            self._first = None
         submodel, untrained = self._group
         compiled = cut(self._layout, submodel)
-        total, coverage = self._made()
         if untrained:
-            counts = torch.full_like(self._sum, self._weight)
-            for buffer in (self._sum, counts):
-                for name in untrained:
-                    compiled.views(buffer)[name].zero_()
-            compiled.scatter(coverage, counts, add=True)
+            self._put_in_part(compiled, untrained)
+        elif compiled.whole:
+            self._coverage = _added(self._coverage, self._weight, self._sum)
+            self._everywhere = self._everywhere or self._weight > _LEAST
         else:
-            compiled.scatter_scalar(coverage, self._weight)
-        if untrained or not compiled.whole:
-            compiled.scatter(total, self._sum, add=True)
+            compiled.scatter_scalar(self._made()[1], self._weight)
+            compiled.scatter(self._made()[0], self._sum, add=True)
         self._group = None
 
+    def _put_in_part(self, compiled: Cut, untrained: tuple[str, ...]) -> None:
+        """Put the group's sum in its place, but for the tensors that do not count."""
+        total, coverage = self._made()
+        found, counts = self._sum.clone(), torch.full_like(self._sum, self._weight)
+        for buffer in (found, counts):
+            for name in untrained:
+                compiled.views(buffer)[name].zero_()
+        compiled.scatter(coverage, counts, add=True)
+        compiled.scatter(total, found, add=True)
+
     def _made(self) -> tuple[Tensor, Tensor]:
-        if self._sums is None:
-            total = torch.zeros(self._full.size, device=self._device)
-            self._sums = total, torch.zeros_like(total)
-        return self._sums
+        """Return the weighted total and the coverage, of the full model's size."""
+        if self._total is None:
+            self._total = torch.zeros(self._full.size, device=self._device)
+        if self._coverage is None:
+            self._coverage = torch.zeros_like(self._total)
+        return self._total, self._coverage
 
     def result(self, extra: Any = None) -> Aggregate:
         """Return the mean and the coverage of what was added."""
         self._close()
         total, coverage = self._made()
         mean = total.div_(coverage)  # 0 / 0 where nobody trained: `applied` does not look there
-        return Aggregate(self._full.views(mean), self._full.views(coverage), extra)
+        known = (coverage, coverage._version) if self._everywhere else None
+        return Aggregate(self._full.views(mean), self._full.views(coverage), extra, everywhere=known)
+
+
+def _add_up(first: Tensor, before: float, flat: Tensor, weight: float, out: Tensor) -> None:
+    """Write the weighted sum of two updates; where a weight is 1, in one pass and with the same bits."""
+    if before == weight == 1:
+        torch.add(first, flat, out=out)
+        return
+    for one, other, here in zip(first.split(_BLOCK), flat.split(_BLOCK), out.split(_BLOCK), strict=True):
+        torch.mul(one, before, out=here).add_(other, alpha=weight)  # the second pass finds it in the processor's cache
+
+
+def _added(coverage: Tensor | None, weight: float, like: Tensor) -> Tensor:
+    return empty_like(like).fill_(weight) if coverage is None else coverage.add_(weight)
 
 
 def applied(state: State, aggregate: Aggregate) -> State:
     """Return the state with the mean where somebody trained, bit for bit as it was elsewhere."""
     old, mean, coverage = flat_of(state), flat_of(aggregate.mean), flat_of(aggregate.coverage)
-    if mean.numel() and bool(coverage.min() > 0):
+    if _everywhere(aggregate, coverage):
         new = mean.to(old.device)
     else:
         new = torch.where(coverage > 0, mean, old.to(mean.device)).to(old.device)
     return FlatState(new, shapes_of(state))
+
+
+def _everywhere(aggregate: Aggregate, coverage: Tensor) -> bool:
+    """Tell whether somebody trained each element; it is known unless the coverage was replaced or written to since."""
+    if aggregate.everywhere is not None:
+        buffer, version = aggregate.everywhere
+        if buffer is coverage and buffer._version == version:
+            return True
+    return bool(coverage.numel()) and bool(coverage.amin() > 0)

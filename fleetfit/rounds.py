@@ -25,7 +25,7 @@ from fleetfit.layout import Layout, State
 from fleetfit.method import FEDAVG
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.soundness import spoilt, suspects, undone
-from fleetfit.submodel import Submodel, norm
+from fleetfit.submodel import Submodel
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
 from fleetfit.validation import examined, paired, refused
@@ -323,7 +323,7 @@ class _Replies:
     of one update are held.
 
     Attributes:
-        norms: Euclidean norm of each update's state as it came, by index.
+        norms: Euclidean norm of each update's state as it came, by index; of some that were refused, too.
         receiving: Whether `receive` is at work.
         broken: Whether the engine itself raised an error.
         watch: Counts the seconds until replies come, and of looking at them.
@@ -388,11 +388,11 @@ class _Replies:
                 self.broken = True
                 raise
             with self.watch.on("validation"):
-                reply = checked(reply, job, self._federation)
+                reply = checked(reply, job, self._federation, self.norms)
             if isinstance(reply, Failure):
                 self._reports[job.index] = reply
                 continue
-            self._reports[job.index], self.norms[job.index] = replace(reply, state={}), norm(reply.state)
+            self._reports[job.index] = replace(reply, state={})
             self._waiting[job.index] = replace(job, state={})
             yield reply
 
@@ -474,9 +474,14 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
         )
 
 
-def checked(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
-    """Return the reply as validation lets it through, with its bytes counted; nothing is raised, whatever it holds."""
-    found = examined(reply, job, federation)
+def checked(
+    reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
+) -> Update | Failure:
+    """Return the reply as validation lets it through, with its bytes counted; nothing is raised, whatever it holds.
+
+    `norms` is given the norm of a training update's state, by the job's index.
+    """
+    found = examined(reply, job, federation, norms)
     up = 0
     if not (isinstance(found, Failure) and found.absent):
         try:

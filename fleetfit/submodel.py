@@ -7,9 +7,9 @@ Differs from the paper: channels are chosen per axis and not per matrix, so that
 keeps the same channels in each of its stretches (the literal upper-left block is wrong there); rolling starts at
 round 0 with the prefix and moves forward.
 
-Speed: a state lives in one flat buffer. All index work of a (layout, sub-model) is done once, in a `Cut`: small
-tensors are gathered by one flat index, tensors above `LARGE` elements by slices, so that the index never weighs more
-than the model.
+Speed: a state lives in one flat buffer. All index work of a (layout, sub-model) is done once, in a `Cut`: what is kept
+at regular distances moves as strips (`fleetfit.strips`), small and scattered rest by one flat index, scattered channels
+of tensors above `LARGE` elements by slices, so that the index never weighs more than the model.
 """
 
 import math
@@ -23,9 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetfit.buffers import empty_like
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
 from fleetfit.state import FlatState, flat_of, shapes_of
+from fleetfit.strips import Span, Strip, places_of, strips_of, together
 
 __all__ = [
     "LARGE",
@@ -212,10 +214,11 @@ def _of_granules(granules: Sequence[int], granule: int) -> Channels:
 
 # ---- the index work of a sub-model, done once: from the full model's flat buffer to the sub-model's and back -------
 
-LARGE = 1 << 20  # elements above which a tensor is cut by slices
+LARGE = 1 << 20  # elements above which scattered channels of a tensor are cut by slices, not by an index
+FEW = 2048  # elements below which a strip of its own costs more than its places in the index
 _KEPT_CUTS = 64
 
-Span = tuple[int, int]  # start, length
+_Slices = tuple[slice, list[list[Span]], slice, tuple[int, ...]]  # here, stretches, there, full shape
 
 
 def _spans(
@@ -294,46 +297,43 @@ class Cut:
         self._source = (layout.axes, layout.full_sizes, layout.tensors, submodel.channels, full_shapes)
 
     @cached_property
-    def _pieces(self) -> list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]]:
-        """Small neighbouring tensors under one flat index, each large one with its slices. Made at the first use."""
+    def _moves(self) -> tuple[list[Strip], tuple[Tensor, Tensor] | None, list["_Slices"]]:
+        """The elements as strips; what is small or scattered by index; scattered parts of large tensors by slices."""
         full_shapes = self._source[-1]
         offsets = dict(zip(full_shapes, accumulate(map(_numel, full_shapes.values()), initial=0), strict=False))
-        pieces: list[tuple[str, slice, Tensor | list[list[Span]], slice, tuple[int, ...]]] = []
-        small: list[Tensor] = []
-        done = 0  # elements of the sub-model's buffer that are placed
-
-        def close() -> None:
-            nonlocal done
-            if small:
-                index = torch.cat(small)
-                pieces.append(("index", slice(done, done + len(index)), index, slice(0, self._full_size), ()))
-                done += len(index)
-                small.clear()
-
+        strips: list[Strip] = []
+        places: list[tuple[Tensor, Tensor]] = []
+        slices: list[_Slices] = []
+        here = 0
         for name, spans in self._stretches.items():
-            shape, first, n = full_shapes[name], offsets[name], _numel(full_shapes[name])
-            if n <= LARGE:
-                places = torch.arange(first, first + n).view(shape)
-                small.append(_take(places, spans).reshape(-1))
+            shape, kept, there = full_shapes[name], self.shapes[name], offsets[name]
+            found = strips_of(spans, shape, kept, there, here)
+            if found is not None:
+                strips += found
+            elif _numel(shape) <= LARGE:
+                far = _take(torch.arange(there, there + _numel(shape)).view(shape), spans).reshape(-1)
+                places.append((far, torch.arange(here, here + _numel(kept))))
             else:
-                close()
-                kept = _numel(self.shapes[name])
-                pieces.append(("slices", slice(done, done + kept), spans, slice(first, first + n), shape))
-                done += kept
-        close()
-        return pieces
+                slices.append((slice(here, here + _numel(kept)), spans, slice(there, there + _numel(shape)), shape))
+            here += _numel(kept)
+        joined = together(strips)
+        places += [places_of(strip) for strip in joined if strip.count < FEW]
+        index = (torch.cat([far for far, _ in places]), torch.cat([near for _, near in places])) if places else None
+        return [strip for strip in joined if strip.count >= FEW], index, slices
 
     def gather(self, full: Tensor) -> Tensor:
         """Return the sub-model's flat buffer [size], a copy, of the full model's [full size]."""
         if self.whole:
-            return full.clone()
-        out = full.new_empty(self.size)
-        for kind, here, how, there, shape in self._pieces:
-            if kind == "index":
-                torch.index_select(full, 0, self._on(how, full), out=out[here])
-            else:
-                piece = _take(full[there].view(shape), how)  # type: ignore[arg-type]
-                out[here].view(piece.shape).copy_(piece)
+            return empty_like(full).copy_(full)
+        out = empty_like(full, self.size)
+        strips, index, slices = self._moves
+        for strip in strips:
+            strip.of_piece(out).copy_(strip.of_full(full))
+        if index is not None:
+            out.index_copy_(0, _on(index[1], full), full.index_select(0, _on(index[0], full)))
+        for here, spans, there, shape in slices:
+            piece = _take(full[there].view(shape), spans)
+            out[here].view(piece.shape).copy_(piece)
         return out
 
     @cached_property
@@ -350,32 +350,37 @@ class Cut:
         if self.whole:
             full.add_(flat) if add else full.copy_(flat)
             return
-        for kind, here, how, there, shape in self._pieces:
-            if kind == "index":
-                index = self._on(how, full)
-                full.scatter_add_(0, index, flat[here]) if add else full.index_copy_(0, index, flat[here])
-            else:
-                _write(full[there].view(shape), how, flat[here], add)  # type: ignore[arg-type]
+        strips, index, slices = self._moves
+        for strip in strips:
+            target, source = strip.of_full(full), strip.of_piece(flat)
+            target.add_(source) if add else target.copy_(source)
+        if index is not None:
+            far, chosen = _on(index[0], full), flat.index_select(0, _on(index[1], full))
+            full.scatter_add_(0, far, chosen) if add else full.index_copy_(0, far, chosen)
+        for here, spans, there, shape in slices:
+            _write(full[there].view(shape), spans, flat[here], add)
 
     def scatter_scalar(self, full: Tensor, value: float) -> None:
         """Add one number to each of the sub-model's places in the full buffer, in place."""
         if self.whole:
             full.add_(value)
             return
-        for kind, here, how, there, shape in self._pieces:
-            flat = full.new_full((1,), value).expand(here.stop - here.start)
-            if kind == "index":
-                full.scatter_add_(0, self._on(how, full), flat)
-            else:
-                _write(full[there].view(shape), how, flat, True)  # type: ignore[arg-type]
+        strips, index, slices = self._moves
+        for strip in strips:
+            strip.of_full(full).add_(value)
+        one = full.new_full((1,), value)
+        if index is not None:
+            full.scatter_add_(0, _on(index[0], full), one.expand(len(index[0])))
+        for here, spans, there, shape in slices:
+            _write(full[there].view(shape), spans, one.expand(here.stop - here.start), True)
 
     def views(self, flat: Tensor) -> State:
         """Return a flat buffer as named tensors that share its memory."""
         return FlatState(flat, self.shapes)
 
-    def _on(self, index: object, full: Tensor) -> Tensor:
-        assert isinstance(index, Tensor)
-        return index if full.device == index.device else index.to(full.device)
+
+def _on(index: Tensor, full: Tensor) -> Tensor:
+    return index if full.device == index.device else index.to(full.device)
 
 
 def narrowed(layout: Layout, state: State, sizes: Mapping[str, int], channels: Mapping[str, Channels]) -> State:

@@ -19,7 +19,8 @@ from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
 from fleetfit.layout import batch_norms, build_module, outputs, some_input
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
-from fleetfit.submodel import Submodel, check_shapes, cut, finite, misfit
+from fleetfit.submodel import Submodel, check_shapes, cut, misfit
+from fleetfit.submodel import norm as norm_of
 from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Update
 from fleetfit.values.local import OPTIMISERS
 
@@ -56,14 +57,22 @@ def paired(
         raise RunError(f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.")
 
 
-def examined(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
+def examined(
+    reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
+) -> Update | Failure:
     """Return a reply that may be used: an update as it is, or a failure that says why it was refused.
 
     A failure comes back with the job's own numbers, whatever it says it answers, and its reason in one line. Nothing is
     raised, whatever the reply holds.
+
+    Args:
+        reply: What came back.
+        job: What was asked.
+        federation: Of both.
+        norms: Is given the Euclidean norm of a training update's state, which the check computes, by the job's index.
     """
     try:
-        return _looked_at(reply, job, federation)
+        return _looked_at(reply, job, federation, {} if norms is None else norms)
     except Exception as error:
         return refused(job, f"it could not be looked at: {what_raised(error)}")
 
@@ -75,7 +84,7 @@ def refused(job: Job, why: str, **more: Any) -> Failure:
     return Failure.of(job, reason, **more)
 
 
-def _looked_at(reply: Update | Failure, job: Job, federation: Federation) -> Update | Failure:
+def _looked_at(reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float]) -> Update | Failure:
     spent = reply.multiply_adds if _count(reply.multiply_adds) else 0
     seconds = reply.simulated_s if _seconds(reply.simulated_s) else None
     if isinstance(reply, Failure):
@@ -83,21 +92,22 @@ def _looked_at(reply: Update | Failure, job: Job, federation: Federation) -> Upd
         flags = {name: getattr(reply, name) is True for name in ("declined", "late", "absent")}
         return Failure.of(job, reason or "none given",
                        multiply_adds=spent, simulated_s=seconds, **flags)  # fmt: skip
-    wrong = problem_with(reply, job, federation)
+    wrong = problem_with(reply, job, federation, norms)
     if wrong is None and reply.compressed:
         reply = decompress(reply, job, federation.problem.layout)
-        wrong = problem_with(reply, job, federation)
+        wrong = problem_with(reply, job, federation, norms)
     return reply if wrong is None else refused(job, wrong, multiply_adds=spent, simulated_s=seconds)
 
 
-def problem_with(update: Update, job: Job, federation: Federation) -> str | None:
+def problem_with(update: Update, job: Job, federation: Federation, norms: dict[int, float] | None = None) -> str | None:
     """Return what is wrong with an update, as a sentence, or None.
 
     It must answer this job; hold what its kind of job asks for, in the right types, shapes and numbers; be a piece of
-    what was sent; and count no more training samples than the client has registered.
+    what was sent; and count no more training samples than the client has registered. `norms` is as in `examined`.
     """
     try:
-        return _fields(update) or _answers(update, job, federation) or _KINDS[job.kind](update, job, federation)
+        wrong = _fields(update) or _answers(update, job, federation) or _KINDS[job.kind](update, job, federation)
+        return wrong or _diverged(update, job, {} if norms is None else norms)
     except FleetFitError as error:
         return one_line(str(error))
     except RecursionError:
@@ -231,14 +241,19 @@ def _trained(update: Update, job: Job, federation: Federation) -> str | None:
     for name, tensor in update.state.items():
         if tensor.dtype != expected:
             return f'"{name}" is {tensor.dtype}, expected {expected}.'
-    if update.compressed:
-        return _scaled(update)
-    return None if finite(update.state) else _DIVERGED
+    return _scaled(update) if update.compressed else None
 
 
-_DIVERGED = (
-    "it has numbers that are not finite, or so large that the square of their norm is not: its training diverged."
-)
+def _diverged(update: Update, job: Job, norms: dict[int, float]) -> str | None:
+    """Look at the numbers of a trained state once: they are finite where its norm is, which is noted."""
+    if job.kind != "train" or update.compressed:
+        return None
+    norms[job.index] = norm_of(update.state)
+    if math.isfinite(norms[job.index]):
+        return None
+    return (
+        "it has numbers that are not finite, or so large that the square of their norm is not: its training diverged."
+    )
 
 
 def _scaled(update: Update) -> str | None:

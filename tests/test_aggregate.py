@@ -1,5 +1,8 @@
 """The coverage-weighted mean against plain loops; its bounds; what nobody trained stays bit for bit."""
 
+import weakref
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from tiny import Tiny
 from fleetfit.aggregate import Mean, applied
 from fleetfit.errors import RunError
 from fleetfit.layout import State, infer_layout
-from fleetfit.submodel import Submodel, extract, put_back, random, whole
+from fleetfit.submodel import Submodel, extract, flat_of, put_back, random, whole
 
 ARCHITECTURE = Tiny()
 IDLE = ("stem.bias", "blocks.0.0.weight")  # names that some updates have not trained
@@ -151,3 +154,89 @@ def test_what_an_update_has_not_trained_does_not_count(
         expected = torch.where(counts[name] > 0, total[name] / counts[name], tensor.double())
         torch.testing.assert_close(after[name].double(), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(after[name][counts[name] == 0], tensor[counts[name] == 0])
+
+
+def some_pieces(seeds: list[int]) -> list[Submodel]:
+    """The whole model for every third seed, else a piece."""
+    return [whole(LAYOUT) if seed % 3 == 0 else piece_of(seed) for seed in seeds]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_mean_has_the_bits_of_its_definition(seeds: list[int], ones: bool) -> None:
+    """In float32: neighbours of one piece are summed in order, sums put in place in order, and divided once.
+
+    Each whole model is put in place by itself. Weights are powers of two, whose products are exact: elsewhere torch's
+    own add may round a product into its sum.
+    """
+    pieces = some_pieces(seeds)
+    updates = [extract(LAYOUT, full_state(10 + i), piece) for i, piece in enumerate(pieces)]
+    weights = [1.0 if ones else [0.5, 2.0, 4.0][i % 3] for i in range(len(pieces))]
+    groups: list[tuple[Submodel, dict[str, torch.Tensor], float]] = []
+    for piece, update, weight in zip(pieces, updates, weights, strict=True):
+        weighed = {n: weight * t for n, t in update.items()}
+        if groups and piece != whole(LAYOUT) and groups[-1][0] == piece:
+            _, before, counted = groups.pop()
+            weighed, weight = {n: before[n] + t for n, t in weighed.items()}, counted + weight
+        groups.append((piece, weighed, weight))
+    zeros = {n: torch.zeros(s) for n, s in LAYOUT.shapes({}, LAYOUT.exits).items()}
+    total, counts = dict(zeros), dict(zeros)
+    for piece, values, weight in groups:
+        put = put_back(LAYOUT, zeros, piece, values)
+        seen = put_back(LAYOUT, zeros, piece, {n: torch.full(v.shape, weight) for n, v in values.items()})
+        total, counts = {n: total[n] + put[n] for n in zeros}, {n: counts[n] + seen[n] for n in zeros}
+    mean = Mean(LAYOUT)
+    for piece, update, weight in zip(pieces, updates, weights, strict=True):
+        mean.add(piece, update, weight)
+    found = mean.result()
+    for name in zeros:
+        covered = counts[name] > 0
+        assert torch.equal(found.coverage[name], counts[name])
+        assert torch.equal(found.mean[name][covered], (total[name] / counts[name])[covered]), name
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from([1.0, 3.0]), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_updates_are_read_only(seeds: list[int], weight: float, idle: bool) -> None:
+    pieces = some_pieces(seeds)
+    updates = [extract(LAYOUT, full_state(10 + i), piece) for i, piece in enumerate(pieces)]
+    before = [{n: t.clone() for n, t in update.items()} for update in updates]
+    mean = Mean(LAYOUT)
+    for piece, update in zip(pieces, updates, strict=True):
+        mean.add(piece, update, weight, tuple(n for n in IDLE if idle and n in update))
+    applied(full_state(0), mean.result())
+    for update, kept in zip(updates, before, strict=True):
+        assert all(torch.equal(update[n], t) for n, t in kept.items())
+
+
+def test_a_coverage_that_a_method_changes_is_looked_at() -> None:
+    """A method may take tensors out of the mean: in place, or with a coverage of its own."""
+    old = full_state(0)
+    for change in ("in place", "another"):
+        mean = Mean(LAYOUT)
+        mean.add(whole(LAYOUT), full_state(1), 1.0)
+        mean.add(whole(LAYOUT), full_state(2), 1.0)
+        found = mean.result()
+        if change == "in place":
+            found.coverage["stem.bias"].zero_()
+        else:
+            found = replace(found, coverage={**found.coverage, "stem.bias": torch.zeros(8)})
+        after = applied(old, found)
+        assert torch.equal(after["stem.bias"], old["stem.bias"])
+        assert torch.equal(after["stem.weight"], found.mean["stem.weight"])
+
+
+@pytest.mark.parametrize("cohort", [10, 100, 1000])
+def test_memory_does_not_grow_with_the_cohort(cohort: int) -> None:
+    """Of all updates that were folded at most one is still held, and what else is held is as after ten."""
+    mean, alive = Mean(LAYOUT), []
+    pieces = some_pieces([3, 4, 5])
+    for i in range(cohort):
+        piece = pieces[3 * i // cohort]
+        update = extract(LAYOUT, full_state(i % 7), piece)
+        alive.append(weakref.ref(flat_of(update)))
+        mean.add(piece, update, 1.0)
+        del update
+        assert sum(ref() is not None for ref in alive) <= 1
+    held = {id(t): t.numel() for t in vars(mean).values() if isinstance(t, torch.Tensor)}
+    assert sum(held.values()) <= 4 * sum(t.numel() for t in full_state(0).values())

@@ -96,19 +96,26 @@ def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]
     return found
 
 
-@pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
+WAYS = pytest.mark.parametrize(
+    ("large", "few"), [(1 << 20, 1 << 20), (1 << 20, 0), (0, 0)], ids=["by index", "by strips", "by strips and slices"]
+)
+
+
+@WAYS
 @pytest.mark.parametrize("how", ["prefix", "window", "rolling", "random"])
 @pytest.mark.parametrize("name", RIGHT)
-def test_extract_is_numpy_indexing(name: str, how: str, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extract_is_numpy_indexing(name: str, how: str, large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CUT, "LARGE", large)
+    monkeypatch.setattr(CUT, "FEW", few)
     layout = infer_layout(RIGHT[name]())
     piece = Submodel(some_channels(layout, how), layout.exits)
     same(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
 
 
-@pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
-def test_put_back_changes_exactly_the_kept_elements(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@WAYS
+def test_put_back_changes_exactly_the_kept_elements(large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CUT, "LARGE", large)
+    monkeypatch.setattr(CUT, "FEW", few)
     layout = infer_layout(attention())
     piece = Submodel({"hidden": (0, 1, 2, 3, 8, 9, 10, 11), "inner": (1, 4)}, (1,))
     before = numbered(layout)
@@ -131,10 +138,13 @@ def test_extract_is_a_copy() -> None:
     same(state, numbered(LAYOUT))
 
 
-@pytest.mark.parametrize("large", [1 << 20, 0], ids=["by index", "by slices"])
+@WAYS
 @pytest.mark.parametrize("kept", [range(6), range(1, 4), (5, 0, 3)])
-def test_scatter_adds_or_writes(kept: range | tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scatter_adds_or_writes(
+    kept: range | tuple[int, ...], large: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CUT, "LARGE", large)
+    monkeypatch.setattr(CUT, "FEW", few)
     piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
     compiled = Cut(LAYOUT, piece)
     total = flat_of(numbered(LAYOUT)).clone()

@@ -12,6 +12,7 @@ import sys
 
 import torch
 
+from fleetfit import buffers
 from fleetfit.errors import ConfigError
 
 
@@ -55,6 +56,7 @@ def keep_freed_memory() -> None:
 def give_back_freed_memory() -> None:
     """Give the memory that this process does not use back to the system, as far as its allocator can."""
     gc.collect()
+    buffers.forget()
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

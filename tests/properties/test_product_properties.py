@@ -114,7 +114,9 @@ def test_a_cut_is_what_loops_over_the_factors_keep(
 ) -> None:
     layout, kept = made(axes, rows, columns), chosen(axes, how, seed)
     piece = Submodel(kept, (1,))
-    with mock.patch.object(CUT, "LARGE", 0 if large else 1 << 20):  # by slices, or by index
+    with mock.patch.multiple(
+        CUT, LARGE=0 if large else 1 << 20, FEW=0 if large else 1 << 20
+    ):  # by strips and slices, or by index
         _check_cut(layout, rows, columns, piece)
 
 
