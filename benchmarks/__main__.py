@@ -19,6 +19,7 @@ PARTS = {
     "aggregation": "averaging against a plain copy of the same bytes",
     "averaging": "the share of a round that averaging takes, and memory, as the cohort grows",
     "techniques": "what each technique costs a client: exits, distillation, Ree, FedDyn, compression, early stopping",
+    "evaluation": "the shares of a run that evaluation, averaging, validation and checkpoints take",
     "clients": "a round as the number of registered clients grows",
     "engines": "processes and ray with two workers against local and a bare loop",
     "codec": "messages and checkpoints against a copy of the same bytes",

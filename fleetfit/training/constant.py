@@ -34,14 +34,24 @@ class Part:
     Attributes:
         form: How the kept tensors make the value.
         head: The module that makes logits of it, where what the classifier reads is kept, and not the whole carry.
+        half: The kind of numbers that the head computes in where that is not as always, or None.
     """
 
     form: Any
     head: nn.Module | None = None
+    half: torch.dtype | None = None
 
     def value(self, tensors: list[Tensor]) -> Any:
         """Return the value that the kept tensors are of."""
         return tensors[0] if self.head is not None else tree_unflatten(tensors, self.form)
+
+    def logits(self, module: Any, i: int, value: Any) -> Tensor:
+        """Return the logits of exit i of what is kept."""
+        head: Callable[[Any], Tensor] = self.head or partial(module.head, i)
+        if self.half is None:
+            return head(value)
+        with torch.autocast(value.device.type, dtype=self.half, cache_enabled=False):
+            return head(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +115,7 @@ def _proved(module: Any, trained: Sequence[Tensor], x: Tensor, other: Tensor) ->
     if not count:
         return None
     last = None if count == len(first) else Part(tree_flatten(first[count - 1].carry)[1])
-    exits = tuple(Part(tree_flatten(one.kept)[1], one.head) for one in first[:count])
+    exits = tuple(Part(tree_flatten(one.kept)[1], one.head, one.half) for one in first[:count])
     found = ConstantPart(count, exits, last)
     return found if _replayed(module, found, first, x) else None
 
@@ -149,7 +159,7 @@ def logits_from(module: Any, found: ConstantPart, kept: list[Any], carry: Any) -
         carry: The state after the constant part.
     """
     for i, part in enumerate(found.exits):
-        yield part.head(kept[i]) if part.head is not None else module.head(i, kept[i])
+        yield part.logits(module, i, kept[i])
     for i in range(found.segments, len(module.exits)):
         carry = module.segment(i, carry)
         yield module.head(i, carry)
@@ -166,12 +176,14 @@ class _Segment:
         carry: The state after it.
         kept: What its exit reads.
         head: The module that makes logits of that; None where the exit reads the carry.
+        half: The kind of numbers that the head computes in where that is not as always, or None.
         steady: Whether nothing that ran in it, or below, moves.
     """
 
     carry: Any
     kept: Any
     head: nn.Module | None
+    half: torch.dtype | None
     steady: bool
 
 
@@ -194,8 +206,8 @@ class _Runner:
         for i in range(len(module.exits)):
             carry, ran = _watched(module, partial(module.segment, i, carry))
             steady = steady and not any(map(self._moves, ran))
-            head, given = self._read(i, carry)
-            found.append(_Segment(carry, carry if head is None else given, head, steady))
+            head, given, half = self._read(i, carry)
+            found.append(_Segment(carry, carry if head is None else given, head, half, steady))
         return found
 
     def _moves(self, part: nn.Module) -> bool:
@@ -206,20 +218,28 @@ class _Runner:
         rate = getattr(part, "p", 0) if "drop" in type(part).__name__.lower() else 0
         return any(isinstance(r, int | float) and r > 0 for r in (*rates, rate))
 
-    def _read(self, i: int, carry: Any) -> tuple[nn.Module | None, Any]:
-        """Return the one trained module that makes the logits of an exit, and what it reads; else (None, None)."""
-        calls: list[tuple[nn.Module, Any, Any]] = []
-        hooks = [
-            top.register_forward_hook(lambda part, given, out: calls.append((part, given, out))) for top in self._tops
-        ]
+    def _read(self, i: int, carry: Any) -> tuple[nn.Module | None, Any, torch.dtype | None]:
+        """Return the one trained module that makes the logits of an exit, what it reads, and in which kind of numbers.
+
+        The first is None where there is no such module.
+        """
+        calls: list[tuple[nn.Module, Any, Any, torch.dtype | None]] = []
+
+        def note(part: nn.Module, given: Any, out: Any) -> None:
+            kind = out.device.type if isinstance(out, Tensor) else "cpu"
+            half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            calls.append((part, given, out, half))
+
+        hooks = [top.register_forward_hook(note) for top in self._tops]
         try:
             logits = self._module.head(i, carry)
         finally:
             for hook in hooks:
                 hook.remove()
         if len(calls) != 1 or calls[0][2] is not logits or len(calls[0][1]) != 1:
-            return None, None
-        return calls[0][0], calls[0][1][0]
+            return None, None, None
+        head, given, _, half = calls[0]
+        return head, given[0], half
 
 
 def _wholly(module: nn.Module, trained: set[int]) -> Iterator[nn.Module]:

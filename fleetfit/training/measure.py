@@ -1,15 +1,17 @@
 """Evaluation and statistics jobs: one forward pass yields every exit; sums over the inputs of batch-norm layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import RunError
-from fleetfit.layout import State, batch_norms, outputs
+from fleetfit.layout import ExitModel, State, batch_norms, outputs
 from fleetfit.method import Method
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
@@ -117,15 +119,50 @@ def _summed_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update
     found = []
     try:
         for job, device in zip(jobs, devices, strict=True):
-            indices = _chosen(job, device)
+            indices, body = _chosen(job, device), _body(piece.module)
             for batch in joined(indices, job.evaluation.batch_size):
-                outputs(piece.module, device.put(device.data.batch(batch)[0]))
+                body(device.put(device.data.batch(batch)[0]))
             found.append(_measured(job, indices, {}, {name: value.cpu() for name, value in sums.items()}))
             sums.clear()
     finally:
         for hook in hooks:
             hook.remove()
     return found
+
+
+_headless: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether a model's classifiers have no batch norm, so that its statistics need not run them."""
+
+
+def _body(module: nn.Module) -> Callable[[Tensor], Any]:
+    """Return what runs all batch-norm layers of a module, without its classifiers where these have none."""
+    if not isinstance(module, ExitModel) or type(module).forward is not ExitModel.forward:
+        return partial(outputs, module)
+    if _headless.get(module):
+        return partial(_below, module)
+
+    def noting(x: Tensor) -> None:
+        ran: list[nn.Module] = []
+        hooks = [n.register_forward_pre_hook(lambda one, _: ran.append(one)) for n in batch_norms(module).values()]
+        try:
+            in_heads, carry = 0, module.start(x)
+            for i in range(len(module.exits)):
+                carry = module.segment(i, carry)
+                before = len(ran)
+                module.head(i, carry)
+                in_heads += len(ran) - before
+            _headless[module] = not in_heads
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return partial(outputs, module) if module in _headless else noting
+
+
+def _below(module: ExitModel, x: Tensor) -> None:
+    carry = module.start(x)
+    for i in range(len(module.exits)):
+        carry = module.segment(i, carry)
 
 
 def _made_ready(job: Job, device: Device) -> LocalModel:
