@@ -131,3 +131,29 @@ def test_a_client_whose_work_fails_does_not_spoil_the_others(monkeypatch: pytest
     found, _ = evaluate(federation, local_engine(simulation), server, WANTED)
     assert found == alone
     assert {failure["client"] for failure in found["failures"]} == {5}
+
+
+def test_batch_norm_statistics_of_a_client_are_there_before_the_next_one_is_looked_at() -> None:
+    """States that waited for each other would take memory with every client."""
+    federation, simulation, server = fleet(norm=True)
+    engine = local_engine(simulation)
+    given: list[int | None] = []
+
+    class Watching:
+        def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+            drawn = 0
+
+            def counted() -> Iterator[Job]:
+                nonlocal drawn
+                for job in jobs:
+                    drawn += 1
+                    yield job
+
+            for answered, reply in enumerate(engine.run(counted()), start=1):
+                if isinstance(reply, Update) and reply.state:
+                    assert drawn - answered <= 1
+                    given.append(reply.client)
+                yield reply
+
+    evaluate(federation, Watching(), server, WANTED)
+    assert len(set(given)) == CLIENTS

@@ -223,6 +223,13 @@ def alike(jobs: Iterator[Job]) -> Iterator[list[Job]]:
 
 
 def _like(a: Job, b: Job) -> bool:
+    """Tell whether two jobs can be one pass.
+
+    Statistics never are: each client's samples are passed alone anyway, and states that wait for the others' lie
+    between the freed blocks of a pass, where they keep glibc from using these again (30 MB a client of a small CNN).
+    """
+    if a.kind != "evaluate":
+        return False
     same = a.state is b.state and (a.statistics is b.statistics or not (a.statistics or b.statistics))
     return same and (a.kind, a.level, a.evaluation, a.submodel) == (b.kind, b.level, b.evaluation, b.submodel)
 
