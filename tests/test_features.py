@@ -183,3 +183,25 @@ def test_without_room_in_memory_and_on_disk_it_is_computed_each_time(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
     found, _ = finished(tmp_path / "full", kept(100 * 24 * 4))
     assert close(plain, found)
+
+
+def test_nodes_of_a_fleet_have_the_same_bits(embedded: Counter[bytes], tmp_path: Path) -> None:
+    """Each node keeps what it computes of its own data, and so computes less of it."""
+    pytest.importorskip("flwr", reason="the extra flower is not installed")
+    from local_fleet import Lab, described
+
+    from fleetfit.engines.flower import node as nodes_side
+
+    model = {"name": "vit", "hidden": 12, "depth": 3, "attention_heads": 3, "patch": 2}
+    table = {**described({"name": "depthfl"}, model=model, peft={"name": "frozen"}, local={"epochs": 9}), **kept(1e9)}
+    base = ff.run(table, out=tmp_path / "local")
+    counts = []
+    for name, engine in {"plain": {}, "kept": kept(1e9)["engine"]}.items():
+        nodes_side.node_of.cache_clear()
+        (tmp_path / name).mkdir()
+        embedded.clear()
+        run = Lab(tmp_path / name, table, [float(b) for b in base.assembly.fleet.budgets]).serve(**engine)
+        counts.append(sum(embedded.values()))
+        assert not any(line["failures"] for line in run.metrics)
+    assert equal(dict(base.server.state), dict(run.server.state))
+    assert counts[1] < 0.7 * counts[0]
