@@ -169,7 +169,8 @@ def _made_ready(job: Job, device: Device) -> LocalModel:
     """Return the job's model; without running statistics, batch norm uses the batch's own also here; dropout is off."""
     piece = local_model_of(device.problem, job.submodel, device.accelerator)
     piece.load(job.state)
-    piece.module.eval()
+    if piece.module.training:  # to walk through a model's parts takes as long as some batches
+        piece.module.eval()
     return piece
 
 
