@@ -36,6 +36,8 @@ from typing import Any, TypeVar
 from fleetfit import paths, renamed, used
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 
+OWN = Path(__file__).parent
+"""The package's folder."""
 _SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _TABLES = {"models": "SIZES", "data": "SETS"}
@@ -53,10 +55,9 @@ def available(kind: str) -> list[str]:
 @functools.cache
 def _homes(kind: str) -> Mapping[str, str]:
     """Return the module of each built-in name of a kind, found in their source: none of them is imported."""
-    package = importlib.import_module(f"fleetfit.{kind}")
     found: dict[str, str] = {}
     for room in _ROOMS.get(kind, ("",)):
-        place, path = Path(package.__path__[0], room), ".".join(filter(None, (package.__name__, room)))
+        place, path = Path(_package(kind), room), ".".join(filter(None, (f"fleetfit.{kind}", room)))
         for file in (*place.glob("*.py"), *place.glob("*/__init__.py")):
             module = file.parent.name if file.name == "__init__.py" else file.stem
             if module.startswith("_"):
@@ -76,6 +77,20 @@ def _rows(source: str, table: str | None) -> Iterator[str]:
         value = getattr(statement, "value", None)
         if isinstance(value, ast.Dict) and any(isinstance(t, ast.Name) and t.id == table for t in targets):
             yield from (str(ast.literal_eval(key)) for key in value.keys if key is not None)
+
+
+def _package(kind: str) -> Path:
+    """Return the folder of a kind, without importing what is in it."""
+    spec = importlib.util.find_spec(f"fleetfit.{kind}")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"fleetfit has no package {kind}")
+    return Path(spec.submodule_search_locations[0])
+
+
+def file_of(kind: str, name: str) -> Path:
+    """Return the file that a built-in name stands in."""
+    place = _package(kind).joinpath(*_homes(kind)[name].split(".")[2:])
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def home(kind: str, name: str) -> ModuleType:
@@ -229,7 +244,7 @@ def _entry(make: Callable[..., _T], name: str, row: Row) -> Callable[..., _T]:
 
 _plug_ins: dict[str, str] = {}
 """File of a plug-in's module -> how the configuration calls it."""
-_OWN = f"{Path(__file__).parent}{os.sep}"
+_OWN = f"{OWN}{os.sep}"
 _INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MOST_SAID = 300  # characters of an error's own message
 

@@ -18,7 +18,7 @@ import torch
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit import names
-from fleetfit.cli import main, planning
+from fleetfit.cli import listing, main
 from fleetfit.report import drawing
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
@@ -317,7 +317,7 @@ def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "data", "engines"])
 def test_every_key_is_explained(kind: str) -> None:
     for name in names.available(kind):
-        assert all(meaning for _, _, meaning in planning.keys_of(kind, name).rows), name
+        assert all(meaning for _, _, meaning in listing.keys_of(kind, name).rows), name
 
 
 def test_shells_complete_verbs_and_kinds() -> None:

@@ -9,46 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
 from fleetfit.api import Comparison, Run
 from fleetfit.api.runs import proceed
 from fleetfit.cli.interrupts import Interrupted
+from fleetfit.cli.printing import say as say
+from fleetfit.cli.printing import show as show
 from fleetfit.config import Experiment
 from fleetfit.planner import Plan
 from fleetfit.report import drawing
-from fleetfit.report.tables import OF_THE_PAPER, level_table, levels_of_rows, plan_table, total_table
+from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent
 from fleetfit.soundness import in_words
 
-_PLAIN_WIDTH = 160  # where nobody says how wide the output is
 _TEXT_WIDTH = 110
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
                "avg", "full")  # fmt: skip
-
-
-def say(text: str) -> None:
-    """Print text as it is."""
-    print(text, flush=True)
-
-
-def show(table: Table) -> None:
-    """Print a table; headings above columns go above their own."""
-    rich = RichTable()
-    above = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.columns)
-    for group, column in zip(above, table.columns, strict=True):
-        rich.add_column(escape(f"{group}\n{column}" if any(above) else column), overflow="fold")
-    for row in table.rows:
-        rich.add_row(*map(escape, row), style="dim" if row and row[0].endswith(OF_THE_PAPER) else None)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    if table.title:
-        console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
-    console.print(rich)
-    for note in table.notes:
-        console.print(escape(note), soft_wrap=True)
 
 
 def part(found: str | Table) -> None:

@@ -1,25 +1,18 @@
-"""What `plan` and `list` show: from the options of the command line to plans and tables."""
+"""What `plan` shows: from the options of the command line to plans."""
 
-import inspect
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from fleetfit import names
 from fleetfit.config import Assembly, assemble
 from fleetfit.config.naming import architecture_of
 from fleetfit.config.reading import override
-from fleetfit.config.speeds import profile_of
 from fleetfit.cost import BATCH_SIZE, Conditions, kind_of
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
-from fleetfit.profiles import PROFILES, DeviceProfile
-from fleetfit.report.tables import data_table
-from fleetfit.report.text import Table, size
+from fleetfit.report.text import Table
 
 _IMAGE = (3, 32, 32)
 
@@ -166,67 +159,3 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f'{option} takes numbers separated by commas, got "{text}".') from None
-
-
-# ---- list ----------------------------------------------------------------------------------------------------------
-
-
-_GIVEN = {"architecture", "classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
-"""What the system gives to factories, and no run file."""
-
-
-def listed(kind: str) -> Table:
-    """Return what is built in, one line each."""
-    if kind == "profiles":
-        return profile_table(PROFILES)
-    known = names.available(kind)
-    if kind == "data":
-        return data_table({name: _facts(name) for name in known})
-    rows = []
-    for name in known:
-        keys = [key for key in inspect.signature(names.resolve(kind, name)).parameters if key not in _GIVEN]
-        rows.append((name, names.summary(kind, name), ", ".join(keys)))
-    return Table(("name", "what it is", "keys"), tuple(rows))
-
-
-def _facts(name: str) -> Any:
-    """Return what the module of a built-in data set says about it, or None; a family has facts by name."""
-    found = getattr(names.home("data", name), "FACTS", None)
-    return found.get(name) if isinstance(found, Mapping) else found
-
-
-def keys_of(kind: str, name: str) -> Table:
-    """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
-    if kind == "profiles":
-        return profile_table({name: profile_of(name)})
-    factory = names.resolve(kind, name)
-    doc = inspect.getdoc(factory) or ""
-    rows = []
-    for key, parameter in inspect.signature(factory).parameters.items():
-        if key not in _GIVEN:
-            silent = parameter.default in (inspect.Parameter.empty, None)
-            default = "" if silent else json.dumps(parameter.default, default=str)  # which is how TOML writes it
-            rows.append((key, default, _explained(doc, key)))
-    summary = names.summary(kind, name) if ":" not in name else doc.partition("\n")[0]
-    notes = () if rows else (f"{name} has no keys of its own.",)
-    return Table(("key", "default", "meaning"), tuple(rows), f"{name}: {summary}", notes)
-
-
-def _explained(doc: str, key: str) -> str:
-    """Return what a docstring says of an argument."""
-    found = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
-    return " ".join(found[1].split()) if found else ""
-
-
-def profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
-    """Return device profiles with their figures, and below where these come from."""
-    columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
-    rows = [
-        (
-            name, p.what, f"{p.multiply_adds_per_s / 1e9:.1f} G", size(p.down_bytes_per_s), size(p.up_bytes_per_s),
-            f"{1000 * p.latency_s:g}", "-" if p.memory_bytes is None else size(p.memory_bytes),
-        )
-        for name, p in profiles.items()
-    ]  # fmt: skip
-    links = "links: Ookla, Speedtest Global Index, September 2020, global means; which link a device has is assumed"
-    return Table(columns, tuple(rows), notes=(*(f"{name}: {p.source}" for name, p in profiles.items()), links))

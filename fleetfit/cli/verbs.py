@@ -298,9 +298,9 @@ def listing(
     name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
 ) -> None:
     """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""
-    from fleetfit.cli import display, planning
+    from fleetfit.cli import listing, printing
 
-    display.show(planning.listed(kind.value) if name is None else planning.keys_of(kind.value, name))
+    printing.show(listing.listed(kind.value) if name is None else listing.keys_of(kind.value, name))
 
 
 @app.command("check-model")

@@ -1,12 +1,14 @@
 """Tables as they will stand in a paper; their numbers come from run folders."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fleetfit.cost import Cost
-from fleetfit.planner import Plan
 from fleetfit.report.columns import cell, is_rounds
 from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spread
+
+if TYPE_CHECKING:  # `list` prints a table without them
+    from fleetfit.cost import Cost
+    from fleetfit.planner import Plan
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -56,7 +58,7 @@ def total_table(summary: Mapping[str, Any]) -> Table:
     return Table(("", summary["method"]), tuple(rows), notes=tuple(summary["notes"]))
 
 
-def plan_table(plan: Plan, title: str = "") -> Table:
+def plan_table(plan: "Plan", title: str = "") -> Table:
     """Return the levels of a plan with their costs."""
     further = [cost for cost in plan.levels[-1].further if not cost.endswith("_spread_s")]
     columns = (
@@ -95,7 +97,7 @@ def plan_table(plan: Plan, title: str = "") -> Table:
     return Table(columns, rows, title, tuple(notes))
 
 
-def without_early(level: str, heads: Cost) -> str:
+def without_early(level: str, heads: "Cost") -> str:
     """Return how the full model is counted, and what its early classifiers cost."""
     return (
         f"Level {level} is counted without its early classifiers: {short(heads.parameters)} parameters, "

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fleetfit import names
-from fleetfit.cli.planning import keys_of, listed
+from fleetfit.cli.listing import keys_of, listed
 from fleetfit.errors import ConfigError
 
 NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", "femnist", "imagenet", "images",
@@ -51,7 +51,7 @@ def test_twins_have_the_keys_that_mean_something() -> None:
 def test_libraries_are_loaded_by_what_needs_them() -> None:
     """Naming every set loads no reader of files: a machine without Pillow and pyarrow can list them."""
     program = (
-        "import sys; from fleetfit.cli.planning import listed; listed('data')\n"
+        "import sys; from fleetfit.cli.listing import listed; listed('data')\n"
         "heavy = ('PIL', 'datasets', 'pyarrow', 'sklearn', 'soundfile', 'tokenizers', 'transformers')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
