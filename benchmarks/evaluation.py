@@ -1,6 +1,6 @@
 """What share of a default run's time goes into other things than training, as `summary.json` tells it.
 
-A default run is small: four clients of some 27 images train in a round, and an evaluation measures batch-norm
+A default run is small: four clients of some 32 images train in a round, and an evaluation measures batch-norm
 statistics of four levels on the training images of all forty, beside the test images. These cost about a quarter of
 what ten rounds of training cost, in forward passes alone; larger data and cohorts change that.
 """

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit.models.vit import PatchEmbeddings
+from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.records import RunFolder
 from fleetfit.report import drawing
 
@@ -205,3 +205,28 @@ def test_nodes_of_a_fleet_have_the_same_bits(embedded: Counter[bytes], tmp_path:
         assert not any(line["failures"] for line in run.metrics)
     assert equal(dict(base.server.state), dict(run.server.state))
     assert counts[1] < 0.7 * counts[0]
+
+
+def of_the_batch(net: VitModule, tokens: Tensor) -> Tensor:
+    return tokens - tokens.mean(0)
+
+
+def of_what_is_trained(net: VitModule, tokens: Tensor) -> Tensor:
+    """No gradient tells it, and no module that runs."""
+    return tokens + sum(p.detach().sum() for p in net.heads.parameters())
+
+
+def of_chance(net: VitModule, tokens: Tensor) -> Tensor:
+    return tokens + 0.01 * torch.randn(()) if net.training else tokens
+
+
+@pytest.mark.parametrize("change", [of_the_batch, of_what_is_trained, of_chance])
+def test_what_no_module_tells_is_found_by_trying(
+    change: Callable[[VitModule, Tensor], Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backbone whose tokens depend on the batch, on trained values or on chance: the bits of computing it anew."""
+    plain_start = VitModule.start
+    monkeypatch.setattr(VitModule, "start", lambda net, x: change(net, plain_start(net, x)))
+    plain, _ = finished(tmp_path / "plain")
+    found, _ = finished(tmp_path / "kept", kept(1e9))
+    assert equal(plain, found)

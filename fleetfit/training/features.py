@@ -31,6 +31,8 @@ _SHARE = 0.25
 """Of the memory that is free when the first value is kept: the bound where none is given, and the most in any case."""
 _SETS = 256
 """Sets of rows, of a sub-model and exit each, that a problem has at most; the oldest go first."""
+_DATA_SETS = 8
+"""Data sets of which something is kept: a process has one, and perhaps the server's."""
 
 
 class Feed:
@@ -121,13 +123,22 @@ class Kept:
         """Return what is kept of a sub-model and a device's data, or None where nothing can be."""
         data = device.data
         if not any(x is data.x for x in self._data):
+            if len(self._data) == _DATA_SETS:
+                self._forget()
             self._data.append(data.x)
         key = (id(data.x), data.mean, data.std, data.resize, _channels(submodel))
         where = (*key, submodel.exits, device.accelerator)
         if where not in self._constant:
+            if sum(len(indices) for indices in data.splits.values()) < 2:  # too little to try
+                return None
             self._constant[where] = _constant(device, piece)
         found = self._constant[where]
         return None if found is None else Features(self, key, found, device, piece, submodel.exits)
+
+    def _forget(self) -> None:
+        for rows in self._rows.values():
+            rows.close()
+        self._rows, self._constant, self._data = {}, {}, []
 
     def rows(self, key: Key, samples: int, like: list[Tensor]) -> KeptRows:
         """Return the rows of a set."""
@@ -153,12 +164,10 @@ def _channels(submodel: Submodel) -> Key:
 
 def _constant(device: Device, piece: LocalModel) -> ConstantPart | None:
     """Return what is constant in a module, tried on samples that the device has."""
-    indices = torch.cat([device.data.split(name) for name in ("train", "validation", "test")])
-    if len(indices) < 2:
-        return None
-    mine, other = _filled(indices[:BATCH]), _filled(indices.flip(0)[:BATCH])
+    indices = torch.cat(list(device.data.splits.values()))
     try:
-        x, beside = _whole(device, mine), _whole(device, other)
+        x, beside = (_whole(device, _filled(some[:BATCH])) for some in (indices, indices.flip(0)))
+        beside = beside.roll(1, -1) if beside.dtype == torch.int64 else 0.5 * beside + 0.25  # unlike x, however few
         return constant_of(piece.module, list(piece.parameters.values()), x, beside)
     except (ValueError, RuntimeError, TypeError):  # its parts do not run one by one
         return None
