@@ -194,14 +194,13 @@ if "fleetfit.engines.flower.warm.zygote" in sys.orig_argv:
         from fleetfit.messages import pack, unpack
         nest = unpack(bytearray(parts["answer"]))
         reply, state = nest["reply"], nest["reply"]["state"]
-        name = max(state, key=lambda key: state[key].numel())
-        if turn == 0: state[name] = state[name][:1]
-        elif turn == 1: state[name] = state[name] * float("nan")
+        if turn == 0: reply["state"] = state[:-1]
+        elif turn == 1: reply["state"] = state * float("nan")
         elif turn == 2: reply["num_examples"] = 10**9
-        elif turn == 3: state["more"] = state[name]
+        elif turn == 3: reply["state"] = {"more": state}
         elif turn == 4: nest["protocol"] = 99
         elif turn == 5: return told(message, {"answer": b"no message at all"})
-        elif turn == 6: del state[name]
+        elif turn == 6: reply["state"] = {}
         return told(message, {"answer": pack(nest)})
     transport.reply = lying
 """
