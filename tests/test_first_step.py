@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas", "matplotlib")
+KEYS = ("rounds=1", "local.epochs=1", "evaluate.every=0", "data.partition.clients=4", "evaluate.norms=['static']")
+SMALL = [word for key in KEYS for word in ("--set", key)]
 HOOK = f"""
 import sys
 from fleetfit import Method
@@ -32,11 +34,31 @@ def test_a_run_has_only_what_it_needs_after_the_first_job(engine: str, tmp_path:
     """A client's job has begun and ended, in this process and in a worker; digits, the small CNN and SGD."""
     seen, hook = tmp_path / "seen.txt", tmp_path / "hook.py"
     hook.write_text(HOOK.format(file=str(seen)))
-    settings = {
-        "method.name": f"{hook}:said", "engine.name": engine, "rounds": 1, "local.epochs": 1, "evaluate.every": 0,
-        "data.partition.clients": 4, "evaluate.norms": ["static"],
-    } | ({"engine.workers": 1} if engine == "processes" else {})  # fmt: skip
-    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    fleetfit("run", "--quiet", "--out", str(tmp_path / "run"), *given)
+    given = ["--set", f"method.name={hook}:said", "--set", f"engine.name={engine}"]
+    given += ["--set", "engine.workers=1"] if engine == "processes" else []
+    fleetfit("run", "--quiet", "--out", str(tmp_path / "run"), *SMALL, *given)
     found = seen.read_text().splitlines()
     assert found and set(found) == {"[]"}
+
+
+def test_the_result_is_printed_before_anything_is_drawn(tmp_path: Path) -> None:
+    """What imports matplotlib first finds both tables on stdout; the plots are there at the end."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "run"
+    program = (
+        "import sys\n"
+        "class Sees:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'matplotlib.figure':\n"
+        "            print('DRAWING', flush=True)\n"
+        "sys.meta_path.insert(0, Sees())\n"
+        "from fleetfit.cli import main\n"
+        "main(sys.argv[1:])"
+    )
+    words = ["run", "--out", str(out), *SMALL]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("DRAWING") == 1
+    before, behind = done.stdout.split("DRAWING")
+    assert "multiply-adds" in before and "global accuracy %" in before
+    assert f"Plots: {out}/plots" in behind and list((out / "plots").iterdir()) and (out / "summary.json").is_file()

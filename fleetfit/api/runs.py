@@ -122,6 +122,8 @@ def proven(assembly: Assembly, say: Callable[[str], None] | None = None) -> Asse
 
 OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round, as it stands in `metrics.jsonl`."""
+OnResult = Callable[[Mapping[str, Any]], None]
+"""Called with what will stand in `summary.json`."""
 RUNS = Path("runs")
 """Where run folders go by default."""
 
@@ -262,8 +264,19 @@ def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: A
     return found
 
 
-def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = rounds.unchanged) -> None:
-    """Run the rounds that are left, write the summary and the plots; see `rounds.run` for `renew`.
+def proceed(
+    target: Run,
+    on_round: OnRound | None = None,
+    renew: rounds.Renew = rounds.unchanged,
+    on_result: OnResult | None = None,
+) -> None:
+    """Run the rounds that are left, draw the plots and write the summary.
+
+    Args:
+        target: The run.
+        on_round: Called with each round's report.
+        renew: See `rounds.run`.
+        on_result: Called with the summary before anything is drawn, for whoever waits for the numbers.
 
     Raises:
         RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
@@ -281,7 +294,7 @@ def proceed(target: Run, on_round: OnRound | None = None, renew: rounds.Renew = 
         for done in _rounds(target, engine, taken["server"], renew, saving):
             if on_round is not None:
                 on_round(done)
-        _finish(target, saving)
+        _finish(target, saving, on_result)
     target.__dict__.pop("checkpoint", None)
 
 
@@ -324,11 +337,16 @@ def _rounds(
         yield report
 
 
-def _finish(target: Run, saving: Timekeeper) -> None:
-    """Write the plots, where matplotlib is there, and then the summary, with the seconds of the last checkpoint."""
+def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> None:
+    """Draw the plots, where matplotlib is there, and write the summary, with the seconds of the last checkpoint.
+
+    The summary says that a run is finished, so it is written last: what was cut off while drawing draws again.
+    """
     metrics = target.metrics
     found = summary_of(_description(target), target.assembly.plan, metrics, target.assembly.notes)
     summary = jsonable(with_seconds(found, saving.read()))
+    if on_result is not None:
+        on_result(summary)
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         plots.plots_of_run(target.folder, summary, metrics)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")

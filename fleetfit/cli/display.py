@@ -132,21 +132,31 @@ def trained(target: Run, quiet: bool) -> None:
     if not quiet:
         say(f"Run folder: {target.folder}")
     progress = None if quiet else Rounds("", target.experiment)
+
+    def finished(summary: Mapping[str, Any]) -> None:
+        if progress is not None:
+            progress.close()
+        _numbers(summary)
+
     with interruptible(f"fleetfit resume {target.folder}"):
         try:
-            proceed(target, progress)
+            proceed(target, progress, on_result=finished)
         finally:
             if progress is not None:
                 progress.close()
-    result(target)
+    _where(target.folder)
 
 
 def result(found: Run) -> None:
     """Print the tables of a finished run and where it is."""
-    summary = found.summary
+    _numbers(found.summary)
+    _where(found.folder)
+
+
+def _numbers(summary: Mapping[str, Any]) -> None:
     show(level_table(summary))
     show(total_table(summary))
-    _where(found.folder)
+    sys.stdout.flush()
 
 
 def _where(folder: Any) -> None:
