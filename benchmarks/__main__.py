@@ -18,6 +18,7 @@ PARTS = {
     "round": "a round of ours against a bare loop and against a naive one, on four models",
     "aggregation": "averaging against a plain copy of the same bytes",
     "averaging": "the share of a round that averaging takes, and memory, as the cohort grows",
+    "start": "the first training step, `list` and `--help`, against an import of torch",
     "techniques": "what each technique costs a client: exits, distillation, Ree, FedDyn, compression, early stopping",
     "evaluation": "the shares of a run that evaluation, averaging, validation and checkpoints take",
     "clients": "a round as the number of registered clients grows",
