@@ -16,6 +16,7 @@ import sys
 # One line per part: its module, and what it measures.
 PARTS = {
     "round": "a round of ours against a bare loop and against a naive one, on four models",
+    "fast": "a fast round against a bare loop in fp32, on four models",
     "aggregation": "averaging against a plain copy of the same bytes",
     "averaging": "the share of a round that averaging takes, and memory, as the cohort grows",
     "start": "the first training step, `list` and `--help`, against an import of torch",

@@ -118,7 +118,11 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["data.name=cifra10"], ConfigError, 'Did you mean "cifar10"?'),
         (["data.augmnt=shift"], ConfigError, '[data] digits has no "augmnt"'),
         (["data.name=../digits"], ConfigError, '"../digits" is no valid name in data'),
-        (["engine.wrkers=2"], ConfigError, '[engine] local has no "wrkers"; it takes device, threads.'),
+        (
+            ["engine.wrkers=2"],
+            ConfigError,
+            '[engine] local has no "wrkers"; it takes speed, precision, memory_format, compile, device, threads.',
+        ),
         (["engine.name=cluster"], ConfigError, '"cluster" is not among the engines'),
         (["data.partition.kind=dirichle"], DataError, 'Did you mean "dirichlet"?'),
         (["data.partition.alfa=1"], ConfigError, '[data] partition dirichlet has no "alfa"'),

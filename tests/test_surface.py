@@ -82,9 +82,9 @@ RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns"
        "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server", "summary"}  # fmt: skip
 
 OPTIONS = {
-    "run": ["FILE", "--out", "--set", "--quiet/-q"],
+    "run": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
     "resume": ["FOLDER", "--quiet/-q"],
-    "compare": ["FILE", "--out", "--set", "--quiet/-q"],
+    "compare": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
@@ -92,6 +92,7 @@ OPTIONS = {
     "profile": [
         "FILE", "--model", "--budgets", "--cost", "--input-shape", "--classes", "--task", "--vocabulary", "--step-s",
         "--latency-s", "--memory", "--energy-j", "--limit-s", "--device", "--threads", "--out", "--force", "--set",
+        "--fast",
     ],
     "predict": [
         "FOLDER", "--level", "--adaptive", "--stop", "--best-exit", "--client", "--data", "--split", "--batch-size",
@@ -166,7 +167,7 @@ KEYS = {
         "schedule_in_round",
     ],
     "cohort": ["choose", "fraction", "count", "deadline_s", "late"],
-    "engine": ["name"],
+    "engine": ["name", "speed", "precision", "memory_format", "compile", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],
     "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "differs"],

@@ -24,7 +24,7 @@ from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assembly import assemble_fleet, cohort_of, spec_of_method
 from fleetfit.config.naming import called
 from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes
-from fleetfit.config.schema import GroupSection
+from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.flower.protocol import digest_of
 from fleetfit.errors import ConfigError, RunError
@@ -55,11 +55,15 @@ SAY_S = 30.0
 """Between two lines that say so."""
 
 
+_ANYWHERE = EngineSection.model_fields.keys() - {"name"}  # keys of [engine] that say how, and not where
+
+
 def for_fleet(experiment: Experiment) -> Experiment:
     """Return the experiment with engine flower, and a checkpoint after each round."""
     changes: dict[str, Any] = {}
     if experiment.engine.name != "flower":
-        changes["engine"] = type(experiment.engine)(name="flower")
+        stays = {key: getattr(experiment.engine, key) for key in experiment.engine.model_fields_set & _ANYWHERE}
+        changes["engine"] = EngineSection(**{**stays, "name": "flower"})
     if experiment.checkpoint.every != 1:
         changes["checkpoint"] = experiment.checkpoint.model_copy(update={"every": 1})
     return experiment.model_copy(update=changes)
@@ -68,7 +72,7 @@ def for_fleet(experiment: Experiment) -> Experiment:
 def changed_for_fleet(experiment: Experiment) -> list[str]:
     """Return what a fleet's run does otherwise than its file says, beyond what its nodes have of their own."""
     found, engine = [], experiment.engine
-    if "engine" in experiment.model_fields_set and engine.name != "flower":
+    if (engine.model_fields_set - _ANYWHERE or engine.settings) and engine.name != "flower":
         found.append(f'[engine] is not used here: on a fleet the engine is "flower", and not "{engine.name}".')
     if experiment.checkpoint.every != 1:
         found.append("[checkpoint] every is not used here: a fleet's run writes a checkpoint after each round.")

@@ -27,6 +27,7 @@ from fleetfit.planner import Amount, absolute
 from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
 from fleetfit.submodel import Submodel
+from fleetfit.training.speed import prepared
 from fleetfit.values import DataDescription, Device, Server
 
 LevelName = int | str | None
@@ -90,9 +91,10 @@ def module_of(run: Trained, level: LevelName) -> nn.Module:
 
 
 def served(run: Trained, level: LevelName) -> nn.Module:
-    """Return a level's model as `module_of` does, the same object each time: for predictions, not to be trained."""
+    """Return a level's model for predictions, the same object each time; it computes as the run's evaluations do."""
     if (name := level_named(run, level)) not in run._models:
-        run._models[name] = module_of(run, name)
+        problem, piece = run.assembly.federation.problem, submodel_of(run, name)
+        run._models[name] = prepared(module_of(run, name), problem.arithmetic_of(piece), torch.device("cpu"))
     return run._models[name]
 
 
@@ -289,7 +291,7 @@ def shipped(run: Trained, level: LevelName, data: Data | None) -> Shipped:
         problem.architecture,
         sizes,
         piece.exits,
-        served(run, level),
+        module_of(run, level),
         run.assembly.data if data is None else data,
         policy,
         facts,

@@ -345,7 +345,7 @@ def profile(
     accelerator, energy = _checked(machine, wishes)
     experiment = described(source, overrides, **sections)
     check_single(experiment, "profile")
-    before = beforehand(experiment, facts)
+    before = beforehand(experiment, facts, accelerator)
     free = free_memory(accelerator)
     if wishes.memory_bytes is None and free is not None:
         wishes = replace(wishes, memory_bytes=_SHARE * free)

@@ -53,6 +53,9 @@ def profile(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file. Repeatable."),
     ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Measure a run that computes as is fastest: engine.speed=fast.")
+    ] = False,
 ) -> None:
     """Measure what each level costs on this device, and write the budget file that it follows.
 
@@ -72,7 +75,8 @@ def profile(
             wishes=wished(step_s, latency_s, memory, energy_j),
             machine=Machine(device, threads, limit_s),
             facts=_facts(model is not None, input_shape, classes, task, vocabulary),
-            out=out, force=force, say=display.say, overrides=overrides or (),
+            out=out, force=force, say=display.say,
+            overrides=[*(overrides or ()), *(["engine.speed=fast"] if fast else [])],
         )  # fmt: skip
     display.show(found.table)
     display.say(f"Energy: {found.energy}. Within: {found.wishes}.")

@@ -56,7 +56,18 @@ Out = Annotated[
         "--out", help="Folder to write; it must be new or empty.", parser=said(paths.folder), metavar="FOLDER"
     ),
 ]
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast", help="Compute as is fastest on this machine, not with every machine's bits: engine.speed=fast."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+def with_speed(overrides: list[str] | None, fast: bool) -> list[str]:
+    """Return the overrides, with what --fast stands for."""
+    return [*(overrides or ()), *(["engine.speed=fast"] if fast else [])]
 
 
 @app.callback(invoke_without_command=True)
@@ -79,7 +90,9 @@ def _start(
 
 
 @app.command()
-def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quiet: Quiet = False) -> None:
+def run(
+    file: RunFile = None, out: Out = None, overrides: Overrides = None, fast: Fast = False, quiet: Quiet = False
+) -> None:
     """Train as a run file says; every key has a default.
 
     Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots.
@@ -88,7 +101,7 @@ def run(file: RunFile = None, out: Out = None, overrides: Overrides = None, quie
     from fleetfit.api import runs
     from fleetfit.cli import display
 
-    asked = runs.described(file, overrides or ())
+    asked = runs.described(file, with_speed(overrides, fast))
     prepared = runs.prepare(asked, out, None if quiet else display.say)
     display.notes(runs.gone(asked))
     display.trained(prepared, quiet)
@@ -123,6 +136,7 @@ def compare(
         typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
     ] = None,
     overrides: Overrides = None,
+    fast: Fast = False,
     quiet: Quiet = False,
 ) -> None:
     """Run every row of a file in every setting with every seed, and print one table.
@@ -137,7 +151,7 @@ def compare(
         on_run = display.ComparedRuns(bool(quiet))
         if not quiet:
             display.say("Every row and setting is checked before the first run.")
-        found = api.compare(file, out=out, overrides=overrides or (), on_run=on_run)
+        found = api.compare(file, out=out, overrides=with_speed(overrides, fast), on_run=on_run)
     display.compared(found)
 
 

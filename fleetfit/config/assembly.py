@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import torch
+
 from fleetfit import used
+from fleetfit.config.computing import Computing, computing
 from fleetfit.config.fleet import (
     DeviceBudgets,
     counted_piece,
@@ -26,6 +29,7 @@ from fleetfit.config.participants import (
     SimulatedClients,
     conditions_of,
     connected,
+    server_accelerator,
 )
 from fleetfit.config.schema import (
     FRACTION,
@@ -208,19 +212,20 @@ def _assembled(
             f"{who.nobody} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
             "level."
         )
-    notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem))
+    notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     if simulation is None:  # devices evaluate what they afford, and nothing else
         settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
     plan = plan_of(known, found.fleet, found.targets)
     notes += tuple(notes_on_the_one_model(experiment, federation, plan))
-    experiment = with_measured(experiment, found.fleet.conditions.measured)
+    experiment = with_chosen(with_measured(experiment, found.fleet.conditions.measured), found.how)
     return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, notes)
 
 
 def planned(
-    experiment: Experiment, method_spec: Mapping[str, Any], who: Expected, base: State | None
-) -> PlannedProblem:
+    experiment: Experiment, method_spec: Mapping[str, Any], who: Expected, base: State | None,
+    accelerator: torch.device | None = None,
+) -> PlannedProblem:  # fmt: skip
     """Return the problem with the exits of its levels, who the clients are, and the levels.
 
     Args:
@@ -228,6 +233,7 @@ def planned(
         method_spec: The method's.
         who: Who is expected to take part.
         base: What of the model is never trained, or None to make it.
+        accelerator: Where the levels are computed; by default where the engine's device is.
     """
     method = build(method_spec)
     problem = modelled(problem_of(experiment, who.data), method_spec)
@@ -243,7 +249,9 @@ def planned(
     check_fits(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     problem = with_kept_features(problem, experiment.engine)
-    return PlannedProblem(problem, method, method_spec, fleet, targets, levels)
+    how = computing(experiment.engine, problem, levels, accelerator or server_accelerator(experiment))
+    problem = problem.with_computed(how.computed)
+    return PlannedProblem(problem, method, method_spec, fleet, targets, levels, how)
 
 
 def with_kept_features(problem: Problem, section: EngineSection) -> Problem:
@@ -252,7 +260,7 @@ def with_kept_features(problem: Problem, section: EngineSection) -> Problem:
         return problem
     asked = section.features_bytes
     if asked is None:
-        asked = AS_MUCH if getattr(section, "speed", "exact") == "fast" else 0.0
+        asked = AS_MUCH if section.speed == "fast" else 0.0
     return problem.with_features(asked)
 
 
@@ -267,6 +275,15 @@ def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -
     if measured == experiment.fleet.measured:
         return experiment
     return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
+
+
+def with_chosen(experiment: Experiment, how: Computing) -> Experiment:
+    """Return the experiment with how its levels are computed, so that it goes on, and can be repeated, the same way."""
+    with used.looking():
+        before = experiment.engine.chosen
+    if how.chosen == before:
+        return experiment
+    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"chosen": dict(how.chosen)})})
 
 
 # ---- what names stand for ----------------------------------------------------------------------------------------
@@ -424,12 +441,15 @@ class Beforehand:
         )
 
 
-def beforehand(experiment: Experiment, facts: DataDescription | None = None) -> Beforehand:
+def beforehand(
+    experiment: Experiment, facts: DataDescription | None = None, accelerator: torch.device | None = None
+) -> Beforehand:
     """Return the levels of a run: those of `fleetfit plan`.
 
     Args:
         experiment: The run.
         facts: What a model needs to know of the data; without them the run's data are loaded to find out.
+        accelerator: Where the levels are computed; by default where the engine's device is.
 
     Raises:
         FleetFitError: Something does not fit, or the data cannot be had.
@@ -438,7 +458,7 @@ def beforehand(experiment: Experiment, facts: DataDescription | None = None) -> 
     check_needs(experiment, build(method_spec))
     check_keys(experiment)
     who = ExpectedClients(experiment, _loaded(experiment) if facts is None else facts)
-    found = planned(experiment, method_spec, who, base={})
+    found = planned(experiment, method_spec, who, {}, accelerator)
     return Beforehand(experiment, found, settings_of(experiment).local, found.fleet.conditions.batch_size, who.data)
 
 

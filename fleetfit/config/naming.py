@@ -53,7 +53,7 @@ def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given:
         raise ConfigError(f"{where} {label} {names.what_it_raised(error)}.") from error
 
 
-_NO_HINT = ("name", "partition", "server")
+_NO_HINT = ("name", "partition", "server", "chosen")
 """Keys of a section that nobody misses in a list of those that a name takes."""
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fleetfit import names, paths, used
 from fleetfit.config.availability import availability_of
+from fleetfit.config.computing import Computing
 from fleetfit.config.fleet import (
     DeviceBudgets,
     fleet_of,
@@ -256,6 +257,7 @@ class PlannedProblem:
         fleet: Who the clients are.
         targets: What the levels should cost.
         levels: The method's.
+        how: How they are computed.
     """
 
     problem: Problem
@@ -264,6 +266,7 @@ class PlannedProblem:
     fleet: DeviceBudgets
     targets: Targets
     levels: tuple[Level, ...]
+    how: Computing
 
 
 def conditions_of(experiment: Experiment, who: Expected) -> Conditions:

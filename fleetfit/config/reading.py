@@ -20,7 +20,7 @@ import pydantic
 
 from fleetfit import names, renamed
 from fleetfit.config import schema as schedules
-from fleetfit.config.schema import Experiment, GroupSection, LocalSection, Overrides, ProfileSection
+from fleetfit.config.schema import EngineSection, Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
@@ -245,7 +245,7 @@ _CHOOSER = {"data": "name", "model": "name", "peft": "name", "method": "name", "
             "data.partition": "kind", "data.server": "name", "local": "optimiser",
             "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
 # keys of the section itself, whatever it names
-_STAYS = {"data": {"partition", "server"}, "engine": {"device", "features_bytes"},
+_STAYS = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
           "method": {"plus", "hooks"},
           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
 _PLUGINS = ("data.name", "data.server.name", "model.name", "peft.name", "method.name", "engine.name", "cohort.choose")

@@ -23,6 +23,7 @@ from fleetfit.config.section import (
     Unit,
 )
 from fleetfit.values import Local
+from fleetfit.values.arithmetic import MemoryFormat, Precision
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 # ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
@@ -351,16 +352,27 @@ class CohortSection(Section):
 
 
 class EngineSection(Open):
-    """`[engine]`: where jobs run. Further keys (device, workers, threads, ...) are the engine's own.
+    """`[engine]`: where jobs run, and how they are computed. Further keys (device, workers, ...) are the engine's own.
 
     Attributes:
         name: Of the engine.
+        speed: "exact" computes as every machine of one kind does, in fp32; "fast" chooses for each level's shape the
+            precision and memory format that pay on this machine (`fleetfit.training.speed`).
+        precision: For all levels, whatever the speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
+        memory_format: For all levels, of images: "contiguous" or "channels_last".
+        compile: For all levels: whether `torch.compile` makes kernels for them.
         features_bytes: Memory that each process may use to keep what a frozen backbone makes of samples; what exceeds
             it goes into a file. 0: it is computed each time, as it is by default where the speed is exact.
+        chosen: How each level is computed; written by a run that is "fast", so that it can go on with the same bits.
     """
 
     name: Any = "local"
+    speed: Literal["exact", "fast"] = "exact"
+    precision: Precision | None = None
+    memory_format: MemoryFormat | None = None
+    compile: bool | None = None
     features_bytes: NotNegative | None = None
+    chosen: dict[str, str] = Field(default_factory=dict)
 
 
 class EvaluateSection(Section):

@@ -17,7 +17,7 @@ from fleetfit.config.section import Open, Section
 from fleetfit.method.unused import unused_parts
 from fleetfit.used import Reading
 
-_ELSEWHERE = ("name", "compare", "checkpoint", "engine")
+_ELSEWHERE = ("name", "compare", "checkpoint", "engine.name", "engine.settings")
 """Read by whoever runs what is assembled, whatever the rest says; an engine refuses what it does not have."""
 
 _WHY = {
@@ -28,6 +28,9 @@ _WHY = {
     "evaluate.statistics_samples": 'norms has no "static"',
     "fleet.tolerance": "each of the groups has its own",
     "fleet.levels": "the method has levels of its own",
+    "engine.memory_format": "the model has no convolutions, whose images could lie otherwise",
+    "engine.features_bytes": "nothing of the model is frozen",
+    "engine.chosen": 'with speed = "exact" nothing is chosen',
     "fleet.drift.low": "with jump = 0 no budget ever jumps",
 }
 _ON_A_FLEET = "on a fleet the nodes have their own"
@@ -103,7 +106,8 @@ def _unread(section: Section, found: Reading, place: str) -> Iterator[str]:
             for number, inner in enumerate(value, 1):
                 if isinstance(inner, Section):
                     yield from _unread(inner, found, f"{where}.#{number}.")
-    if isinstance(section, Open) and section.settings and not found.has(section, "settings"):
+    read = f"{place}settings" in _ELSEWHERE or found.has(section, "settings")
+    if isinstance(section, Open) and section.settings and not read:
         yield from (f"{place}{key}" for key in section.settings)
 
 

@@ -30,10 +30,11 @@ def to_table(experiment: Experiment) -> Table:
     """
     table: Table = _plain(dumped(experiment))
     for section, kind in _KINDS.items():
-        name = getattr(experiment, section).name
-        if isinstance(name, str):
-            defaults = _defaults(names.resolve(kind, name), skip=(*_GIVEN[section], *table[section]))
-            table[section] = {"name": name, **defaults, **table[section]}
+        named = getattr(experiment, section)
+        if isinstance(named.name, str):
+            defaults = _defaults(names.resolve(kind, named.name), skip=(*_GIVEN[section], *table[section]))
+            own = {key: value for key, value in table[section].items() if key in type(named).model_fields}
+            table[section] = {**own, **defaults, **table[section]}
     server = table["data"].get("server")
     if server and not server["name"].startswith("<"):
         defaults = _defaults(names.resolve("data", server["name"]), skip=tuple(server))
@@ -62,7 +63,7 @@ def to_table(experiment: Experiment) -> Table:
 
 def _without_empty(table: Table) -> Table:
     """Return the tables without what is empty by default; what somebody has set empty stays, and is refused as such."""
-    for section, key in (("fleet", "measured"), ("method", "hooks")):
+    for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen")):
         if table[section].get(key) == {}:
             del table[section][key]
     return {key: value for key, value in table.items() if not (key in ("name", "start") and value == "")}

@@ -6,7 +6,7 @@ latency is a choice made by measuring, and a run that is taken up again must mak
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,7 @@ def latency_now(
     threads: int = 1,
     accelerator: torch.device | None = None,
     patience_s: float = _PATIENCE_S,
+    prepared: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> Latency:
     """Measure the latency of a sub-model with random weights.
 
@@ -85,6 +86,7 @@ def latency_now(
         threads: Threads that it computes with.
         accelerator: Where; the processor by default.
         patience_s: No more passes after so many seconds, but a few in any case.
+        prepared: Makes the module compute as it is used, once it is where it computes.
 
     Raises:
         ModelError: The model cannot be built or does not accept the input.
@@ -92,6 +94,7 @@ def latency_now(
     module, x = _real(architecture, sizes, tuple(exits), input_shape)
     if accelerator is not None:
         module, x = module.to(accelerator), x.to(accelerator)
+    module = prepared(module)
     with accepting(architecture, input_shape):
         times = [sum(row.values()) for row in _times(module, x, {}, threads, patience_s)]
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()

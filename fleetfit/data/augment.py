@@ -102,7 +102,7 @@ def augmented(x: Tensor, name: str, rng: torch.Generator) -> Tensor:
     batch, channels, height, width = x.shape
     tall, wide = how.reach(height), how.reach(width)
     corners, places = _tables(height, width, tall, wide, how.flip, x.device)
-    draw = torch.randint(len(corners), (batch,), generator=rng).to(x.device)
+    draw = torch.randint(len(corners), (batch,), generator=rng).to(x.device, non_blocking=True)
     place = corners.index_select(0, draw)
     place = places.index_select(0, draw & 1).add_(place) if how.flip else places + place
     padded = torch.constant_pad_nd(x, (wide, wide, tall, tall)).view(batch, channels, -1)

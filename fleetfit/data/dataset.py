@@ -161,7 +161,7 @@ class Data:
             x, float32 [B, ...] (int64 stays int64), and y [B, ...], both on the device of the data. Targets of a
             regression have mean 0 and variance 1 over the training split.
         """
-        y = self.labels(indices.to(self.x.device))
+        y = self.labels(indices.to(self.x.device, non_blocking=True))
         x = self.stored(indices, rng)
         if x.dtype == torch.int64:
             return (x, y) if self.padding < 0 else _without_tail(x, y, self.padding)
@@ -176,7 +176,7 @@ class Data:
 
     def stored(self, indices: Tensor, rng: torch.Generator | None = None) -> Tensor:
         """Return samples as they are stored, [B, ...]: uint8 images, floats or tokens; with `rng`, augmented."""
-        placed = indices if isinstance(self.x, Encoded) else indices.to(self.x.device)
+        placed = indices if isinstance(self.x, Encoded) else indices.to(self.x.device, non_blocking=True)
         return picked(self.x, placed, self.augment, rng)
 
     @property

@@ -51,7 +51,7 @@ class Part:
         if self.half is None:
             return head(value)
         with torch.autocast(value.device.type, dtype=self.half, cache_enabled=False):
-            return head(value)
+            return head(value).float()
 
 
 @dataclass(frozen=True, eq=False)

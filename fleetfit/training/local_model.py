@@ -10,6 +10,7 @@ from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors
 from fleetfit.seeds import own_randomness, seed_of
 from fleetfit.submodel import FlatState, Submodel, extract, flat_of, whole
+from fleetfit.training.speed import convolution_weights, in_format, prepared
 from fleetfit.training.start import beginnings
 from fleetfit.values import Problem
 
@@ -19,10 +20,11 @@ class LocalModel:
 
     Attributes:
         module: The module.
-        flat: All travelling tensors [size], in the layout's order: trained parameters first.
+        flat: All travelling tensors [size], side by side in the layout's order: trained parameters first.
         trained: The part of `flat` that is trained.
         grad: Gradients of `trained`.
         parameters: The trained parameters by name, views of `trained`.
+        arithmetic: How the module computes; it may want convolutions' weights in another order than a state has them.
     """
 
     def __init__(self, problem: Problem, submodel: Submodel, accelerator: torch.device) -> None:
@@ -34,6 +36,9 @@ class LocalModel:
             self.module = build_module(problem.architecture, sizes, submodel.exits).to(accelerator)
         found = {name: (tensor, is_parameter) for name, tensor, is_parameter in named_tensors(self.module)}
         _check_built(found, self.shapes, layout.aliases, layout.base)
+        self.arithmetic = problem.arithmetic_of(submodel)
+        convolutions = convolution_weights(self.module)
+        self._reordered: list[str] = []  # what lies in another order than a state's
         self.flat = torch.empty(sum(_count(s) for s in self.shapes.values()), device=accelerator)
         count = sum(_count(s) for name, s in self.shapes.items() if layout.tensors[name].trainable)
         self.trained, self.grad = self.flat[:count], torch.zeros(count, device=accelerator)
@@ -42,17 +47,22 @@ class LocalModel:
         for name, shape in self.shapes.items():
             here = slice(at, at := at + _count(shape))
             tensor, is_parameter = found[name]
-            tensor.data = self.flat[here].view(shape)
+            convolution = id(tensor) in convolutions
+            tensor.data = in_format(self.flat[here], shape, self.arithmetic, convolution)
+            if not tensor.is_contiguous():
+                self._reordered.append(name)
             if is_parameter:
-                tensor.grad = self.grad[here].view(shape)
+                tensor.grad = in_format(self.grad[here], shape, self.arithmetic, convolution)
                 self.parameters[name] = tensor
         for name, value in problem.base_of(submodel).items():
             found[name][0].requires_grad_(False).data.copy_(value)
+        prepared(self.module, self.arithmetic, accelerator)
 
     def load(self, state: State) -> None:
         """Copy a state in."""
         in_order = state if list(state) == list(self.shapes) else {name: state[name] for name in self.shapes}
         self.flat.copy_(flat_of(in_order))
+        self.put(in_order, self._reordered)
 
     def put(self, state: State, names: Iterable[str]) -> None:
         """Copy the tensors of some names in."""
@@ -62,8 +72,10 @@ class LocalModel:
 
     def read(self) -> State:
         """Return the state, a copy on the host."""
-        flat = self.flat.detach().to("cpu", copy=True)
-        return FlatState(flat, self.shapes)
+        found = FlatState(self.flat.detach().to("cpu", copy=True), self.shapes)
+        for name in self._reordered:
+            found[name].copy_(self.parameters[name].detach())
+        return found
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -18,6 +18,7 @@ from fleetfit.submodel import Submodel
 from fleetfit.training.features import Feed, feed_of
 from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.one_pass import PassedScores, shared_scores
+from fleetfit.training.speed import uncompiled
 from fleetfit.training.steps import joined
 from fleetfit.values import Device, Failure, Job, Update
 
@@ -118,12 +119,13 @@ def _summed_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update
     hooks = [norm.register_forward_pre_hook(_summing(name, sums)) for name, norm in batch_norms(piece.module).items()]
     found = []
     try:
-        for job, device in zip(jobs, devices, strict=True):
-            indices, body = _chosen(job, device), _body(piece.module)
-            for batch in joined(indices, job.evaluation.batch_size):
-                body(device.put(device.data.batch(batch)[0]))
-            found.append(_measured(job, indices, {}, {name: value.cpu() for name, value in sums.items()}))
-            sums.clear()
+        with uncompiled(piece.arithmetic):  # whose kernels call no hooks
+            for job, device in zip(jobs, devices, strict=True):
+                indices, body = _chosen(job, device), _body(piece.module)
+                for batch in joined(indices, job.evaluation.batch_size):
+                    body(device.put(device.data.batch(batch)[0]))
+                found.append(_measured(job, indices, {}, {name: value.cpu() for name, value in sums.items()}))
+                sums.clear()
     finally:
         for hook in hooks:
             hook.remove()
@@ -180,7 +182,7 @@ def _measured(job: Job, indices: Tensor, metrics: dict[str, Any], state: State) 
 
 def _summing(name: str, sums: dict[str, Tensor]) -> Any:
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].transpose(0, 1).flatten(1)  # [C, B * positions]
+        x = inputs[0].float().transpose(0, 1).flatten(1)  # [C, B * positions]
         found = {"sum": x.sum(1, dtype=torch.float64), "squares": (x * x).sum(1, dtype=torch.float64),
                  "count": torch.tensor([x.shape[1]], dtype=torch.float64, device=x.device)}  # fmt: skip
         for key, value in found.items():

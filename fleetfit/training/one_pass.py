@@ -74,6 +74,8 @@ def shared_scores(
 def _sharing(piece: LocalModel, device: Device, wanted: Evaluation) -> bool:
     """Tell whether what a sample scores can be its own alone."""
     data = device.data
+    if piece.arithmetic.precision != "fp32":  # what rounding in bf16 may decide is no longer rare
+        return False
     if data.padding >= 0 or data.classes < 2 or device.problem.task is not classification:  # a batch has a length
         return False
     return wanted.norm == "static" or not batch_norms(piece.module)

@@ -10,6 +10,7 @@ from fleetfit.errors import RunError
 from fleetfit.layout import Architecture, Layout, State, infer_layout
 from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import Task, task_named
+from fleetfit.values.arithmetic import Arithmetic, Computed, arithmetic_of
 
 AS_MUCH = 2.0**60
 """Bytes for features where nobody says how many: as much as a process may have in any case."""
@@ -29,6 +30,7 @@ class Problem:
         spec: How another process rebuilds the problem; None for objects that have no import path.
         features_bytes: How much memory may keep what a frozen backbone makes of samples (`fleetfit.training.features`),
             `AS_MUCH` for what is sensible; 0: it is computed each time.
+        computed: How the levels' shapes are computed, and so how others are; in fp32 as always where nothing is said.
     """
 
     architecture: Architecture
@@ -39,6 +41,7 @@ class Problem:
     start: str = ""
     spec: Mapping[str, Any] | None = None
     features_bytes: float = 0.0
+    computed: tuple[Computed, ...] = ()
 
     @cached_property
     def layout(self) -> Layout:
@@ -50,7 +53,7 @@ class Problem:
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
-            spec: `model`, `given`, `task`, `exits`, and perhaps `peft`, `method` and `features_bytes`.
+            spec: `model`, `given`, `task`, `exits`, and perhaps `peft`, `method`, `features_bytes` and `computed`.
         """
         model = dict(spec["model"])
         name = model.pop("name")
@@ -58,7 +61,9 @@ class Problem:
         architecture = names.call(names.resolve("models", name), name, "[model]", model, **given)
         architecture = tuned(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
-        found = Problem(architecture, tuple(given["input_shape"]), task_named(spec["task"]), exits, spec=spec)
+        shape, task = tuple(given["input_shape"]), task_named(spec["task"])
+        computed = tuple(map(Computed.restored, spec.get("computed", ())))
+        found = Problem(architecture, shape, task, exits, spec=spec, computed=computed)
         return found.with_features(float(spec.get("features_bytes", 0)))
 
     def with_exits(self, exits: Iterable[int]) -> "Problem":
@@ -72,6 +77,16 @@ class Problem:
         known = {} if self.spec is None else {k: v for k, v in self.spec.items() if k != "features_bytes"}
         told = {"features_bytes": features_bytes} if features_bytes else {}
         return replace(self, features_bytes=features_bytes, spec=None if self.spec is None else known | told)
+
+    def with_computed(self, computed: tuple[Computed, ...]) -> "Problem":
+        """Return the same problem whose shapes are computed in other ways."""
+        nests = {"computed": [one.nest for one in computed]} if computed else {}
+        spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "computed"} | nests
+        return replace(self, computed=computed, spec=spec)
+
+    def arithmetic_of(self, piece: Submodel) -> Arithmetic:
+        """Return how a sub-model is computed, by its shape."""
+        return arithmetic_of(self.computed, {**self.layout.full_sizes, **piece.sizes}, piece.exits)
 
     def base_of(self, piece: Submodel) -> State:
         """Return a sub-model's part of what is never trained.

@@ -33,6 +33,7 @@ from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import give_back_freed_memory, keep_freed_memory
+from fleetfit.training.speed import within_reach
 from fleetfit.validation import problem_with_job
 from fleetfit.values import Device, Failure, Job, Problem
 
@@ -235,7 +236,10 @@ class Node:
             self._forget()
             spec = header["problem"]
             with _described("model that can be built"):
-                found = rebuilt({**spec, "model": {**spec["model"], **self.settings.model}})
+                asked = rebuilt({**spec, "model": {**spec["model"], **self.settings.model}})
+                found = within_reach(asked, self._accelerator)
+            if found is not asked:
+                _LOG.warning("The run computes in bf16, which this device lacks: it computes in fp32 here.")
             if header["base"]:
                 content = self._memory.base(header["base"])
                 if content is None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 import torch
+from torch import nn
 
 from fleetfit.cost import latency_now
 from fleetfit.data import Data
@@ -34,6 +35,7 @@ from fleetfit.training.profiling.steps import (
     random_data,
     train,
 )
+from fleetfit.training.speed import prepared
 from fleetfit.values import Job, Local, Problem
 
 _OF_STEPS = 0.7  # of the time that is left for timing; the rest is for inference
@@ -50,6 +52,10 @@ class _Work:
         self.piece = Submodel({a: range(n) for a, n in asked["sizes"].items()}, tuple(asked["exits"]))
         self.local, self.method = Local(**asked["local"]), asked["method"]
         self._level, self._classes = int(asked["level"]), int(asked["classes"])
+
+    def prepared(self, module: nn.Module) -> nn.Module:
+        """Have a module of the level compute as a job's does."""
+        return prepared(module, self.problem.arithmetic_of(self.piece), self.accelerator)
 
     def data(self, samples: int) -> Data:
         """Return one batch."""
@@ -85,7 +91,7 @@ def _findings(asked: Mapping[str, Any], began: float) -> Iterator[dict[str, Any]
     left = began + float(asked["share_s"]) - time.perf_counter()
     sizes = {**work.problem.layout.full_sizes, **work.piece.sizes}
     found = latency_now(work.problem.architecture, sizes, work.piece.exits, work.problem.input_shape, work.threads,
-                        work.accelerator, patience_s=max(0.0, left))  # fmt: skip
+                        work.accelerator, max(0.0, left), work.prepared)  # fmt: skip
     yield {"latency": asdict(Timing(found.median_s, found.spread_s, found.count))}
 
 

@@ -1,0 +1,298 @@
+"""Exact and fast: the same bits wherever a fast run computes, what it says and writes down, and what it refuses."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fleetfit as ff
+from fleetfit.api import runs
+from fleetfit.errors import ConfigError
+from fleetfit.training.local_model import LocalModel
+from fleetfit.training.speed import has_bf16, paying
+from fleetfit.values import Problem
+from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed, arithmetic_of
+
+HOST = torch.device("cpu")
+BOTH = {"speed": "fast", "precision": "bf16", "memory_format": "channels_last"}  # on every machine, emulated or not
+TABLE: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "digits", "validation": 0.1, "partition": {"kind": "iid", "clients": 6}, "augment": "shift"},
+    "model": {"name": "cnn", "dropout": 0.1},
+    "fleet": {"groups": [{"budget": 0.25}, {"budget": 1.0}]},
+    "local": {"epochs": 1, "max_steps": 4, "patience": 1, "check_every": 2},
+    "cohort": {"count": 3},
+    "evaluate": {"every": 1, "clients": 2, "statistics_samples": 60},
+    "engine": BOTH,
+}
+
+
+def laid(table: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    return {**table, **sections}
+
+
+def trained(run: ff.Run) -> dict[str, Tensor]:
+    return dict(run.server.state)
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    return ff.run(TABLE, out=tmp_path_factory.mktemp("fast") / "run")
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    return ff.run(laid(TABLE, engine={}), out=tmp_path_factory.mktemp("exact") / "run")
+
+
+# ---- the same bits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_another_engine_gives_the_same_bits(engine: str, fast: ff.Run, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    found = ff.run(laid(TABLE, engine={**BOTH, "name": engine, "workers": 2}), out=tmp_path / "run")
+    assert same(trained(found), trained(fast))
+    assert found.columns == fast.columns
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits(fast: ff.Run, tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(report: Mapping[str, Any]) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        ff.run(TABLE, out=tmp_path / "run", on_round=stop)
+    assert same(trained(ff.resume(tmp_path / "run")), trained(fast))
+
+
+def test_a_method_with_shapes_of_its_own_gives_the_same_bits_on_workers(tmp_path: Path) -> None:
+    """AdaptiveFL's clients cut what they are sent, to shapes that are no level's."""
+    table = laid(TABLE, method={"name": "adaptivefl"}, rounds=1, evaluate={"clients": 1, "norms": ["batch"]})
+    found = ff.run(table, out=tmp_path / "here")
+    workers = ff.run(laid(table, engine={**BOTH, "name": "processes", "workers": 2}), out=tmp_path / "there")
+    assert same(trained(found), trained(workers))
+
+
+def test_fast_is_not_exact_and_near_it(fast: ff.Run, exact: ff.Run) -> None:
+    ours, theirs = trained(fast), trained(exact)
+    assert not same(ours, theirs)
+    gap = torch.cat([(ours[n] - theirs[n]).flatten() for n in ours]).norm()
+    assert gap < 0.2 * torch.cat([tensor.flatten() for tensor in theirs.values()]).norm()
+
+
+def test_what_is_kept_is_fp32_in_the_order_of_a_state(fast: ff.Run) -> None:
+    for name, tensor in trained(fast).items():
+        assert tensor.dtype == torch.float32 and tensor.is_contiguous(), name
+    assert run_level(fast, ff.load(fast.folder))
+
+
+def run_level(one: ff.Run, other: ff.Run) -> bool:
+    """Tell whether the full models of two runs are plain fp32 modules that say the same."""
+    x = torch.zeros(2, 1, 8, 8)
+    a, b = (run.model()(x) for run in (one, other))
+    return all(p.dtype == q.dtype == torch.float32 and torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def test_evaluation_and_predictions_compute_as_the_run_did(fast: ff.Run) -> None:
+    assert fast.evaluate(evaluate={"clients": 2, "statistics_samples": 60})["static"] == fast.columns["static"]
+    images = fast.assembly.data.batch(torch.arange(20))[0]  # type: ignore[union-attr]
+    served, plain = fast.predict(images), fast.model()(images)[-1]
+    assert served.dtype == torch.float32
+    torch.testing.assert_close(served, plain, rtol=0.1, atol=0.1)
+    assert not torch.equal(served, plain), "predictions are computed as the run was"
+
+
+# ---- what stands in the run folder ---------------------------------------------------------------------------------
+
+
+def test_the_choice_stands_in_the_folder_of_a_fast_run_only(fast: ff.Run, exact: ff.Run) -> None:
+    section = tomllib.loads((fast.folder / "config.toml").read_text())["engine"]
+    assert section["speed"] == "fast"
+    assert section["chosen"] == {"1": "bf16 channels_last", "2": "bf16 channels_last"}
+    section = tomllib.loads((exact.folder / "config.toml").read_text())["engine"]
+    assert section["speed"] == "exact" and "chosen" not in section
+
+
+def test_a_configuration_that_says_what_was_chosen_computes_so(exact: ff.Run, tmp_path: Path) -> None:
+    """As on another machine, where the rule might choose otherwise: what stands there counts."""
+    chosen = dict.fromkeys("12", "fp32 contiguous")
+    found = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
+    assert same(trained(found), trained(exact))
+
+
+# ---- bf16 that is emulated -----------------------------------------------------------------------------------------
+
+HELD = "ONEDNN_MAX_CPU_ISA", "AVX2"
+
+
+def images(tmp_path: Path, engine: Mapping[str, Any]) -> ff.Run:
+    """Prepare a run on images that are large enough for bf16 to pay."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (120, 1, 16, 16), generator=rng, dtype=torch.uint8), torch.arange(120) % 3
+    splits = {"train": torch.arange(90), "validation": torch.arange(90, 96), "test": torch.arange(96, 120)}
+    data = ff.Data("squares", x, y, splits, 3, mean=(0.5,), std=(0.25,))
+    table = laid(TABLE, data={"name": data, "partition": {"kind": "iid", "clients": 3}}, engine=engine)
+    prepared = runs.prepare(runs.described(table), tmp_path / "run")
+    prepared._take_engine().close()
+    return prepared
+
+
+def test_fast_keeps_to_fp32_where_bf16_is_emulated_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    able = has_bf16(HOST)
+    found = images(tmp_path / "a", {"speed": "fast"})
+    assert set(found.experiment.engine.chosen.values()) == {f"{'bf16' if able else 'fp32'} channels_last"}
+    monkeypatch.setenv(*HELD)
+    found = images(tmp_path / "b", {"speed": "fast"})
+    assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
+    assert any("keeps to fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
+
+
+def test_bf16_that_was_asked_for_or_begun_with_is_computed_and_said(
+    fast: ff.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*HELD)
+    found = images(tmp_path, {"precision": "bf16"})
+    assert any("computes in bf16, and this machine has no" in note for note in found.assembly.notes)
+    again = ff.load(fast.folder)
+    assert any("as it did where it began" in note for note in again.assembly.notes)
+    assert again.experiment.engine.chosen == fast.experiment.engine.chosen
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "said"),
+    [
+        ({"speed": "quick"}, "cnn", "speed"),
+        ({"precision": "fp16"}, "cnn", "precision"),
+        ({"memory_format": "nhwc"}, "cnn", "memory_format"),
+        ({"compile": "yes"}, "cnn", "compile"),
+        ({"memory_format": "channels_last"}, "mlp_2nn", "no convolutions"),
+        ({"chosen": {"1": "fp32 contiguous"}}, "cnn", "nothing is chosen"),
+        ({"speed": "fast", "chosen": {"9": "fp32 contiguous"}}, "cnn", "of levels 9, and this run has"),
+        ({"speed": "fast", "chosen": dict.fromkeys("12", "fp8 sideways")}, "cnn", "fp8 sideways"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_what_cannot_be_is_refused(engine: Mapping[str, Any], model: str, said: str, tmp_path: Path) -> None:
+    table = laid(TABLE, model={"name": model}, engine={}, method={"name": "heterofl"})
+    with pytest.raises(ConfigError, match=said):
+        ff.run(table, out=tmp_path / "run", engine=engine)
+    assert not (tmp_path / "run").exists()
+
+
+def test_kernels_need_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"engine.compile needs a C\+\+ compiler, and there is no no-such-compiler"):
+        ff.run(laid(TABLE, engine={"compile": True}), out=tmp_path / "run")
+
+
+def test_a_finer_key_wins_over_what_fast_chooses(tmp_path: Path) -> None:
+    found = images(tmp_path, {"speed": "fast", "precision": "fp32"})
+    assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
+
+
+def test_another_engine_on_the_command_line_keeps_the_speed(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[engine]\nspeed = "fast"\nprecision = "fp32"\n')
+    asked = runs.described(file, ["engine.name=processes"])
+    assert (asked.engine.speed, asked.engine.precision) == ("fast", "fp32")
+    assert not runs.gone(asked)
+
+
+# ---- modules -------------------------------------------------------------------------------------------------------
+
+
+def problem_of(model: str, shape: tuple[int, ...], **settings: Any) -> Problem:
+    given = {"classes": 10, "channels": shape[0], "input_shape": list(shape), "vocabulary": 50, "padding": 0}
+    spec = {"model": {"name": model, **settings}, "given": given, "task": "classification", "exits": []}
+    return Problem.rebuilt(spec)
+
+
+def computed(problem: Problem, arithmetic: Arithmetic) -> Problem:
+    exits = problem.exits
+    return problem.with_computed((Computed(problem.layout.full_sizes, exits, arithmetic),))
+
+
+@pytest.mark.parametrize("model", ["cnn", "mobilenetv2", "resnet20"])
+def test_a_state_comes_out_of_another_memory_format_as_it_went_in(model: str) -> None:
+    problem = problem_of(model, (3, 16, 16))
+    full = problem.submodel(1.0, problem.exits)
+    piece = LocalModel(computed(problem, Arithmetic(memory_format="channels_last")), full, HOST)
+    rng = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(shape, generator=rng) for name, shape in piece.shapes.items()}
+    piece.load(state)
+    assert same(dict(piece.read()), state)
+    weights = [p.weight for p in piece.module.modules() if isinstance(p, nn.Conv2d)]
+    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+    assert all(w.untyped_storage().data_ptr() == piece.flat.untyped_storage().data_ptr() for w in weights)
+    plain = LocalModel(problem, full, HOST)
+    plain.load(state)
+    x = torch.randn(4, 3, 16, 16, generator=rng)
+    torch.testing.assert_close(piece.module.eval()(x), plain.module.eval()(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "settings", "expected"),
+    [
+        ("resnet20", (3, 32, 32), {}, "bf16 channels_last"),
+        ("resnet20", (3, 32, 32), {"norm": "group"}, "bf16 contiguous"),
+        ("cnn", (1, 28, 28), {}, "bf16 channels_last"),
+        ("cnn", (1, 8, 8), {}, "fp32 channels_last"),
+        ("mobilenetv2", (3, 32, 32), {}, "fp32 channels_last"),
+        ("vit", (3, 32, 32), {"hidden": 192, "depth": 2, "attention_heads": 3, "patch": 4}, "bf16 contiguous"),
+        ("mlp_2nn", (1, 28, 28), {}, "fp32 contiguous"),
+        ("char_lstm", (20,), {}, "bf16 contiguous"),
+        ("char_lstm", (20,), {"hidden": 32}, "fp32 contiguous"),
+    ],
+    ids=str,
+)
+def test_what_pays_is_a_rule_of_the_layers(
+    model: str, shape: tuple[int, ...], settings: Mapping[str, Any], expected: str
+) -> None:
+    problem = problem_of(model, shape, **settings)
+    module = problem.architecture.build(problem.layout.full_sizes, problem.exits)
+    expected = expected if has_bf16(HOST) else expected.replace("bf16", "fp32")
+    assert str(paying(module, shape, HOST)) == expected
+
+
+def test_a_shape_of_which_nothing_is_said_is_computed_as_the_nearest() -> None:
+    small, large = Arithmetic(memory_format="channels_last"), Arithmetic("bf16")
+    known = (Computed({"a": 4, "classes": 3}, (1,), small), Computed({"a": 16, "classes": 3}, (1, 2), large))
+    assert arithmetic_of(known, {"a": 16, "classes": 3}, (1, 2)) == large
+    assert arithmetic_of(known, {"a": 5, "classes": 3}, (1,)) == small
+    assert arithmetic_of(known, {"a": 12, "classes": 3}, (1, 2)) == large
+    assert arithmetic_of(known, {"a": 8, "classes": 3}, (2,)) == large  # nearer in depth, as near in width
+    assert arithmetic_of((), {"a": 8}, (1,)) == PLAIN
+
+
+def test_what_a_server_says_of_shapes_is_looked_at() -> None:
+    good = Computed({"a": 4}, (1,), Arithmetic("bf16")).nest
+    assert Computed.restored(json.loads(json.dumps(good))).nest == good
+    for bad in (None, {}, {**good, "sizes": {"a": 0}}, {**good, "exits": []}, {**good, "exits": "12"},
+                {**good, "how": "bf16"}, {**good, "how": 3}, {**good, "more": 1}):  # fmt: skip
+        with pytest.raises(ConfigError):
+            Computed.restored(bad)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
+def test_compiled_kernels_train_like_the_others(exact: ff.Run, tmp_path: Path) -> None:
+    found = ff.run(laid(TABLE, engine={"compile": True}, model={"name": "cnn"}, rounds=1), out=tmp_path / "a")
+    plain = ff.run(laid(TABLE, engine={}, model={"name": "cnn"}, rounds=1), out=tmp_path / "b")
+    for name, tensor in trained(plain).items():
+        torch.testing.assert_close(trained(found)[name], tensor, rtol=1e-2, atol=1e-3)
