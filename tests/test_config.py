@@ -121,7 +121,8 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (
             ["engine.wrkers=2"],
             ConfigError,
-            '[engine] local has no "wrkers"; it takes speed, precision, memory_format, compile, device, threads.',
+            '[engine] local has no "wrkers"; it takes speed, precision, memory_format, compile, '
+            "features_bytes, device, threads.",
         ),
         (["engine.name=cluster"], ConfigError, '"cluster" is not among the engines'),
         (["data.partition.kind=dirichle"], DataError, 'Did you mean "dirichlet"?'),

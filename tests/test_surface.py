@@ -167,7 +167,7 @@ KEYS = {
         "schedule_in_round",
     ],
     "cohort": ["choose", "fraction", "count", "deadline_s", "late"],
-    "engine": ["name", "speed", "precision", "memory_format", "compile", "chosen"],
+    "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],
     "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "differs"],
