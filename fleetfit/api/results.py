@@ -47,6 +47,7 @@ class Run:
         """Take what is known; `run`, `resume` and `load` make runs."""
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._models: dict[str, nn.Module] = {}
+        self._known_notes: tuple[str, ...] | None = None  # where it is assembled in another process
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -95,7 +96,9 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that the user must see, such as who cannot take part."""
-        return tuple(self.summary["notes"] if self.finished else self.assembly.notes)
+        if self.finished:
+            return tuple(self.summary["notes"])
+        return tuple(self.assembly.notes) if self._known_notes is None else self._known_notes
 
     @property
     def summary(self) -> dict[str, Any]:

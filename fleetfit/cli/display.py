@@ -63,21 +63,25 @@ def plan(found: Plan, title: str) -> None:
 
 
 class Rounds:
-    """Shows the rounds of one run: a live bar in a terminal, else a line per round."""
+    """Shows the rounds of one run: a live bar in a terminal, else a line per round.
 
-    def __init__(self, title: str, experiment: Experiment) -> None:
+    Args:
+        title: What stands before each.
+        experiment: Of the run.
+        beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
+    """
+
+    def __init__(self, title: str, experiment: Experiment, beside: Progress | None = None) -> None:
         """Begin to count the time."""
         self._title, self._rounds = title, experiment.rounds
         self._norm, self._accuracy = experiment.evaluate.norms[0], ""
         self._began, self._first = time.monotonic(), 0
-        self._bar: Progress | None = None
-        if sys.stdout.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(),
-                TextColumn("{task.fields[what]}"), TimeRemainingColumn(),
-            )  # fmt: skip
-            self._task = self._bar.add_task(escape(title), total=self._rounds, what="")
+        self._bar, self._alone = beside, beside is None
+        if self._alone and sys.stdout.isatty():
+            self._bar = _bars()
             self._bar.start()
+        if self._bar is not None:
+            self._task = self._bar.add_task(escape(title), total=self._rounds, what="")
 
     def __call__(self, report: Mapping[str, Any]) -> None:
         """Show a round's report."""
@@ -111,9 +115,16 @@ class Rounds:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._bar is not None:
+        if self._bar is not None and self._alone:
             self._bar.stop()
             self._bar = None
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(),
+        TextColumn("{task.fields[what]}"), TimeRemainingColumn(),
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -173,9 +184,13 @@ def _where(folder: Any) -> None:
 class ComparedRuns:
     """Announces the runs of a comparison and shows their rounds. A row's note is said once, whatever its seeds."""
 
-    def __init__(self, quiet: bool) -> None:
-        """Take whether only notes are shown."""
+    def __init__(self, quiet: bool, jobs: int) -> None:
+        """Take whether only notes are shown, and how many runs there are at a time."""
         self._quiet, self._known = quiet, set[tuple[str, str]]()
+        self._bars: Progress | None = None
+        if jobs > 1 and not quiet and sys.stdout.isatty():
+            self._bars = _bars()
+            self._bars.start()
 
     def __call__(self, title: str, number: int, count: int, run: Run) -> Rounds | None:
         """Announce a run; return what shows its rounds."""
@@ -189,7 +204,12 @@ class ComparedRuns:
         if run.finished:
             say(f"{heading}: finished before.")
             return None
-        return Rounds(heading, run.experiment)
+        return Rounds(heading, run.experiment, self._bars)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bars is not None:
+            self._bars.stop()
 
 
 def compared(found: Comparison) -> None:

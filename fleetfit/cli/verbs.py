@@ -135,6 +135,9 @@ def compare(
         Path | None,
         typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
+    ] = 1,
     overrides: Overrides = None,
     fast: Fast = False,
     quiet: Quiet = False,
@@ -147,11 +150,11 @@ def compare(
     from fleetfit import api
     from fleetfit.cli import display
 
-    with display.interruptible(f"fleetfit compare {file}{f' --out {out}' if out else ''}"):
-        on_run = display.ComparedRuns(bool(quiet))
+    again = f"fleetfit compare {file}{f' --out {out}' if out else ''}{f' --jobs {jobs}' if jobs > 1 else ''}"
+    with display.interruptible(again), contextlib.closing(display.ComparedRuns(bool(quiet), jobs)) as on_run:
         if not quiet:
             display.say("Every row and setting is checked before the first run.")
-        found = api.compare(file, out=out, overrides=with_speed(overrides, fast), on_run=on_run)
+        found = api.compare(file, out=out, overrides=with_speed(overrides, fast), on_run=on_run, jobs=jobs)
     display.compared(found)
 
 

@@ -5,6 +5,8 @@ validation data with the first seed (ReeFL, appendix A); the table says what eac
 again, one that was cut off goes on.
 """
 
+import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +15,11 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested, slug
-from fleetfit.api.comparison.rehearsed import Rehearsal
+from fleetfit.api.comparison.rehearsed import Rehearsal, Task
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import RUNS, OnRound, prepare, proceed
+from fleetfit.api.runs import RUNS, OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.assembly import with_measured
 from fleetfit.config.naming import sharing_data
@@ -25,8 +27,11 @@ from fleetfit.config.reading import anchored, changes_of, checked, leaves, merge
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, RunError, shown
 from fleetfit.report.columns import best_so_far, curve, rounds_to
+from fleetfit.training.devices import give_back_freed_memory
 
 __all__ = ["ComparedRun", "Comparison", "ComparisonPlan", "OnRun", "TunedKeys", "compare", "label"]
+
+_WITH_WORKERS = ("processes", "ray")
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
 """Called before each run with its title, its number, how many there are, and the run, perhaps finished already."""
@@ -38,6 +43,7 @@ def compare(
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
     on_run: OnRun | None = None,
+    jobs: int = 1,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
@@ -46,27 +52,56 @@ def compare(
         out: The folder; by default one below `runs/` that depends on what is compared, so the same command goes on.
         overrides: `a.b=c`, for all runs: they win over rows and settings.
         on_run: Called before each run; what it returns is called with each round's report.
+        jobs: Runs at a time. With more than one, each is in a process of its own with one thread and its own data, and
+            all have the same bits.
 
     Raises:
-        FleetFitError: Something does not fit, or a folder holds a run of something else.
+        FleetFitError: Something does not fit, or a folder holds a run of something else; or the process of a run died,
+            which is said once the others are done.
     """
-    with sharing_data():
-        return _compared(planned(file, overrides), out, on_run)
-
-
-def _compared(plan: ComparisonPlan, out: str | Path | None, on_run: OnRun | None) -> Comparison:
+    plan = planned(file, overrides)
+    _check_jobs(plan, jobs)
     folder = files.expanded(out) if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
     rehearsal = Rehearsal(plan, folder)
-    notes = rehearsal.check()
-    tuned = dict(_tune(plan, rehearsal, folder, on_run))
-    runs: Runs = {}
+    with contextlib.ExitStack() as sharing:
+        sharing.enter_context(sharing_data())
+        notes = rehearsal.check()
+        if jobs > 1:  # each process has its own
+            sharing.close()
+            give_back_freed_memory()
+        tuned, runs = _compared(_Runner(rehearsal, on_run, jobs), plan, folder)
+    return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
+
+
+def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
+    """Refuse a number of runs at a time that cannot be.
+
+    Raises:
+        ConfigError: It is below 1, or a row's engine has workers of its own.
+    """
+    if jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}.")
+    for entry in plan.entries() if jobs > 1 else ():
+        engine = checked(entry.table).engine.name
+        if engine in _WITH_WORKERS:
+            raise ConfigError(
+                f'--jobs {jobs} gives each run one process and one thread, and {entry.title} has engine "{engine}", '
+                "which has workers of its own. Use --jobs 1, or --set engine.name=local."
+            )
+
+
+def _compared(runner: "_Runner", plan: ComparisonPlan, folder: Path) -> tuple[dict[tuple[str, str], TunedKeys], Runs]:
+    """Tune and run; return what each row and setting got, and the runs, in the table's order."""
+    tuned = dict(_tune(plan, runner, folder))
+    asked = []
     for number, entry in enumerate(plan.entries(), 1):
         table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
         title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
-        asked = _Asked(entry, table, _place(folder, entry.place), title, number, plan.count)
-        found = _one(asked, rehearsal, on_run)
-        runs.setdefault((entry.row, entry.setting), []).append(found)
-    return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
+        asked.append(_Asked(entry, table, _place(folder, entry.place), title, number, plan.count))
+    runs: Runs = {}
+    for one, found in zip(asked, runner.run(asked), strict=True):
+        runs.setdefault((one.entry.row, one.entry.setting), []).append(found)
+    return tuned, runs
 
 
 def planned(file: str | Path, overrides: Sequence[str] = ()) -> ComparisonPlan:
@@ -112,26 +147,69 @@ class _Asked:
     count: int
 
 
-def _one(asked: _Asked, rehearsal: Rehearsal, on_run: OnRun | None) -> Run:
-    """Run one, go on with it, or open it if it is finished."""
-    experiment, place = settled(checked(asked.table)), asked.place
-    if not (place / "config.toml").is_file():
-        found = prepare(rehearsal.with_known(asked.entry, experiment), place)
-    else:
+class _Runner:
+    """Runs what is asked for: one after the other, or side by side."""
+
+    def __init__(self, rehearsal: Rehearsal, on_run: OnRun | None, jobs: int) -> None:
+        self._rehearsal, self._on_run, self._jobs = rehearsal, on_run, jobs
+
+    def run(self, asked: Sequence[_Asked]) -> Iterator[Run]:
+        """Yield the finished runs, in the order in which they are asked for."""
+        if self._jobs > 1:
+            self._side_by_side(asked)
+            yield from (load(one.place) for one in asked)
+            return
+        for one in asked:
+            yield self._alone(one)
+
+    def _alone(self, asked: _Asked) -> Run:
+        """Run one, go on with it, or open it if it is finished."""
+        there, task = self._there(asked), self._task(asked)
+        found = there if there is not None and there.finished else task.begun()
+        on_round = self._announced(asked, found)
+        if not found.finished:
+            proceed(found, on_round)
+        found._let_go()  # a comparison may have many runs, each with its own data in memory
+        return found
+
+    def _side_by_side(self, asked: Sequence[_Asked]) -> None:
+        """Run those that are not finished, so many at a time."""
+        from fleetfit.api.comparison.side_by_side import run_side_by_side  # processes begin there
+
+        left = []
+        for one in asked:
+            found = self._there(one)
+            if found is not None and found.finished:
+                self._announced(one, found)
+            else:
+                left.append(one)
+        tasks = [self._task(one) for one in left]
+        run_side_by_side(tasks, self._jobs, lambda number, found: self._announced(left[number], found))
+
+    def _announced(self, asked: _Asked, found: Run) -> OnRound | None:
+        return None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
+
+    def _task(self, asked: _Asked) -> Task:
+        known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured
+        return Task(asked.title, asked.table, known, asked.place, self._rehearsal.spared)
+
+    def _there(self, asked: _Asked) -> Run | None:
+        """Return the run that is in the folder already, or None.
+
+        Raises:
+            RunError: It is a run of something else.
+        """
+        place = asked.place
+        if not (place / "config.toml").is_file():
+            return None
         found = load(place)
-        same = with_measured(experiment, found.experiment.fleet.measured)
+        same = with_measured(settled(checked(asked.table)), found.experiment.fleet.measured)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
                 f"{place} holds a run of something else: {_difference(place, same)}. Choose another folder with --out, "
                 "or delete it."
             )
-    if not found.finished:
-        found.__dict__["assembly"] = rehearsal.without_shared(asked.entry, found.assembly)
-    on_round = None if on_run is None else on_run(asked.title, asked.number, asked.count, found)
-    if not found.finished:
-        proceed(found, on_round)
-    found._let_go()  # a comparison may have many runs, each with its own data in memory
-    return found
+        return found
 
 
 def _place(folder: Path, run: Path) -> Path:
@@ -162,24 +240,20 @@ def _said(value: tuple[Any, ...]) -> str:
     return shown(json.dumps(value[0], default=str)) if value else "not set"
 
 
-def _tune(
-    plan: ComparisonPlan, rehearsal: Rehearsal, folder: Path, on_run: OnRun | None
-) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
+def _tune(plan: ComparisonPlan, runner: _Runner, folder: Path) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
         return
     first = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
-    number, count = 0, len(first) * len(plan.tuning)
+    asked, count = [], len(first) * len(plan.tuning)
+    for number, (entry, choice) in enumerate(itertools.product(first, plan.tuning), 1):
+        change = {**nested(choice), "evaluate": {**nested(choice).get("evaluate", {}), "split": "validation"}}
+        place = _place(folder, Path("tune") / entry.place.parent / slug(label(choice)))
+        title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice)]))
+        asked.append(_Asked(entry, merged(entry.table, change), place, title, number, count))
+    runs = iter(runner.run(asked))
     for entry in first:
-        scores = []
-        for choice in plan.tuning:
-            number += 1
-            change = {**nested(choice), "evaluate": {**nested(choice).get("evaluate", {}), "split": "validation"}}
-            place = _place(folder, Path("tune") / entry.place.parent / slug(label(choice)))
-            title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice)]))
-            asked = _Asked(entry, merged(entry.table, change), place, title, number, count)
-            found = _one(asked, rehearsal, on_run)
-            scores.append(_score(plan, found))
+        scores = [_score(plan, next(runs)) for _ in plan.tuning]
         best = max(range(len(scores)), key=lambda i: scores[i])  # the first of equal ones
         yield (entry.row, entry.setting), plan.tuning[best]
 

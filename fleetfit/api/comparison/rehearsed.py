@@ -8,19 +8,86 @@ that its first run uses needs no other one. What is measured meanwhile is handed
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, nested
 from fleetfit.api.described import settled
-from fleetfit.api.results import load
-from fleetfit.api.runs import covers
+from fleetfit.api.results import Run, load
+from fleetfit.api.runs import covers, prepare
 from fleetfit.config import Assembly, Experiment, assemble
 from fleetfit.config.assembly import with_measured
 from fleetfit.config.reading import checked, leaves, merged, value_at
 from fleetfit.config.unused import Unused
 from fleetfit.errors import ConfigError, FleetFitError
+
+
+@dataclass(frozen=True)
+class Spared:
+    """Of which keys a run says nothing, though it does not use them.
+
+    Attributes:
+        shared: The tables that all rows share.
+        used: Keys of them that some run uses.
+    """
+
+    shared: Mapping[str, Any]
+    used: frozenset[str]
+
+    def without(self, table: Mapping[str, Any], assembly: Assembly) -> Assembly:
+        """Return the assembly of a run without the notes on keys that all rows share and another run uses."""
+        spared = {str(one) for one in assembly.unused if self._is_for_others(table, one.key)}
+        return replace(
+            assembly,
+            unused=tuple(one for one in assembly.unused if str(one) not in spared),
+            notes=tuple(note for note in assembly.notes if note not in spared),
+        )
+
+    def _is_for_others(self, table: Mapping[str, Any], unused: str) -> bool:
+        """Tell whether a run has a key, which it does not use, from what all rows share, and another run uses it."""
+        keys = [key for key in leaves(self.shared) if covers(unused, key)]
+        same = all(value_at(table, key) == value_at(self.shared, key) for key in keys)
+        return bool(keys) and same and self.used.issuperset(keys)
+
+    @property
+    def nest(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {"shared": self.shared, "used": sorted(self.used)}
+
+    @staticmethod
+    def restored(nest: Mapping[str, Any]) -> "Spared":
+        """Return what `nest` was made of."""
+        return Spared(nest["shared"], frozenset(nest["used"]))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a comparison, with all that its process needs to know.
+
+    Attributes:
+        title: How messages call it.
+        table: Its run file.
+        measured: What was measured for it before.
+        place: Its folder.
+        spared: Of which keys it says nothing.
+    """
+
+    title: str
+    table: Mapping[str, Any]
+    measured: Mapping[str, list[float]]
+    place: Path
+    spared: Spared
+
+    def begun(self) -> Run:
+        """Return the run, new or to go on with, assembled."""
+        if (self.place / "config.toml").is_file():
+            found = load(self.place)
+        else:
+            found = prepare(with_measured(settled(checked(self.table)), self.measured), self.place)
+        if not found.finished:
+            found.__dict__["assembly"] = self.spared.without(self.table, found.assembly)
+        return found
 
 
 class Rehearsal:
@@ -60,16 +127,12 @@ class Rehearsal:
     def assemblies(self) -> Iterator[tuple[ComparedRun, Assembly]]:
         """Yield every run, assembled."""
         for entry in self._entries:
-            yield entry, self.without_shared(entry, self._assembled(entry, self._plan.tuning[0]))
+            yield entry, self.spared.without(entry.table, self._assembled(entry, self._plan.tuning[0]))
 
-    def without_shared(self, entry: ComparedRun, assembly: Assembly) -> Assembly:
-        """Return a run's assembly without the notes on keys that all rows share and another run uses."""
-        spared = {str(one) for one in assembly.unused if self._is_for_others(entry, one.key)}
-        return replace(
-            assembly,
-            unused=tuple(one for one in assembly.unused if str(one) not in spared),
-            notes=tuple(note for note in assembly.notes if note not in spared),
-        )
+    @property
+    def spared(self) -> Spared:
+        """Of which keys runs say nothing; known after `check`."""
+        return Spared(self._shared, frozenset(self._used))
 
     def with_known(self, entry: ComparedRun, experiment: Experiment) -> Experiment:
         """Return the experiment of a run with what was measured for its row and setting, here or in the folder."""
@@ -77,12 +140,6 @@ class Rehearsal:
         if place not in self._measured:
             self._measured[place] = self._recorded(entry)
         return with_measured(experiment, self._measured[place] | experiment.fleet.measured)
-
-    def _is_for_others(self, entry: ComparedRun, unused: str) -> bool:
-        """Tell whether a run has a key, which it does not use, from what all rows share, and another run uses it."""
-        keys = [key for key in leaves(self._shared) if covers(unused, key)]
-        same = all(value_at(entry.table, key) == value_at(self._shared, key) for key in keys)
-        return bool(keys) and same and self._used.issuperset(keys)
 
     def _recorded(self, entry: ComparedRun) -> dict[str, list[float]]:
         """Return what the folders of a row in a setting say was measured; a damaged one says so when it is run."""
