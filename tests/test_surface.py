@@ -75,7 +75,7 @@ SIGNATURES = {
     "run": "source, *, out, overrides, on_round, **sections",
     "resume": "folder, *, on_round, **sections",
     "load": "folder, **sections",
-    "compare": "file, *, out, overrides, on_run",
+    "compare": "file, *, out, overrides, on_run, jobs",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
@@ -84,7 +84,7 @@ RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns"
 OPTIONS = {
     "run": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
     "resume": ["FOLDER", "--quiet/-q"],
-    "compare": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
+    "compare": ["FILE", "--out", "--jobs/-j", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",

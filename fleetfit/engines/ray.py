@@ -36,6 +36,7 @@ from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Job, Simulation
 
 _PATIENCE_S = 120.0  # for the first of the actors, while none is there
+_DIRECT = 4 * 1024 * 1024  # bytes of a reply up to which it comes as it is, and not by way of the object store
 _SHARED = 8  # states that are kept in the store: those of jobs that wait or are in flight
 
 
@@ -88,6 +89,7 @@ def _ray() -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_max_direct_call_object_size", str(_DIRECT))
     try:
         import ray as found
     except ImportError:

@@ -86,7 +86,7 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
         if engine in _WITH_WORKERS:
             raise ConfigError(
                 f'--jobs {jobs} gives each run one process and one thread, and {entry.title} has engine "{engine}", '
-                "which has workers of its own. Use --jobs 1, or --set engine.name=local."
+                'which has workers of its own. Use --jobs 1, or engine.name = "local".'
             )
 
 

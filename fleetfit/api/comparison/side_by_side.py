@@ -64,9 +64,7 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, told: Told) -> None:
         raise
     _end(processes)
     if lost:
-        raise RunError(
-            f"{'; '.join(lost)}. Its checkpoints are kept, and the same command goes on from them."
-        )
+        raise RunError(f"{'; '.join(lost)}. Its checkpoints are kept, and the same command goes on from them.")
 
 
 def _ready(processes: "Sequence[_Process]") -> "list[_Process]":
