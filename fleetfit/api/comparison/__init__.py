@@ -15,7 +15,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested, slug
-from fleetfit.api.comparison.rehearsed import Rehearsal, Task
+from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
@@ -189,9 +189,9 @@ class _Runner:
     def _announced(self, asked: _Asked, found: Run) -> OnRound | None:
         return None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
 
-    def _task(self, asked: _Asked) -> Task:
+    def _task(self, asked: _Asked) -> RowTask:
         known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured
-        return Task(asked.title, asked.table, known, asked.place, self._rehearsal.spared)
+        return RowTask(asked.title, asked.table, known, asked.place, self._rehearsal.spared)
 
     def _there(self, asked: _Asked) -> Run | None:
         """Return the run that is in the folder already, or None.

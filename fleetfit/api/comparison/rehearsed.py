@@ -62,7 +62,7 @@ class Spared:
 
 
 @dataclass(frozen=True)
-class Task:
+class RowTask:
     """One run of a comparison, with all that its process needs to know.
 
     Attributes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import errors
-from fleetfit.api.comparison.rehearsed import Spared, Task
+from fleetfit.api.comparison.rehearsed import RowTask, Spared
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config.naming import sharing_data
@@ -35,7 +35,7 @@ Told = Callable[[int, Run], OnRound | None]
 """Called with the number of a task and its run when that begins; what it returns is called with each round's report."""
 
 
-def run_side_by_side(tasks: Sequence[Task], jobs: int, told: Told) -> None:
+def run_side_by_side(tasks: Sequence[RowTask], jobs: int, told: Told) -> None:
     """Run tasks, so many at a time.
 
     An error of one ends all. A process that is killed takes its own run with it alone: the others go on, and then it is
@@ -46,14 +46,14 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, told: Told) -> None:
     """
     waiting = deque(enumerate(tasks))
     lost: list[str] = []
-    processes: list[_Process] = []
+    processes: list[_RowProcess] = []
     try:
         while waiting or any(process.task is not None for process in processes):
             for process in processes:
                 if process.task is None and waiting:
                     process.give(*waiting.popleft())
             while waiting and len(processes) < jobs:
-                processes.append(_Process())
+                processes.append(_RowProcess())
                 processes[-1].give(*waiting.popleft())
             for process in _ready(processes):
                 if not process.hear(told):
@@ -67,12 +67,12 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, told: Told) -> None:
         raise RunError(f"{'; '.join(lost)}. Its checkpoints are kept, and the same command goes on from them.")
 
 
-def _ready(processes: "Sequence[_Process]") -> "list[_Process]":
+def _ready(processes: "Sequence[_RowProcess]") -> "list[_RowProcess]":
     by_connection = {process.connection: process for process in processes if process.task is not None}
     return [by_connection[found] for found in wait(list(by_connection))]  # type: ignore[index]
 
 
-def _end(processes: "Sequence[_Process]", how: signal.Signals | None = None) -> None:
+def _end(processes: "Sequence[_RowProcess]", how: signal.Signals | None = None) -> None:
     for process in processes:
         process.connection.close()
         if how is not None:
@@ -85,7 +85,7 @@ def _end(processes: "Sequence[_Process]", how: signal.Signals | None = None) -> 
             process.process.wait()
 
 
-class _Process:
+class _RowProcess:
     """A process, and the task that it has."""
 
     def __init__(self) -> None:
@@ -99,10 +99,10 @@ class _Process:
         )  # fmt: skip
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.task: tuple[int, Task] | None = None
+        self.task: tuple[int, RowTask] | None = None
         self._on_round: OnRound | None = None
 
-    def give(self, number: int, task: Task) -> None:
+    def give(self, number: int, task: RowTask) -> None:
         """Hand it a task; a dead process shows when it is heard."""
         self.task, self._on_round = (number, task), None
         message = {"title": task.title, "table": task.table, "measured": dict(task.measured),
@@ -193,7 +193,7 @@ def _run(asked: "queue.SimpleQueue[Any]", say: Callable[..., None]) -> None:
     nest = asked.get()
     place, spared = Path(nest["place"]), Spared.restored(nest["spared"])
     try:
-        found = Task(nest["title"], nest["table"], nest["measured"], place, spared).begun()
+        found = RowTask(nest["title"], nest["table"], nest["measured"], place, spared).begun()
         say(notes=list(found.notes))
         asked.get()  # until it has been announced
         if not found.finished:
