@@ -69,7 +69,7 @@ def compare(
         if jobs > 1:  # each process has its own
             sharing.close()
             give_back_freed_memory()
-        tuned, runs = _compared(_Runner(rehearsal, on_run, jobs), plan, folder)
+        tuned, runs = _compared(_RowRunner(rehearsal, on_run, jobs), plan, folder)
     return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
 
 
@@ -90,7 +90,9 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
             )
 
 
-def _compared(runner: "_Runner", plan: ComparisonPlan, folder: Path) -> tuple[dict[tuple[str, str], TunedKeys], Runs]:
+def _compared(
+    runner: "_RowRunner", plan: ComparisonPlan, folder: Path
+) -> tuple[dict[tuple[str, str], TunedKeys], Runs]:
     """Tune and run; return what each row and setting got, and the runs, in the table's order."""
     tuned = dict(_tune(plan, runner, folder))
     asked = []
@@ -147,7 +149,7 @@ class _Asked:
     count: int
 
 
-class _Runner:
+class _RowRunner:
     """Runs what is asked for: one after the other, or side by side."""
 
     def __init__(self, rehearsal: Rehearsal, on_run: OnRun | None, jobs: int) -> None:
@@ -240,7 +242,7 @@ def _said(value: tuple[Any, ...]) -> str:
     return shown(json.dumps(value[0], default=str)) if value else "not set"
 
 
-def _tune(plan: ComparisonPlan, runner: _Runner, folder: Path) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
+def _tune(plan: ComparisonPlan, runner: _RowRunner, folder: Path) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
         return
