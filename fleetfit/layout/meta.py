@@ -6,14 +6,14 @@ operations, or does not fit, is left to those kernels and their messages.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class Operations(TorchDispatchMode):
@@ -56,20 +56,31 @@ def answered(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         args: Its arguments.
         kwargs: Its arguments by name.
     """
-    if func is torch.ops.aten.arange.start:
-        return _arange(*args, **kwargs)
-    if func is torch.ops.aten.arange.default:
-        return _arange(0, *args, **kwargs)
-    given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    if not given or not kwargs.keys().isdisjoint(_ELSEWHERE) or not all(t.is_meta for t in given):
+    rule = _rule(func)
+    if rule is None or not kwargs.keys().isdisjoint(_ELSEWHERE):
+        return _counted(func, args, kwargs) if func in _COUNTED else NotImplemented
+    given = list(_tensors(args)) + list(_tensors(kwargs.values()))
+    if not given or not all(t.is_meta for t in given):
         return NotImplemented
+    return _pointwise(func, args, kwargs, given) if rule is _pointwise else rule(*args, **kwargs)
+
+
+@functools.cache
+def _rule(func: Any) -> Callable[..., Any] | None:
+    """Return what knows an operation's result; asked for thousands of times while a module is built."""
     if func in _RULES:
-        return _RULES[func](*args, **kwargs)
+        return _RULES[func]
     if torch.Tag.nondeterministic_seeded in func.tags:  # nothing may draw from a generator to learn a type
-        return args[0] if func in _DRAWN else NotImplemented
-    if torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1:
-        return _pointwise(func, args, kwargs, given)
-    return NotImplemented
+        return None
+    return _pointwise if torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1 else None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 # ---- the rules -----------------------------------------------------------------------------------------------------
@@ -233,6 +244,10 @@ def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Any:
     return weight.new_empty([*indices.shape, weight.shape[1]])
 
 
+def _counted(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return _arange(*((0,) if func is _ATEN.arange.default else ()), *args, **kwargs)
+
+
 def _arange(start: Any, end: Any, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Any:
     if device is None or torch.device(device).type != "meta" or layout not in (None, torch.strided) or end < start:
         return NotImplemented
@@ -246,7 +261,7 @@ def _plain(*tensors: Tensor) -> bool:
 
 
 _ATEN = torch.ops.aten
-_DRAWN = {_ATEN.normal_.default, _ATEN.uniform_.default}
+_COUNTED = {_ATEN.arange.default, _ATEN.arange.start}
 _RULES: dict[Any, Callable[..., Any]] = {
     _ATEN.convolution.default: _convolution,
     _ATEN.max_pool2d_with_indices.default: _max_pool,
@@ -261,5 +276,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _ATEN.stack.default: _stack,
     _ATEN.repeat.default: _repeat,
     _ATEN.empty_like.default: _like,
+    _ATEN.normal_.default: lambda x, *_, **__: x,
+    _ATEN.uniform_.default: lambda x, *_, **__: x,
     _ATEN.embedding.default: _embedding,
 }
