@@ -3,7 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
 from foreign import Multihead, Tokens, fused, multihead
@@ -11,6 +13,7 @@ from torch import nn
 from zoo import CLASSES, Made, normed
 
 import fleetfit as ff
+from fleetfit.api import runs
 from fleetfit.check import check_layout
 from fleetfit.cli import main
 from fleetfit.errors import ModelError
@@ -120,6 +123,23 @@ def test_workers_do_not_repeat_the_proof(tmp_path: Path, monkeypatch: pytest.Mon
         ff.run(out=tmp_path / engine, overrides=[model, *RUN, f"engine.name={engine}", *further])
         counts[engine] = log.read_text().split().count("12")
     assert counts["local"] == counts["processes"] > 0, "only the proof builds a model of three granules"
+
+
+def test_workers_start_while_the_layout_is_proved_and_end_where_it_is_wrong(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, there = set(psutil.Process().children()), []
+
+    def proving(*values: Any, **more: Any) -> Any:
+        there.append(set(psutil.Process().children()) - before)
+        return check_layout(*values, **more)
+
+    monkeypatch.setattr(runs, "check_layout", proving)
+    workers = ["engine.name=processes", "engine.workers=2"]
+    with pytest.raises(ModelError, match="the layout could not be proved"):
+        ff.run(out=tmp_path / "out", overrides=[f"model.name={file}:Family", *RUN, *workers])
+    assert [len(found) for found in there] == [2]
+    assert set(psutil.Process().children()) == before and not (tmp_path / "out").exists()
 
 
 def test_tensors_without_effect_cannot_be_proved() -> None:

@@ -208,11 +208,11 @@ def prepare(experiment: Experiment, out: str | Path | None = None, say: Callable
         RunFolder.open(experiment.start)
     assembly = assemble(experiment)
     check_asked(assembly.unused, asked)
-    assembly = proven(assembly, say)
-    experiment = assembly.experiment
     engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
     try:
-        return Run(new_folder(assembly, _first_clients(assembly), out), experiment, assembly, engine)
+        assembly = proven(assembly, say)  # while the engine's workers start
+        folder = new_folder(assembly, _first_clients(assembly), out)
+        return Run(folder, assembly.experiment, assembly, engine)
     except BaseException:
         engine.close()
         raise
