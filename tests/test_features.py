@@ -144,6 +144,19 @@ def test_workers_and_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
     assert equal(here, dict(resumed["server"]["state"]))
 
 
+def test_a_fast_run_keeps_what_is_constant(embedded: Counter[bytes], tmp_path: Path) -> None:
+    """Unless it is told otherwise; in half precision with the same bits in workers."""
+    fast = {"engine": {"speed": "fast", "precision": "bf16"}}
+    finished(tmp_path / "without", fast, kept(0))
+    usual = sum(embedded.values())
+    embedded.clear()
+    here, columns = finished(tmp_path / "here", fast)
+    assert sum(embedded.values()) < 0.5 * usual
+    there, others = finished(tmp_path / "there", fast, {"engine": {"name": "processes", "workers": 2}})
+    assert equal(here, there)
+    assert columns == others
+
+
 NOTHING = [
     {"data": {"augment": "shift"}, "evaluate": {"clients": 1}},
     {"peft": {"name": "lora", "rank": 2}},

@@ -64,6 +64,8 @@ def computing(
     )
     chosen = {name: str(one) for name, one in found.items()} if fast else {}
     notes = _notes(section, list(found.values()), bool(before), accelerator)
+    if problem.features_bytes:  # kept whatever the arithmetic
+        notes = [note for note in notes if note != _NOTHING]
     return Computing(computed if any(one != PLAIN for one in found.values()) else (), chosen, tuple(notes))
 
 
@@ -83,6 +85,9 @@ def _chosen_before(chosen: Mapping[str, str], levels: Sequence[Level]) -> dict[s
     return {name: Arithmetic.read(text) for name, text in chosen.items()}
 
 
+_NOTHING = 'engine.speed = "fast" changes nothing: for this model nothing is known that pays on this machine.'
+
+
 def _notes(section: EngineSection, found: list[Arithmetic], before: bool, accelerator: torch.device) -> list[str]:
     """Say what of a speed this machine cannot do, or what of it has no effect."""
     lacks = "this machine has no bf16 instructions"
@@ -93,5 +98,5 @@ def _notes(section: EngineSection, found: list[Arithmetic], before: bool, accele
     if section.speed == "fast" and not able and section.precision is None:
         return [f'engine.speed = "fast" keeps to fp32: {lacks}, and emulating them would be slower.']
     if section.speed == "fast" and all(one == PLAIN for one in found):
-        return ['engine.speed = "fast" changes nothing: for this model nothing is known that pays on this machine.']
+        return [_NOTHING]
     return []
