@@ -1,18 +1,22 @@
 """On a CUDA device: the same numbers as on the processor, to tolerance, and the same bits twice."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import spec_of, tiny_federation
 
+import fleetfit as ff
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.rounds import Engine, Round, Settings, run, start
-from fleetfit.values import Evaluation, Federation, Local
+from fleetfit.training import run_job
+from fleetfit.values import Evaluation, Federation, Job, Local
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,3 +99,55 @@ def test_cuda_s_generator_is_left_alone() -> None:
     torch.cuda.manual_seed(5)
     finished(federation, local_engine(simulation, device="cuda"))
     assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
+FAST: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}, "augment": "shift"},
+    "fleet": {"groups": [{"budget": 0.25}, {"budget": 1.0}]},
+    "local": {"epochs": 1, "max_steps": 4},
+    "cohort": {"count": 3},
+    "evaluate": {"clients": 2, "statistics_samples": 60},
+    "engine": {"speed": "fast", "device": "cuda"},
+}
+
+
+def test_fast_on_cuda_gives_the_same_bits_on_workers_and_is_near_exact(tmp_path: Path) -> None:
+    found = ff.run(FAST, out=tmp_path / "fast")
+    assert all("channels_last" in how for how in found.experiment.engine.chosen.values())
+    if torch.cuda.get_device_capability() >= (8, 0):
+        assert all("bf16" in how for how in found.experiment.engine.chosen.values())
+    workers = {**FAST["engine"], "name": "processes", "workers": 1, "device": "cuda:0"}
+    other = ff.run({**FAST, "engine": workers}, out=tmp_path / "workers")
+    exact = ff.run({**FAST, "engine": {"device": "cuda"}}, out=tmp_path / "exact")
+    for name, tensor in found.server.state.items():
+        assert torch.equal(other.server.state[name], tensor), name
+        assert tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    gap = torch.cat([(found.server.state[n] - exact.server.state[n]).flatten() for n in found.server.state]).norm()
+    assert gap < 0.2 * torch.cat([tensor.flatten() for tensor in exact.server.state.values()]).norm()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_steps_do_not_wait_for_the_device(precision: str, tmp_path: Path) -> None:
+    """A job of many steps waits for the device as often as one of few: at its end, not in its loop."""
+    engine = {"device": "cuda", "precision": precision}
+    prepared = ff.run({**FAST, "engine": engine, "rounds": 1}, out=tmp_path / "run")
+    federation, simulation = prepared.assembly.federation, prepared.assembly.simulation
+    assert simulation is not None
+    there = replace(simulation, data=simulation.data.to("cuda"), accelerator=torch.device("cuda", 0))
+    top = federation.levels[-1].submodel
+
+    def waits(steps: int) -> int:
+        local = Local(lr=0.01, epochs=9, batch_size=8, max_steps=steps)
+        job = Job("train", 0, 1, 0, 0, top, prepared.server.state, federation.method_spec, seed=1, local=local)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                run_job(job, there.device(0))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchronizing" in str(one.message) for one in seen)
+
+    waits(3)  # what is made once
+    assert waits(20) == waits(3)
