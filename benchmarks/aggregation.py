@@ -1,6 +1,7 @@
 """Averaging ten updates of four levels against a plain copy of the same bytes, and what is held meanwhile."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from fleetfit.training import initial_state
 from fleetfit.values import Problem
 
 RESNET110 = Kind({"name": "resnet110"}, (3, 32, 32), 16)
-KINDS = {"resnet110": (RESNET110, 5, 3.0), "cnn": (CNN, 20, None)}  # with how often to repeat, and what is wanted
+BERT_BASE = Kind({"name": "bert_base"}, (128,), 16, vocabulary=30522)
+KINDS = {"resnet110": (RESNET110, 5, 2.0), "bert_base": (BERT_BASE, 1, 2.0), "cnn": (CNN, 20, None)}
+"""With how often to repeat, and what is wanted."""
 
 
 def figures(options: Options) -> Iterator[Figure]:
@@ -26,13 +29,18 @@ def figures(options: Options) -> Iterator[Figure]:
         full = flat_of(state)
         pieces = sorted((federation.levels[i % 4].submodel for i in range(10)),
                         key=lambda p, layout=problem.layout: -cut(layout, p).size)  # fmt: skip
-        states = [cut(problem.layout, p).views(cut(problem.layout, p).gather(full)) for p in pieces]
-        buffers = [torch.empty_like(flat_of(s)) for s in states]
+        keys = pieces if full.numel() > 1e7 else list(range(10))  # of ten updates, one of a level, where they are large
+        each = {k: cut(problem.layout, p).views(cut(problem.layout, p).gather(full))
+                for k, p in dict(zip(keys, pieces, strict=True)).items()}  # fmt: skip
+        room = {k: torch.empty_like(flat_of(s)) for k, s in each.items()}
+        states, buffers = [each[k] for k in keys], [room[k] for k in keys]
 
-        def ours(problem=problem, pieces=pieces, states=states, state=state) -> None:
+        def ours(
+            weight: float, problem: Problem = problem, pieces: Any = pieces, states: Any = states, state: Any = state
+        ) -> None:
             mean = Mean(problem.layout)
             for piece, update in zip(pieces, states, strict=True):
-                mean.add(piece, update, 1.0)
+                mean.add(piece, update, weight)
             applied(state, mean.result())
 
         def copies(buffers=buffers, states=states) -> None:
@@ -40,8 +48,9 @@ def figures(options: Options) -> Iterator[Figure]:
                 buffer.copy_(flat_of(update))
 
         what = f"{name} ({full.numel() / 1e6:.2f}M parameters), 10 clients of four levels, against a copy"
-        yield ratio(what, ours, copies, often * options.repetitions, wanted=wanted)
-        for cohort in (10, 100, 1000):
+        yield ratio(what, partial(ours, 1.0), copies, often * options.repetitions, wanted=wanted)
+        yield ratio(f"{what}, weighted by samples", partial(ours, 64.0), copies, often * options.repetitions)
+        for cohort in (10, 100, 1000) if name != "bert_base" else (10, 100):
             yield amount(f"{name}, memory held while {cohort:,} updates are folded",
                          held(problem, pieces, states, cohort) / 1e6, "MB")  # fmt: skip
 
