@@ -17,6 +17,7 @@ a change only what it touched runs again. The sample keeps most of its mutants w
 """
 
 import argparse
+import ast
 import functools
 import hashlib
 import json
@@ -48,6 +49,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "options": ("test_server_options", "test_methods", "test_lora_product", "test_deadlines", "golden"),
     "rounds.py": ("test_rounds", "test_receive", "test_validation", "test_availability", "test_standing",
                   "test_deadlines", "golden"),
+    "strips.py": ("test_strips", "test_aggregate", "golden"),
     "submodel.py": ("test_submodel", "properties/test_submodel_properties", "test_validation", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
                  "test_evaluate", "golden"),
@@ -64,6 +66,12 @@ MORE: Mapping[str, Sequence[str]] = {
     "methods/heterofl.py": ("test_methods",),
     "options/feddyn.py": ("test_server_options", "test_reefl"),
     "options/in_time.py": ("test_deadlines", "test_server_options"),
+    "aggregate.py": ("test_aggregate", "test_strips", "test_buffers"),
+    "training/constant.py": ("test_features",),
+    "training/features.py": ("test_features",),
+    "training/one_pass.py": ("test_one_pass",),
+    "training/rows.py": ("test_features",),
+    "training/speed.py": ("test_speed",),
     "training/job.py": ("test_train", "test_limits", "test_deadlines"),
 }
 
@@ -140,7 +148,9 @@ def mutants_of(module: str, seed: int) -> Iterator[tuple[str, str, object, objec
     from mutmut.mutation.mutators import mutation_operators
     from mutmut.mutation.pragma_handling import IgnoredCode
 
-    wrapper = MetadataWrapper(cst.parse_module((ROOT / "fleetfit" / module).read_text()))
+    source = (ROOT / "fleetfit" / module).read_text()
+    exported = lines_of_all(source)
+    wrapper = MetadataWrapper(cst.parse_module(source))
     visitor = MutationVisitor(mutation_operators, IgnoredCode(set(), set(), set()))
     tree = wrapper.visit(visitor)
     places, seen, functions = wrapper.resolve(PositionProvider), {}, {}
@@ -149,7 +159,7 @@ def mutants_of(module: str, seed: int) -> Iterator[tuple[str, str, object, objec
         if isinstance(before, cst.SimpleString) and (" " in before.value or before.value.isupper()):
             continue
         text, line = tree.code_for_node(before), places[before].start.line
-        if isinstance(before, cst.Assign) and text.startswith("__all__"):
+        if line in exported:
             continue
         outer = mutation.contained_by_top_level_function
         if outer not in functions:
@@ -159,6 +169,13 @@ def mutants_of(module: str, seed: int) -> Iterator[tuple[str, str, object, objec
         seen[what] = seen.get(what, 0) + 1  # the same change at several places of one function
         rank = hashlib.sha256(json.dumps([seed, *what, seen[what]]).encode()).hexdigest()
         yield rank, module, (tree, line), before, after
+
+
+def lines_of_all(source: str) -> set[int]:
+    """Return the lines on which `__all__` stands."""
+    rows = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    named = [node for node in rows if ast.unparse(node.targets[0]) == "__all__"]
+    return {line for node in named for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
 
 
 _STRICT = re.compile(r",?\s*strict=\w+")
@@ -365,10 +382,12 @@ def outcomes(slots: Sequence[Slot], waiting: Sequence[Mutant]) -> Iterator[Outco
         for slot in slots:
             if slot.mutant is None and (following := next(order, None)) is not None:
                 slot.start(following)
-            if slot.mutant is not None and (found := slot.poll()) is not None:
-                yield found
-        if all(slot.mutant is None for slot in slots):
+        busy = [slot for slot in slots if slot.mutant is not None]
+        if not busy:
             return
+        for slot in busy:
+            if (found := slot.poll()) is not None:
+                yield found
         time.sleep(0.02)
 
 
