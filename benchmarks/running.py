@@ -6,11 +6,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from benchmarks import written
-from benchmarks.machine import Watch, described
+from benchmarks.machine import Watch, cores, described, processor
 from benchmarks.measuring import Figure, Options, shown
 from fleetfit.training.devices import keep_freed_memory
 
@@ -45,14 +46,19 @@ def run(parts: list[str], repetitions: int | None, quick: bool, check: bool, wri
         return 1
     found = [_measured(part, options) for part in parts]
     print(f"\n{described()}; {time.strftime('%Y-%m-%d')}\n\n{table(found)}")
+    for each in found:
+        if each.figures and (own := getattr(_module(each.part), "table", None)):
+            print(f"\n{own(each.figures)}")
     failed = [each for each in found if each.error]
     for each in failed:
         print(f"\n{each.part} failed: {each.error}")
     if write:
-        written.write({each.part: each.figures for each in found if not each.error}, described())
+        for each in found:
+            if not each.error:
+                written.write(each.part, each.figures, f"{cores()} cores of {processor()}, {each.machine}")
         print(f"\nwritten down: {written.FILE}")
     if check:
-        complaints, notes = written.compared({each.part: each.figures for each in found}, known)
+        complaints, notes = written.compared({each.part: each.figures for each in found}, known, processor())
         print("\n".join(["", *(f"bench-check: {line}" for line in [*notes, *complaints])]))
         print(f"bench-check: {'FAILED' if complaints else 'passed'}")
         return 1 if complaints or failed else 0
@@ -75,7 +81,11 @@ def _measured(part: str, options: Options) -> Measured:
 
 
 def _figures(part: str, options: Options) -> Iterator[Figure]:
-    return importlib.import_module(f"benchmarks.{part}").figures(options)
+    return _module(part).figures(options)
+
+
+def _module(part: str) -> Any:
+    return importlib.import_module(f"benchmarks.{part}")
 
 
 def table(found: list[Measured]) -> str:

@@ -82,8 +82,25 @@ def _compared(model: str, kind: Kind, technique: Technique, repetitions: int) ->
     found["a round"] = [[whole for _, whole in pair] for pair in pairs]
     for what, seconds in found.items():
         mine, plain = (statistics.median(column) * 1e3 for column in zip(*seconds, strict=True))
-        yield of_many(f"{model}, {technique.name}: {what} with it against without", [a / b for a, b in seconds],
+        yield of_many(_name(model, technique, what), [a / b for a, b in seconds],
                       detail=f"{mine:.2f} ms against {plain:.2f} ms")  # fmt: skip
+
+
+def _name(model: str, technique: Technique, what: str) -> str:
+    return f"{model}, {technique.name}: {what} with it against without"
+
+
+def table(found: list[Figure]) -> str:
+    """Return what each technique adds, a row for each, as a Markdown table."""
+    by_name = {figure.name: figure for figure in found}
+    columns = [(model, what) for model in KINDS for what in ("a step", "a round")]
+    columns = [c for c in columns if any(_name(c[0], t, c[1]) in by_name for t in TECHNIQUES)]
+    rows = [["adds to", *(f"{what} of {model}" for model, what in columns)], ["---"] * (1 + len(columns))]
+    for technique in TECHNIQUES:
+        figures = [by_name.get(_name(model, technique, what)) for model, what in columns]
+        if any(figures):
+            rows.append([technique.name, *(f"{f.value - 1:+.0%}" if f else "" for f in figures)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("  |", " |")
 
 
 class TimedData:

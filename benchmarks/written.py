@@ -65,17 +65,16 @@ def _entry(entry: Any, where: str) -> Written:
     return found
 
 
-def write(found: Mapping[str, Sequence[Figure]], machine: str, file: Path | None = None) -> None:
-    """Write measured ratios down: parts that were not measured stay as they are, margins of known names too."""
+def write(part: str, figures: Sequence[Figure], machine: str, file: Path | None = None) -> None:
+    """Write a part's measured ratios down: other parts stay as they are, margins of known names too."""
     file = FILE if file is None else file
     known = read(file)
-    for part, figures in found.items():
-        before = known.get(part, {})
-        known[part] = {
-            f.name: Written(round(f.value, 4), before[f.name].margin if f.name in before else margin_of(f), f.better,
-                            machine)
-            for f in figures if not f.unit
-        }  # fmt: skip
+    margins = {name: entry.margin for name, entry in known.get(part, {}).items()}
+    known[part] = {
+        f.name: Written(round(f.value, 4), margins.get(f.name, margin_of(f)), f.better, machine)
+        for f in figures
+        if not f.unit
+    }
     nest = {part: {name: vars(entry) for name, entry in entries.items()} for part, entries in known.items() if entries}
     file.write_text(tomli_w.dumps(nest))
 
@@ -86,11 +85,13 @@ def margin_of(figure: Figure) -> float:
     return round(max(MARGIN, worst / figure.value), 3)
 
 
-def compared(found: Mapping[str, Sequence[Figure]], known: Known) -> tuple[list[str], list[str]]:
+def compared(found: Mapping[str, Sequence[Figure]], known: Known, processor: str = "") -> tuple[list[str], list[str]]:
     """Return complaints, which fail a check, and notes, which do not; of the parts that were measured."""
     complaints, notes = [], []
     for part, figures in found.items():
         expected = known.get(part, {})
+        elsewhere = {entry.machine for entry in expected.values() if processor not in entry.machine}
+        notes += [f"{part}: written down on {machine}, now on {processor}." for machine in sorted(elsewhere)]
         ratios = {f.name: f for f in figures if not f.unit}
         complaints += [f"{part}, {name}: written down as {shown(expected[name].value)}, but nothing was measured."
                        for name in expected if name not in ratios]  # fmt: skip

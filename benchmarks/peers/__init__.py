@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measuring import Figure, Options, of_many
+from benchmarks.measuring import Figure, Options, of_many, shown
 from benchmarks.peers.observed import Seen, observe
 from benchmarks.peers.task import Loaded, Task, make
 
@@ -33,6 +33,7 @@ WANTED = {"cnn": {"Flower": 2.5, "pfl": 1.15}, "resnet20": {"Flower": 1.0, "pfl"
 ALIKE = 0.05
 """Accuracies on the same test samples may differ by so much; they are the same task's."""
 OURS, PARALLEL = "exact", "exact, two processes"
+ROUND, START, MEMORY = "a round", "start", "peak memory of all processes"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,21 @@ def figures(options: Options) -> Iterator[Figure]:
         yield from compared(name, turns)
 
 
+def table(found: list[Figure]) -> str:
+    """Return what each side takes, as a Markdown table."""
+    by_name = {figure.name: figure for figure in found}
+    rows = ["| task | side | a round, CPU s | on the clock, s; accuracy | start, CPU s | on the clock | peak memory |",
+            "|" + " --- |" * 7]  # fmt: skip
+    for name in TASKS:
+        for side in (OURS, PARALLEL, "Flower", "pfl"):
+            three = [by_name.get(f"{name}, {side}: {what}") for what in (ROUND, START, MEMORY)]
+            if all(three):
+                a, b, c = (figure for figure in three if figure)
+                cells = (name, side, shown(a.value), a.detail, shown(b.value), b.detail, c.text)
+                rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def measured(command: list[str], task: Task) -> Turn:
     """Run one side once."""
     with tempfile.TemporaryDirectory(prefix="peers-") as place:
@@ -117,8 +133,8 @@ def compared(name: str, turns: dict[str, list[Turn]]) -> Iterator[Figure]:
         accuracy = statistics.mean(turn.accuracy for turn in own)
         wall_s = statistics.median(turn.round[1] for turn in own)
         start_s = statistics.median(turn.start[1] for turn in own)
-        yield of_many(f"{name}, {side}: a round", [turn.round[0] for turn in own], unit="CPU s",
+        yield of_many(f"{name}, {side}: {ROUND}", [turn.round[0] for turn in own], unit="CPU s",
                       detail=f"{wall_s:.2f} s on the clock; accuracy {accuracy:.3f}")  # fmt: skip
-        yield of_many(f"{name}, {side}: start", [turn.start[0] for turn in own], unit="CPU s",
+        yield of_many(f"{name}, {side}: {START}", [turn.start[0] for turn in own], unit="CPU s",
                       detail=f"{start_s:.1f} s on the clock")  # fmt: skip
-        yield of_many(f"{name}, {side}: peak memory of all processes", [turn.peak_mb for turn in own], unit="MB")
+        yield of_many(f"{name}, {side}: {MEMORY}", [turn.peak_mb for turn in own], unit="MB")

@@ -79,6 +79,12 @@ def test_a_figure_that_is_better_or_new_is_noted_and_does_not_fail(bench):
     assert "toy, new: 1.000 is not written down yet." in said
 
 
+def test_another_processor_is_noted(bench):
+    assert f"toy: written down on some, now on {machine.processor()}." in bench(figures(1.0, 2.0), "--check")[1]
+    bench.file.write_text(WRITTEN.replace('"some"', f'"4 cores of {machine.processor()}, quiet"'))
+    assert "written down on" not in bench(figures(1.0, 2.0), "--check")[1]
+
+
 def test_a_written_figure_that_was_not_measured_fails(bench):
     code, said = bench(figures(1.0, 2.0)[1:], "--check")
     assert code == 1 and "toy, ours against theirs: written down as 1.000, but nothing was measured." in said

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks.peers import OURS, TASKS, Turn, check_alike, compared
+from benchmarks.peers import OURS, TASKS, Turn, check_alike, compared, table
 from benchmarks.peers.observed import Seen, observe
 from benchmarks.peers.task import Loaded, load, make, model_of, save
 from fleetfit import names
@@ -80,6 +80,9 @@ def test_ratios_are_of_turns_beside_each_other():
     assert ratio.name == "cnn, Flower against exact, CPU seconds of a round"
     assert (ratio.value, ratio.low, ratio.high, ratio.unit, ratio.better) == (3.5, 3.0, 4.0, "", "higher")
     assert all(figure.unit for figure in found[1:])
+    assert table(found).splitlines()[2] == (
+        "| cnn | exact | 1.500 | 3.00 s on the clock; accuracy 0.900 | 1.000 | 1.0 s on the clock | 100.0 MB |"
+    )
 
 
 @pytest.mark.parametrize("theirs", [0.8, 0.2])

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import averaging, techniques
 from benchmarks.averaging import Spent
+from benchmarks.measuring import Figure
 from benchmarks.naive import Naive
 from benchmarks.random_fleet import CNN, KINDS, fleet
 from benchmarks.techniques import TECHNIQUES, TimedData, client
@@ -77,6 +78,16 @@ def test_both_sides_of_a_technique_do_the_same_steps(technique):
     for method, local in ((technique.method, technique.local), (technique.without, {})):
         steps, whole = client(kind, method, local)()
         assert len(steps) == (6 if looks and local else 7) and whole > 0
+
+
+def test_the_table_of_techniques_has_a_row_for_each_that_was_measured():
+    names = [f"cnn, {name}: {what} with it against without" for name, what in
+             (("FedDyn", "a step"), ("FedDyn", "a round"), ("compression to int8", "a round"))]  # fmt: skip
+    found = [Figure(name, value, value, value, 1) for name, value in zip(names, (1.154, 0.98, 1.02), strict=True)]
+    assert techniques.table(found).splitlines()[2:] == [
+        "| FedDyn | +15% | -2% |",
+        "| compression to int8 | | +2% |",
+    ]
 
 
 def test_waiting_for_updates_is_no_averaging(monkeypatch):
