@@ -104,5 +104,5 @@ clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov *.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-clean-env: ## remove .venv
-	rm -rf $(VENV)
+clean-env: ## remove .venv, and .venv-peers
+	rm -rf $(VENV) .venv-peers
