@@ -73,7 +73,7 @@ def made(task: Task, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     total = task.clients * task.samples + MADE_TEST
     y = torch.from_numpy(rng.integers(0, CLASSES, size=total))
     noise = torch.from_numpy(rng.normal(size=(total, task.channels, task.side, task.side)))
-    return (128 + 32 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8), y
+    return (128 + 24 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8), y
 
 
 def digits(rng: np.random.Generator) -> tuple[Tensor, Tensor]:
