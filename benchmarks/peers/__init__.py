@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.measuring import Figure, Options, of_many, shown
@@ -30,8 +30,8 @@ TASKS = {
 }
 WANTED = {"cnn": {"Flower": 2.5, "pfl": 1.15}, "resnet20": {"Flower": 1.0, "pfl": 1.0}}
 """At least, by model."""
-ALIKE = 0.05
-"""Accuracies on the same test samples may differ by so much; they are the same task's."""
+ALIKE, LEARNED = 0.15, 0.5
+"""By how much accuracies on the test samples may differ, and what all must reach: so few rounds depend on the seed."""
 OURS, PARALLEL = "exact", "exact, two processes"
 ROUND, START, MEMORY = "a round", "start", "peak memory of all processes"
 
@@ -71,9 +71,9 @@ def figures(options: Options) -> Iterator[Figure]:
     """Let the sides take turns on each task."""
     for name, task in TASKS.items():
         turns: dict[str, list[Turn]] = {side: [] for side in sides()}
-        for _ in range(2 if options.quick else min(options.repetitions, 5)):
+        for seed in range(2 if options.quick else min(options.repetitions, 5)):
             for side, command in sides().items():
-                turns[side].append(measured(command, task))
+                turns[side].append(measured(command, replace(task, seed=seed)))
                 print(f"peers: {name}, {side}: {turns[side][-1]}", file=sys.stderr, flush=True)
         check_alike(name, turns)
         yield from compared(name, turns)
@@ -112,10 +112,10 @@ def check_alike(name: str, turns: dict[str, list[Turn]]) -> None:
     """Refuse sides that do not learn the same: then they do not do the same.
 
     Raises:
-        RuntimeError: Mean accuracies are further apart than `ALIKE`, or nothing was learned.
+        RuntimeError: Mean accuracies are further apart than `ALIKE`, or one has learned too little.
     """
     found = {side: statistics.mean(turn.accuracy for turn in own) for side, own in turns.items()}
-    if max(found.values()) - min(found.values()) > ALIKE or min(found.values()) < 0.3:
+    if max(found.values()) - min(found.values()) > ALIKE or min(found.values()) < LEARNED:
         raise RuntimeError(f"{name}: the sides do not learn alike: {found}")
 
 

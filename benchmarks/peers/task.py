@@ -33,6 +33,7 @@ class Task:
         epochs: Of a client in a round.
         lr: Of SGD.
         momentum: Of SGD.
+        seed: Of samples, first weights and batches; another in each turn.
         digits: Whether images are the handwritten digits of scikit-learn, or made.
     """
 
@@ -47,16 +48,17 @@ class Task:
     epochs: int = 1
     lr: float = 0.05
     momentum: float = 0.9
+    seed: int = 0
     digits: bool = False
 
 
 def make(task: Task, folder: Path) -> None:
     """Write the task, its data and the model to begin with into a folder."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(task.seed)
     x, y = digits(rng) if task.digits else made(task, rng)
     np.savez(folder / "data.npz", x=x.numpy(), y=y.numpy())
     np.savez(folder / "task.npz", **asdict(task))
-    torch.manual_seed(0)
+    torch.manual_seed(task.seed)
     model = model_of(task)
     for part in model.modules():  # as our models begin, so that all sides learn alike
         if isinstance(part, nn.Conv2d | nn.Linear):
@@ -73,7 +75,7 @@ def made(task: Task, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     total = task.clients * task.samples + MADE_TEST
     y = torch.from_numpy(rng.integers(0, CLASSES, size=total))
     noise = torch.from_numpy(rng.normal(size=(total, task.channels, task.side, task.side)))
-    return (128 + 24 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8), y
+    return (128 + 64 * patterns[y] + 40 * noise).clamp(0, 255).to(torch.uint8), y
 
 
 def digits(rng: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ def main(folder: str, engine: str) -> None:
     run = ff.run(
         {
             "rounds": task.rounds,
+            "seed": task.seed,
             "data": {"name": f"{__file__}:data", "folder": folder, "partition": {"kind": "natural"}},
             "model": {"name": task.model},
             "method": {"name": "fedavg"},

@@ -46,9 +46,10 @@ class Rounds(TrainingProcessCallback):
 
 def main(folder: str) -> None:
     """Run the task and save the model."""
-    np.random.seed(0)  # noqa: NPY002 (pfl's samplers know no other)
     found = loaded(folder)
     task, module = found.task, WithLoss(found.model())
+    np.random.seed(task.seed)  # noqa: NPY002 (pfl's samplers know no other)
+    torch.manual_seed(task.seed)
     clients = {i: found.client(i) for i in range(task.clients)}
     dataset = FederatedDataset(
         lambda i: PyTorchTensorDataset(clients[i], user_id=str(i)), get_user_sampler("minimize_reuse", list(clients))
