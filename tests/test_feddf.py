@@ -92,6 +92,7 @@ def test_the_loss_by_hand(temperature: float) -> None:
 
 def test_teachers_are_in_eval_mode_and_students_train() -> None:
     """With dropout of 0.9, teachers say the same twice and students do not."""
+    torch.manual_seed(0)
     federation, simulation = by_width({"name": "feddf"}, dropout=0.9)
     problem, pieces = federation.problem, [level.submodel for level in federation.levels[:2]]
     device = replace(simulation.device(None), data=tiny_server_data())
