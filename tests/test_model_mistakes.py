@@ -110,6 +110,10 @@ CASES = {
         STACK.replace(STEM, "nn.Linear(5, hidden).double()"),
         "does not accept an input of shape .*must have the same dtype",
     ),
+    "an error without words": (
+        STACK.replace(STEM, "next(_ for _ in ())"),
+        r"build failed for axes .* and exits \(.*\): StopIteration\.",
+    ),
     "groups that are fixed": (
         STACK.replace("nn.ReLU())", "nn.Unflatten(1, (-1, 1)), nn.GroupNorm(4, hidden), nn.Flatten())").replace(
             HIDDEN, "Axis(hidden, granule=8)"

@@ -53,7 +53,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "submodel.py": ("test_submodel", "properties/test_submodel_properties", "test_validation", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
                  "test_evaluate", "golden"),
-    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_receive"),
+    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_receive", "test_compression"),
 }  # fmt: skip
 """The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
 
