@@ -121,12 +121,12 @@ def sentence(err: str) -> str:
 def test_a_fault_of_fleetfits_own_is_a_sentence_and_a_file(
     fleetfit: Called, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
 ) -> None:
-    from fleetfit.cli import planning
+    from fleetfit.cli import listing
 
     def broken(kind: str) -> None:
         raise KeyError("the\ncause")
 
-    monkeypatch.setattr(planning, "listed", broken)
+    monkeypatch.setattr(listing, "listed", broken)
     code, _, err = fleetfit("list", "models")
     said = sentence(err)
     assert code == 1

@@ -82,7 +82,9 @@ def result(place: Path, parts: bool = False) -> dict[str, Any]:
         content: Any = path.read_bytes()
         if path.suffix in (".json", ".jsonl", ".toml", ".csv", ".md"):
             text = re.sub(r"killed-\d+|unbroken", "PLACE", content.decode())
-            content = re.sub(r'"(seconds|time)": [^,}\n]+|took .*|\(\d+(\.\d+)? ?m?s\)', "", text)
+            content = re.sub(
+                r'"seconds_of": \{[^}]*\}|"(seconds|time)": [^,}\n]+|took .*|\(\d+(\.\d+)? ?m?s\)', "", text
+            )
         elif path.suffix in (".png", ".pt2", ".onnx"):
             content = bool(content)  # they hold names and times of their own
         found[name] = content

@@ -99,7 +99,8 @@ def test_waste_is_what_was_sent_and_did_not_come_back() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=3, cohort=3)
     _, report = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
     assert report["waste"] == 0.0
-    simulation.parts[2]["train"] = simulation.parts[2]["train"][:0]  # the one client of the full model has no data
+    nothing = {**simulation.parts[2], "train": simulation.parts[2]["train"][:0]}
+    simulation = replace(simulation, parts=[*simulation.parts[:2], nothing])  # the one client of the full model
     _, report = one_round(federation, local(simulation), Settings(1, plain()), start(federation))
     layout = federation.problem.layout
     sizes = [

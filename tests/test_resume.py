@@ -209,7 +209,7 @@ def gone_on(run: Unbroken, folder: Path) -> None:
 
 def test_the_run_has_memories_to_lose(unbroken: Unbroken) -> None:
     _, nest, lines = final(unbroken.folder)
-    assert len(nest["clients"]) == 9 and all("$s" in json.dumps(kept["memory"]) for kept in nest["clients"].values())
+    assert len(nest["clients"]) == 9 and all("$t" in json.dumps(kept["memory"]) for kept in nest["clients"].values())
     assert nest["server"]["memory"]["updates"] == ROUNDS * 4
     assert not any(line["failures"] for line in lines)
 
