@@ -29,7 +29,7 @@ from fleetfit.method import Method, build, coverage_mean
 from fleetfit.methods._distillation import Distillation
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.submodel import Submodel, extract, whole
-from fleetfit.tasks import classification
+from fleetfit.tasks import classification, next_token
 from fleetfit.training import initial_state, run_on_server
 from fleetfit.values import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
 
@@ -105,6 +105,27 @@ def test_teachers_are_in_eval_mode_and_students_train() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(*several, strict=True))
     several = [list(loss._logits(module.eval(), x)) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*several, strict=True))
+
+
+def test_padding_teaches_nothing() -> None:
+    """What a teacher says at a padded place changes nothing; what it says of a token does."""
+    federation, simulation = by_width({"name": "feddf"})
+    padded = replace(tiny_server_data(), padding=0)
+    device = replace(simulation.device(None), problem=replace(federation.problem, task=next_token), data=padded)
+    job = Job("train", 0, 1, 0, None, whole(federation.problem.layout), {}, {}, 0)
+    loss = Distillation(job, device, [], [], 1.0)
+    x = torch.tensor([[1, 2, 0], [3, 1, 2]])
+    teacher = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+
+    def with_other(row: int, place: int) -> Tensor:
+        other = teacher.clone()
+        other[row, place] = torch.tensor([9.0, 0.0, 0.0, -9.0])
+        return loss._divergence(other, nn.Embedding.from_pretrained(torch.eye(4)), x)
+
+    found = loss._divergence(teacher, nn.Embedding.from_pretrained(torch.eye(4)), x)
+    assert found > 0
+    assert torch.equal(with_other(0, 2), found)
+    assert not torch.equal(with_other(1, 2), found)
 
 
 # ---- the server's training -------------------------------------------------

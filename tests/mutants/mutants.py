@@ -58,6 +58,7 @@ TESTS: Mapping[str, Sequence[str]] = {
 """The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
 
 MORE: Mapping[str, Sequence[str]] = {
+    "method/unused.py": ("test_used_keys",),
     "methods/_pool.py": ("test_pool", "test_adaptivefl"),
     "methods/_reinforcement.py": ("test_adaptivefl",),
     "methods/_distillation.py": ("test_feddf",),
