@@ -45,7 +45,7 @@ TESTS: Mapping[str, Sequence[str]] = {
                "properties/test_product_properties", "test_reefl"),
     "losses.py": ("test_losses", "test_methods", "test_depthfl", "test_reefl", "golden"),
     "method": ("test_method_spec", "test_methods", "test_rounds", "test_receive", "test_docs_generated", "golden"),
-    "methods": ("test_methods", "test_reductions", "test_selection", "golden"),
+    "methods": ("test_methods", "test_reductions", "test_selection", "golden", "test_used_keys"),
     "options": ("test_server_options", "test_methods", "test_lora_product", "test_deadlines", "golden"),
     "rounds.py": ("test_rounds", "test_receive", "test_validation", "test_availability", "test_standing",
                   "test_deadlines", "golden"),
