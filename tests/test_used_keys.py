@@ -478,6 +478,14 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
         assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}, name
 
 
+def test_reefl_without_ree_names_what_only_ree_needs() -> None:
+    model = {"name": "vit", "hidden": 8, "depth": 2, "attention_heads": 2, "patch": 2}
+    idle = {"modulate": False, "at": "exits", "queue": "original", "heads": 2, "bottleneck": 4, "mlp": 1.0}
+    method = {"name": "reefl", "ree": False, "zeta": 0.3, **idle}
+    found = assemble(experiment_of({**TINY, "model": model, "method": method}))
+    assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}
+
+
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
