@@ -30,6 +30,7 @@ from fleetfit.layout import (
     interleaved,
     named_tensors,
     outputs,
+    predictions,
     product,
     segments,
 )  # fmt: skip
@@ -546,3 +547,39 @@ def test_what_may_change_under_its_name_is_read_anew() -> None:
     changed = Valued(1)
     object.__setattr__(changed, "declared", {"0.weight": blocked(2)})
     assert changed == Valued(1) and infer_layout(changed) is not infer_layout(Valued(1))
+
+
+# ---- runs of a module, segment by segment --------------------------------------------------------------------------
+
+
+class Whole(nn.Module):
+    """Three classifiers, and no segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits = (1, 2, 3)
+        self.heads = nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [head(x) for head in self.heads]
+
+
+def test_the_last_prediction_needs_no_segments() -> None:
+    module, x = Whole(), torch.randn(5, 4)
+    (last,) = predictions(module, x, every=False)
+    assert torch.equal(last, module.heads[2](x)) and not last.requires_grad
+    with pytest.raises(ModelError, match="start"):
+        list(predictions(module, x))
+
+
+class Carrying(ExitModel):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+def test_another_token_leaves_the_rest_of_the_carry() -> None:
+    tokens, mask, more = torch.randn(2, 3, 4), torch.ones(2, 3), torch.zeros(1)
+    token = torch.full((2, 4), 7.0)
+    changed = Carrying().with_token((tokens, mask, more), token)
+    assert len(changed) == 3 and changed[1] is mask and changed[2] is more
+    assert torch.equal(changed[0][:, 0], token) and torch.equal(changed[0][:, 1:], tokens[:, 1:])

@@ -1,6 +1,8 @@
 """From a spec to a method: hyperparameters, options, single hooks, who wins; and what runs without an import path."""
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, HOOKS, Method, build, by_count, by_samples, hyperparameters, is_portable, uniform
+from fleetfit.method.building import _with_option
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.values import Device, Job, Update
+from fleetfit.values import Device, Job, Server, Update
 
 # ---- parts, named as `test_method_spec:...` -------------------------------------------------
 
@@ -45,8 +48,6 @@ def weighing_second() -> Method:
 
 def shifted(by: int, seen: list[int] | None = None) -> Callable[[Job, Device], Job | None]:
     def adapt(job: Job, device: Device) -> Job:
-        from dataclasses import replace
-
         return replace(job, seed=job.seed * 10 + by)
 
     return adapt
@@ -253,6 +254,37 @@ def test_adapts_chain() -> None:
     assert found is not None and (found.seed, found.local.batch_size) == (2, None)
     assert adapted("adapting_a", "declining", "adapting_b") is None
     assert adapted("declining", "adapting_b") is None
+
+
+def adapting_to_the_client() -> Method:
+    return Method(adapt=lambda job, device: replace(job, seed=1000 * job.seed + len(device.memory)))
+
+
+def observing(place: list[Any]) -> Method:
+    def observe(federation: Any, server: Server, *given: Any) -> Server:
+        place.append(given)
+        return replace(server, round=server.round + 1)
+
+    return Method(observe=observe)
+
+
+def test_each_of_a_chain_has_the_device() -> None:
+    federation, simulation = tiny_federation({"name": "fedavg"})
+    job, device = job_for(federation, 5, 2, seed=0), replace(simulation.device(5), memory={"kept": 1})
+    two = {"a": adapting_to_the_client(), "b": adapting_to_the_client()}
+    method = functools.reduce(lambda one, name: _with_option(one, two[name], name, set()), two, Method())
+    found = method.adapt(job, device)
+    assert found is not None and found.seed == 1001
+
+
+def test_each_observer_is_told_all_and_passes_on_what_it_made() -> None:
+    federation, _ = tiny_federation({"name": "fedavg"})
+    first: list[Any] = []
+    second: list[Any] = []
+    method = _with_option(_with_option(Method(), observing(first), "a", set()), observing(second), "b", set())
+    server = start(federation)
+    assert method.observe(federation, server, ["jobs"], ["updates"]).round == server.round + 2  # type: ignore[call-arg,arg-type]
+    assert first == second == [(["jobs"], ["updates"])]
 
 
 @pytest.mark.parametrize("order", [("adapting_a", "adapting_c"), ("adapting_c", "adapting_a")], ids=str)

@@ -102,6 +102,18 @@ def test_numbers_per_block_of_deit_s(put: Any, each: int, rest: int) -> None:
     assert {n for n, p in module.named_parameters() if p.requires_grad} == set(trained)
 
 
+@pytest.mark.parametrize("name", ["lora", "parallel_adapter"])
+def test_what_is_put_in_is_known_below_ree_too(name: str) -> None:
+    """A checkpoint lacks Ree, its classifier and what is put in, and nothing else."""
+    plain = recurrent(small(), (1, 8, 8))
+    wrapped = recurrent(mode(name, small()), (1, 8, 8))
+    theirs, ours = infer_layout(plain).tensors, infer_layout(wrapped).tensors
+    new = {n for n in ours if wrapped.added(n)}
+    assert {n for n in new if not n.startswith("backbone.")} == {n for n in theirs if not n.startswith("backbone.")}
+    put_in = {n for n in new if n.startswith("backbone.")}
+    assert len(put_in) > 3 and put_in.isdisjoint(theirs)
+
+
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("make", [small, texts, mamba], ids=lambda f: f.__name__)
 def test_a_tuned_model_begins_as_the_plain_one(name: str, make: Any) -> None:

@@ -25,7 +25,7 @@ from fleetfit.models.vim import vim
 from fleetfit.models.vit import deit_s, vit
 from fleetfit.rounds import Settings, counted, one_round, run, start
 from fleetfit.submodel import Submodel
-from fleetfit.tasks import classification
+from fleetfit.tasks import NOT_SCORED, classification, next_token
 from fleetfit.training import run_job
 from fleetfit.values import Update
 
@@ -403,6 +403,20 @@ def test_the_loss_is_equations_5_and_6(teacher: int, temperature: float) -> None
     alone = logits[teacher].detach().clone().requires_grad_()
     classification.loss(alone, y).backward()
     torch.testing.assert_close(logits[teacher].grad, alone.grad)  # the teacher learns from its labels only
+
+
+def test_what_is_not_scored_is_not_distilled_either() -> None:
+    """With half of the tokens left out, the loss is that of the other half alone."""
+    torch.manual_seed(0)
+    logits = [torch.randn(2, 6, 5) for _ in range(3)]
+    y = torch.tensor([[1, 2, 0, NOT_SCORED, NOT_SCORED, NOT_SCORED]] * 2)
+
+    def total(logits: list[torch.Tensor], y: torch.Tensor) -> float:
+        losses = torch.stack([next_token.loss(z, y) for z in logits])
+        return float(best_exit_distillation(logits, losses, torch.tensor(1), y, next_token, 0.5, 2.0))
+
+    assert total(logits, y) == pytest.approx(total([z[:, :3] for z in logits], y[:, :3]), rel=1e-6)
+    assert total(logits, y) != pytest.approx(total(logits, y.clamp(min=0)), rel=1e-3)
 
 
 # ---- the running estimate -------------------------------------------------

@@ -246,6 +246,21 @@ def test_a_state_comes_out_of_another_memory_format_as_it_went_in(model: str) ->
     torch.testing.assert_close(piece.module.eval()(x), plain.module.eval()(x), rtol=2e-2, atol=2e-2)
 
 
+def test_a_layer_that_sees_one_vector_per_sample_stays_in_fp32() -> None:
+    """Biases included: a network of such layers gives the bits of fp32, though bf16 is what it computes in."""
+    problem = problem_of("mlp_2nn", (1, 28, 28))
+    full = problem.submodel(1.0, problem.exits)
+    halved, plain = (LocalModel(p, full, HOST) for p in (computed(problem, Arithmetic(precision="bf16")), problem))
+    rng = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(shape, generator=rng) * 0.1 for name, shape in plain.shapes.items()}
+    x = torch.randn(4, 1, 28, 28, generator=rng)
+    found = []
+    for piece in (halved, plain):
+        piece.load(state)
+        found.append(piece.module.eval()(x))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "settings", "expected"),
     [

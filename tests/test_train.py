@@ -121,6 +121,16 @@ def failed(job: Job, device: Device) -> str:
     return reply.reason
 
 
+def leaving(job: Job, device: Device) -> Any:
+    raise SystemExit(3)
+
+
+def test_a_method_that_leaves_is_that_jobs_failure_with_the_reason() -> None:
+    federation, simulation = fleet({"name": "fedavg", "hooks": {"loss": leaving}})
+    said = failed(job_for(federation, 5, 2), simulation.device(5))
+    assert said == "its method, model or data called sys.exit(3)"
+
+
 def with_train(simulation: Simulation, client: int, n: int) -> Device:
     """The device of a client that keeps n of its training samples."""
     parts = list(simulation.parts)

@@ -26,7 +26,8 @@ from fleetfit.config.writing import dumped
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method.functions import alike
-from fleetfit.method.unused import called_hooks
+from fleetfit.method.unused import called_hooks, unused_parts
+from fleetfit.methods.scalefl import scalefl
 from fleetfit.planner import Plan
 
 TINY: dict[str, Any] = {
@@ -476,6 +477,25 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
     for name, (switch, idle, acting) in off.items():
         found = assemble(experiment_of(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
         assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}, name
+
+
+def test_a_part_without_effect_is_named_with_its_reason() -> None:
+    """A method may be a function, too: its parameter with its default value is no mistake."""
+    shuffled = {"name": "adaptivefl", "hooks": {"choose": "uniform"}}
+    said_of = {
+        "method.hooks.choose": (shuffled, "adaptivefl never calls it: it chooses clients in a way of its own"),
+        "method.plus.fedadam": (
+            {"name": "fedavg", "plus": {"fedadam": {"lr": 0.1}}, "hooks": {"step": "fleetfit.method:take_mean"}},
+            "method.hooks.step takes the place of all that it would do",
+        ),
+        "method.beta": (
+            {"name": scalefl, "beta": 0.3, "hooks": {"loss": "fleetfit.method:last_exit_loss"}},
+            "method.hooks.loss takes the place of all that it would do",
+        ),
+    }
+    for key, (spec, why) in said_of.items():
+        assert unused_parts(spec) == {key: why}
+    assert not unused_parts({"name": scalefl, "beta": 0.1})
 
 
 def test_reefl_without_ree_names_what_only_ree_needs() -> None:

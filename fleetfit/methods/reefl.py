@@ -126,7 +126,7 @@ def _remembered(device: Device, exits: tuple[int, ...]) -> Tensor | None:
     if kept is None:
         return None
     known = dict(zip(kept["exits"], kept["losses"].tolist(), strict=True))
-    return torch.tensor([known.get(e, float("nan")) for e in exits], device=device.accelerator)
+    return torch.tensor([known.get(e, float("nan")) for e in exits])
 
 
 def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
