@@ -339,9 +339,17 @@ def test_the_ablation_is_fair_and_the_same_in_both_sizes():
     assert [row["label"] for row in full["compare"]["row"]] == [row["label"] for row in small["compare"]["row"]]
     assert full["compare"]["grid"]["seed"] == small["compare"]["grid"]["seed"] == [0, 1, 2]
     assert full["fleet"]["tolerance"] == small["fleet"]["tolerance"] == 0.1
-    for _, table in entries(ROOT / "experiments" / "small" / "ablation-scalefl.toml"):
-        for level in assemble(experiment_of(table)).plan.levels:
-            assert abs(level.share / level.target - 1) <= 0.1, "a row that costs more or less than the others"
+    apart = (
+        "depth-only",
+        "no-early-exits",
+    )  # nine blocks go in ninths; the same blocks with fewer heads: the file says so
+    for label, table in entries(ROOT / "experiments" / "small" / "ablation-scalefl.toml"):
+        if "fedavg" in table["method"]["name"]:
+            continue
+        data = {"name": stand_in(10, 3, 16), "partition": table["data"]["partition"]}
+        levels = assemble(experiment_of({**table, "data": data})).plan.levels
+        within = [abs(level.share / level.target - 1) <= 0.1 for level in levels]
+        assert all(within) == (not label.startswith(apart)), "a row that costs more or less than the others"
 
 
 def test_the_saved_plan_is_that_of_table_1():
