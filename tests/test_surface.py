@@ -75,7 +75,7 @@ SIGNATURES = {
     "run": "source, *, out, overrides, on_round, **sections",
     "resume": "folder, *, on_round, **sections",
     "load": "folder, **sections",
-    "compare": "file, *, out, overrides, on_run, jobs",
+    "compare": "file, *, out, overrides, on_run, jobs, against, record",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
@@ -84,7 +84,7 @@ RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns"
 OPTIONS = {
     "run": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
     "resume": ["FOLDER", "--quiet/-q"],
-    "compare": ["FILE", "--out", "--jobs/-j", "--set", "--fast", "--quiet/-q"],
+    "compare": ["FILE", "--out", "--jobs/-j", "--against", "--record", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
@@ -170,7 +170,7 @@ KEYS = {
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],
-    "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "differs"],
+    "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "against", "differs"],
 }
 
 

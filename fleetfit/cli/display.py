@@ -216,6 +216,7 @@ def compared(found: Comparison) -> None:
     """Print the tables of a comparison."""
     show(levels_of_rows({key: [run.summary for run in runs] for key, runs in found.runs.items()}))
     show(found.table)
+    say(f"Results: {found.results}")
     _where(found.folder)
 
 

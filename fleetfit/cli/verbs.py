@@ -1,6 +1,7 @@
 """The verbs and their options. Heavy modules are imported inside, so that `--help` answers at once."""
 
 import contextlib
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,23 +139,48 @@ def compare(
     jobs: Annotated[
         int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
     ] = 1,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL", help="The row that the others are measured against; compare.against, or the first one."
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also keep the results, once all is finished, in this folder as NAME.json, to be committed.",
+            parser=said(paths.folder),
+            metavar="FOLDER",
+        ),
+    ] = None,
     overrides: Overrides = None,
     fast: Fast = False,
     quiet: Quiet = False,
 ) -> None:
     """Run every row of a file in every setting with every seed, and print one table.
 
-    The same command goes on where it was cut off: finished runs are not run again. The table is also written as
-    Markdown and CSV.
+    The same command goes on where it was cut off: finished runs are not run again, and where all are, only the tables
+    are written anew. They are also written as Markdown and CSV, and all results as one small `results.json`.
     """
     from fleetfit import api
     from fleetfit.cli import display
 
-    again = f"fleetfit compare {file}{f' --out {out}' if out else ''}{f' --jobs {jobs}' if jobs > 1 else ''}"
+    given = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
+    options = [str(part) for option, value in given.items() if value is not None for part in (option, value)]
+    options += [part for one in overrides or () for part in ("--set", one)] + (["--fast"] if fast else [])
+    again = shlex.join(["fleetfit", "compare", str(file), *options])
     with display.interruptible(again), contextlib.closing(display.ComparedRuns(bool(quiet), jobs)) as on_run:
         if not quiet:
             display.say("Every row and setting is checked before the first run.")
-        found = api.compare(file, out=out, overrides=with_speed(overrides, fast), on_run=on_run, jobs=jobs)
+        found = api.compare(
+            file,
+            out=out,
+            overrides=with_speed(overrides, fast),
+            on_run=on_run,
+            jobs=jobs,
+            against=against,
+            record=record,
+        )
     display.compared(found)
 
 

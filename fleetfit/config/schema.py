@@ -93,6 +93,7 @@ class CompareSection(Section):
         columns: What the table shows of each setting; by default local, global and, with a target, rounds.
         target: An accuracy, or several, to which rounds are counted.
         target_on: Which accuracy that is.
+        against: Label of the row that the others are measured against, seed by seed; the first one by default.
         differs: How the file's setting differs from the paper's; a line below the table.
     """
 
@@ -104,6 +105,7 @@ class CompareSection(Section):
     columns: Annotated[list[str], Field(min_length=1)] | None = None
     target: Fraction | list[Fraction] | None = None
     target_on: str = "global"
+    against: str | None = None
     differs: str = ""
 
     @property

@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
+import functools
 import hashlib
+import importlib.metadata
 import json
 import logging
 import math
@@ -50,13 +52,16 @@ def into_place(part: Path, path: Path) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Return what else a result depends on: versions, platform, threads, the git commit of the working folder."""
+    """Return what else a result depends on: versions, platform, threads, git commits of FleetFit and of the folder."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "fleetfit": importlib.metadata.version("fleetfit"),
+        "fleetfit_commit": _own_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
+        "processor": _processor(),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -66,9 +71,30 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _git(*command: str) -> str | None:
+@functools.cache
+def _own_commit() -> str | None:
+    """Return the commit of the checkout that FleetFit runs from, "-dirty" if its package differs; None without one."""
+    package = Path(__file__).resolve().parents[1]
+    top = _git("rev-parse", "--show-toplevel", at=package)
+    if top is None or Path(top).resolve() != package.parent:  # installed inside of somebody else's repository
+        return None
+    commit = _git("rev-parse", "HEAD", at=package)
+    changes = _git("status", "--porcelain", "--", str(package), at=package)
+    return f"{commit}-dirty" if commit and changes else commit
+
+
+def _processor() -> str:
+    """Return the processor's name, as far as the system tells it."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(*command: str, at: Path | None = None) -> str | None:
     try:
-        done = subprocess.run(["git", *command], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["git", *command], cwd=at, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

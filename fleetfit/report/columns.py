@@ -21,6 +21,11 @@ ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ens
 COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", ROUNDS)
 """What `[compare] columns` may name; `docs/guide.md` explains each."""
 
+FURTHER = ("local", "global", "avg", "full")
+"""Accuracies that `final_numbers` also has with the other batch-norm policy, where a run evaluates both."""
+COSTS = ("parameters", "multiply_adds", "bytes_down", "bytes_up", "simulated_s", "failures")
+"""Further numbers of a run: elements of its largest level, and what all rounds cost together."""
+
 Curve = Sequence[tuple[int, float]]
 """Evaluated rounds, ascending and counted from 1, with their accuracies."""
 
@@ -68,6 +73,46 @@ def numbers_of(
     return found | {
         rounds_column(target): rounds_to(reached, target) for target in targets if rounds_column(target) in columns
     }
+
+
+def names_of_numbers(targets: Sequence[float]) -> list[str]:
+    """Return the names of all numbers that `final_numbers` may have, in their order."""
+    other = [f"{name}_{norm}" for norm in ("static", "batch") for name in FURTHER]
+    rounds = [number_name(rounds_column(target)) for target in targets]
+    return [*(name for name in COLUMNS if name != ROUNDS), *other, *rounds, *COSTS]
+
+
+def number_name(column: str) -> str:
+    """Return a column's name in files of numbers: that of the table, and "rounds_to_97" for "rounds to 97%"."""
+    return column.removesuffix("%").replace(" ", "_") if is_rounds(column) else column
+
+
+def final_numbers(
+    summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], targets: Sequence[float], target_on: str
+) -> dict[str, float]:
+    """Return all numbers of a finished run that any table can show, by their names in files of numbers.
+
+    Args:
+        summary: Its final numbers.
+        metrics: The reports of its rounds.
+        targets: The accuracies that rounds are counted to.
+        target_on: Which accuracy that is.
+
+    Returns:
+        Accuracies and waste in percent, rounded to 4 decimals; rounds; costs. What was not measured is absent. With
+        the other batch-norm policy than the headline's, an accuracy is `local_batch` or `local_static`.
+    """
+    names = [name for name in COLUMNS if name != ROUNDS]
+    shares = numbers_of(summary, metrics, names)
+    for norm in ("static", "batch"):
+        columns = summary["evaluate"].get(norm) if norm != summary["norm"] else None
+        shares |= {f"{name}_{norm}": (columns or {}).get(name) for name in FURTHER}
+    found = {name: round(100 * share, 4) for name, share in shares.items() if share is not None}
+    headings = [rounds_column(target) for target in targets]
+    reached = numbers_of(summary, metrics, headings, targets, target_on)
+    found |= {number_name(name): round(value, 4) for name, value in reached.items() if value is not None}
+    costs = {"parameters": summary["levels"][-1]["parameters"], **{name: summary.get(name) for name in COSTS[1:]}}
+    return found | {name: value for name, value in costs.items() if value is not None}
 
 
 def curve(metrics: Sequence[Mapping[str, Any]], norm: str, kind: str) -> list[tuple[int, float]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
+from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested, slug
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
@@ -27,9 +28,23 @@ from fleetfit.config.reading import anchored, changes_of, checked, leaves, merge
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, RunError, shown
 from fleetfit.report.columns import best_so_far, curve, rounds_to
+from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
 
-__all__ = ["ComparedRun", "Comparison", "ComparisonPlan", "OnRun", "TunedKeys", "compare", "label"]
+__all__ = [
+    "ComparedRun",
+    "Comparison",
+    "ComparisonPlan",
+    "ComparisonResults",
+    "OnRun",
+    "RunResult",
+    "TriedValues",
+    "TunedKeys",
+    "TuningResult",
+    "compare",
+    "label",
+    "read_results",
+]
 
 _WITH_WORKERS = ("processes", "ray")
 
@@ -44,6 +59,8 @@ def compare(
     overrides: Sequence[str] = (),
     on_run: OnRun | None = None,
     jobs: int = 1,
+    against: str | None = None,
+    record: str | Path | None = None,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
@@ -54,23 +71,30 @@ def compare(
         on_run: Called before each run; what it returns is called with each round's report.
         jobs: Runs at a time. With more than one, each is in a process of its own with one thread and its own data, and
             all have the same bits.
+        against: Label of the row that the others are measured against; `compare.against`, or the first row, by default.
+        record: A folder where `results.json` is kept as well, under the name of the run file, once all is finished.
 
     Raises:
         FleetFitError: Something does not fit, or a folder holds a run of something else; or the process of a run died,
             which is said once the others are done.
     """
     plan = planned(file, overrides)
+    reference = plan.reference(against)
     _check_jobs(plan, jobs)
+    kept = None if record is None else record_path(file, record)
     folder = files.expanded(out) if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
-    rehearsal = Rehearsal(plan, folder)
+    rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, file, folder, reference)
     with contextlib.ExitStack() as sharing:
         sharing.enter_context(sharing_data())
         notes = rehearsal.check()
         if jobs > 1:  # each process has its own
             sharing.close()
             give_back_freed_memory()
-        tuned, runs = _compared(_RowRunner(rehearsal, on_run, jobs), plan, folder)
-    return reported(plan, folder, runs, {key: label(choice) for key, choice in tuned.items()}, notes)
+        tuned, runs = _compared(_RowRunner(rehearsal, on_run, jobs), plan, folder, results)
+    if kept is not None:
+        keep(results.results, kept)
+    said = {key: label(choice) for key, choice in tuned.items()}
+    return reported(plan, folder, runs, said, kept or results.path, notes)
 
 
 def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
@@ -91,17 +115,23 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
 
 
 def _compared(
-    runner: "_RowRunner", plan: ComparisonPlan, folder: Path
+    runner: "_RowRunner", plan: ComparisonPlan, folder: Path, results: ResultsFile
 ) -> tuple[dict[tuple[str, str], TunedKeys], Runs]:
     """Tune and run; return what each row and setting got, and the runs, in the table's order."""
-    tuned = dict(_tune(plan, runner, folder))
+    tuned = dict(_tune(plan, runner, folder, results))
     asked = []
     for number, entry in enumerate(plan.entries(), 1):
         table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
         title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
         asked.append(_Asked(entry, table, _place(folder, entry.place), title, number, plan.count))
+
+    def finished(done: Sequence[tuple[_Asked, Run]]) -> None:
+        for one, found in done:
+            results.add(one.entry, found, dict(tuned.get((one.entry.row, one.entry.setting), ())))
+        results.write()
+
     runs: Runs = {}
-    for one, found in zip(asked, runner.run(asked), strict=True):
+    for one, found in zip(asked, runner.run(asked, finished), strict=True):
         runs.setdefault((one.entry.row, one.entry.setting), []).append(found)
     return tuned, runs
 
@@ -149,44 +179,58 @@ class _Asked:
     count: int
 
 
+OnFinished = Callable[[Sequence[tuple[_Asked, Run]]], None]
+"""Called with those that were finished before, if there are any, and then with each one that has been finished."""
+
+
 class _RowRunner:
     """Runs what is asked for: one after the other, or side by side."""
 
     def __init__(self, rehearsal: Rehearsal, on_run: OnRun | None, jobs: int) -> None:
         self._rehearsal, self._on_run, self._jobs = rehearsal, on_run, jobs
 
-    def run(self, asked: Sequence[_Asked]) -> Iterator[Run]:
+    def run(self, asked: Sequence[_Asked], finished: OnFinished | None = None) -> Iterator[Run]:
         """Yield the finished runs, in the order in which they are asked for."""
+        there = [self._there(one) for one in asked]
+        before = [(one, found) for one, found in zip(asked, there, strict=True) if found and found.finished]
+        if before and finished is not None:
+            finished(before)
         if self._jobs > 1:
-            self._side_by_side(asked)
+            self._side_by_side(asked, there, finished)
             yield from (load(one.place) for one in asked)
             return
-        for one in asked:
-            yield self._alone(one)
+        for one, known in zip(asked, there, strict=True):
+            yield self._alone(one, known, finished)
 
-    def _alone(self, asked: _Asked) -> Run:
+    def _alone(self, asked: _Asked, there: Run | None, finished: OnFinished | None) -> Run:
         """Run one, go on with it, or open it if it is finished."""
-        there, task = self._there(asked), self._task(asked)
-        found = there if there is not None and there.finished else task.begun()
+        found = there if there is not None and there.finished else self._task(asked).begun()
         on_round = self._announced(asked, found)
-        if not found.finished:
-            proceed(found, on_round)
+        if found is not there:
+            if not found.finished:
+                proceed(found, on_round)
+            if finished is not None:
+                finished([(asked, found)])
         found._let_go()  # a comparison may have many runs, each with its own data in memory
         return found
 
-    def _side_by_side(self, asked: Sequence[_Asked]) -> None:
+    def _side_by_side(self, asked: Sequence[_Asked], there: Sequence[Run | None], finished: OnFinished | None) -> None:
         """Run those that are not finished, so many at a time."""
         from fleetfit.api.comparison.side_by_side import run_side_by_side  # processes begin there
 
         left = []
-        for one in asked:
-            found = self._there(one)
+        for one, found in zip(asked, there, strict=True):
             if found is not None and found.finished:
                 self._announced(one, found)
             else:
                 left.append(one)
         tasks = [self._task(one) for one in left]
-        run_side_by_side(tasks, self._jobs, lambda number, found: self._announced(left[number], found))
+
+        def done(number: int) -> None:
+            if finished is not None:
+                finished([(left[number], load(left[number].place))])
+
+        run_side_by_side(tasks, self._jobs, lambda number, found: self._announced(left[number], found), done)
 
     def _announced(self, asked: _Asked, found: Run) -> OnRound | None:
         return None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
@@ -242,7 +286,9 @@ def _said(value: tuple[Any, ...]) -> str:
     return shown(json.dumps(value[0], default=str)) if value else "not set"
 
 
-def _tune(plan: ComparisonPlan, runner: _RowRunner, folder: Path) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
+def _tune(
+    plan: ComparisonPlan, runner: _RowRunner, folder: Path, results: ResultsFile
+) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
     if plan.tuning == [()]:
         return

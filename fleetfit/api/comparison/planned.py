@@ -106,6 +106,26 @@ class ComparisonPlan:
             table = merged(written, self.change) | {"seed": seed, "name": row}
             yield ComparedRun(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}", written)
 
+    def reference(self, against: str | None = None) -> str:
+        """Return the label of the row that the others are measured against.
+
+        Args:
+            against: What was asked for beside the file; `compare.against` by default, and without it the first row.
+
+        Raises:
+            ConfigError: There is no such row.
+        """
+        asked = self.section.against if against is None else against
+        if asked is None:
+            return next(iter(self.rows))
+        if asked not in self.rows:
+            where = "[compare] against" if against is None else "--against"
+            raise ConfigError(
+                f'{where}: there is no row "{shown(asked)}"; there are {", ".join(self.rows)}.'
+                f"{did_you_mean(asked, self.rows)}"
+            )
+        return asked
+
     @property
     def fingerprint(self) -> str:
         """A short hash of all that is run."""

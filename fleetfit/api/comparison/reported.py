@@ -29,15 +29,19 @@ class Comparison:
         table: Methods as rows, the columns of each setting side by side; a paper's numbers below ours.
         runs: The runs by (row, setting), one per seed.
         tuned: What each (row, setting) got from the tuned grid.
+        results: All results as one small file, `results.json`, or the copy that was asked for.
     """
 
     folder: Path
     table: Table
     runs: Mapping[tuple[str, str], Sequence[Run]]
     tuned: Tuned
+    results: Path
 
 
-def reported(plan: ComparisonPlan, folder: Path, runs: Runs, tuned: Tuned, known: Sequence[str] = ()) -> Comparison:
+def reported(
+    plan: ComparisonPlan, folder: Path, runs: Runs, tuned: Tuned, results: Path, known: Sequence[str] = ()
+) -> Comparison:
     """Write the table, the numbers and the plots of finished runs."""
     summaries = {key: [found.summary for found in group] for key, group in runs.items()}
     metrics = {key: [found.metrics for found in group] for key, group in runs.items()}
@@ -67,7 +71,7 @@ def reported(plan: ComparisonPlan, folder: Path, runs: Runs, tuned: Tuned, known
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         first = {key: found[0] for key, found in metrics.items()}
         plots.plots_of_comparison(folder, summaries, first, plan.columns, plan.targets, on)
-    return Comparison(folder, table, runs, tuned)
+    return Comparison(folder, table, runs, tuned, results)
 
 
 def _notes(plan: ComparisonPlan, tuned: Tuned) -> list[str]:

@@ -35,11 +35,11 @@ Told = Callable[[int, Run], OnRound | None]
 """Called with the number of a task and its run when that begins; what it returns is called with each round's report."""
 
 
-def run_side_by_side(tasks: Sequence[RowTask], jobs: int, told: Told) -> None:
+def run_side_by_side(tasks: Sequence[RowTask], jobs: int, told: Told, finished: Callable[[int], None]) -> None:
     """Run tasks, so many at a time.
 
     An error of one ends all. A process that is killed takes its own run with it alone: the others go on, and then it is
-    said.
+    said. `finished` is called with the number of each task that is done.
 
     Raises:
         FleetFitError: That of a run, or a process has died.
@@ -56,9 +56,13 @@ def run_side_by_side(tasks: Sequence[RowTask], jobs: int, told: Told) -> None:
                 processes.append(_RowProcess())
                 processes[-1].give(*waiting.popleft())
             for process in _ready(processes):
+                assert process.task is not None
+                number, _ = process.task
                 if not process.hear(told):
                     lost.append(process.how_it_ended())
                     processes.remove(process)
+                elif process.task is None:
+                    finished(number)
     except BaseException:
         _end(processes, signal.SIGTERM)
         raise

@@ -1,0 +1,256 @@
+"""`results.json`: what a comparison leaves to be committed; format 1, read back, after each run, kept elsewhere."""
+
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+from fleetfit.api.comparison import ComparisonResults, read_results
+from fleetfit.cli import main
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.report import drawing
+
+HEAD = """
+rounds = 3
+data = { name = "tiny:tiny_data", partition = { kind = "iid", clients = 6 } }
+model.name = "tiny:tiny"
+fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
+local.epochs = 1
+cohort.count = 2
+evaluate.every = 1
+[[compare.row]]
+label = "Scale"
+method = { name = "scalefl", beta = 0.2 }
+[[compare.row]]
+method.name = "fedavg"
+"""
+SETTINGS = """
+[[compare.setting]]
+label = "many"
+cohort.count = 4
+[compare.grid]
+local.lr = [0.1, 0.05]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+def compared(place: Path, text: str, **more: Any) -> ff.Comparison:
+    (place / "two.toml").write_text(HEAD + text)
+    return ff.compare(place / "two.toml", out=place / "out", **more)
+
+
+def stored(place: Path) -> Any:
+    return json.loads((place / "out" / "results.json").read_text())
+
+
+class Stop(Exception):
+    pass
+
+
+# ---- what stands in it -----------------------------------------------------------------------------------------------
+
+
+def test_each_run_has_its_numbers_in_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = compared(tmp_path, SETTINGS + "[compare]\ntarget = 0.2\n")
+    text = (tmp_path / "out" / "results.json").read_text()
+    nest = json.loads(text)
+    assert (nest["format"], nest["name"], nest["file"], nest["against"]) == (1, "two", "two.toml", "Scale")
+    assert set(nest["versions"]) == {"fleetfit", "torch", "python"}
+    assert nest["versions"]["fleetfit"] == ff.__version__
+    assert isinstance(nest["machine"]["processor"], str) and nest["machine"]["cores"] >= 1
+    assert nest["settings_of_file"]["local"]["epochs"] == 1
+    assert nest["settings_of_file"]["cohort"]["count"] == 2
+    assert [(run["row"], run["setting"], run["seed"]) for run in nest["runs"]] == [
+        (row, f"many, lr = {lr}", seed) for row in ("Scale", "fedavg") for lr in (0.1, 0.05) for seed in (0, 1)
+    ]
+    for run, made in zip(nest["runs"], [one for group in found.runs.values() for one in group], strict=True):
+        columns, summary = made.columns["static"], made.summary
+        assert run["final"]["local"] == round(100 * made.accuracy("local"), 4)
+        assert run["final"]["full"] == round(100 * columns["full"], 4)
+        assert run["final"]["bytes_up"] == summary["bytes_up"]
+        assert run["per_level"] == {name: round(100 * one["local"], 4) for name, one in columns["levels"].items()}
+        assert run["per_exit"] == {str(i): round(100 * a, 4) for i, a in enumerate(columns["exits"], 1)}
+        assert run["rounds"] == 3 and run["speed"] == "exact" and run["tuned"] == {}
+        assert run["seconds"] >= run["training_seconds"] > 0
+        assert run["digest"] == sha256((made.folder / "config.toml").read_bytes()).hexdigest()
+        curves = run["curves"]
+        assert curves["round"] == [1, 2, 3]
+        assert curves["global"] == [round(100 * m["evaluate"]["static"]["global"], 2) for m in made.metrics]
+        assert curves["loss"] == [round(m["train"]["loss"], 3) for m in made.metrics]
+        last = {str(i): [round(100 * a, 1)] for i, a in enumerate(columns["exits"], 1)}
+        assert {name: series[2:] for name, series in curves["per_exit"].items()} == last
+    assert nest["runs"][0]["overrides"] == {
+        "method.name": "scalefl", "method.beta": 0.2, "cohort.count": 4, "local.lr": 0.1
+    }  # fmt: skip
+    lines = [line for line in text.splitlines() if line.startswith('{"row":"')]
+    assert len(lines) == 8, "one line for each run"
+    assert all(json.loads(line.rstrip(",")) for line in lines)
+    assert str(tmp_path) not in text, "paths of a machine do not belong into what is committed"
+
+
+def test_rounds_to_a_target_are_among_the_numbers_where_they_are_reached(tmp_path: Path) -> None:
+    compared(tmp_path, "[compare]\ntarget = [0.01, 1.0]\n")
+    for run in stored(tmp_path)["runs"]:
+        assert run["final"]["rounds_to_1"] == 1.0
+        assert "rounds_to_100" not in run["final"], "absent, not a number that stands for none"
+
+
+def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
+    compared(tmp_path, SETTINGS)
+    found = read_results(tmp_path / "out" / "results.json")
+    nest = stored(tmp_path)
+    assert isinstance(found, ComparisonResults)
+    assert [run.final for run in found.runs] == [run["final"] for run in nest["runs"]]
+    assert [(run.row, run.setting, run.seed) for run in found.runs] == [
+        (run["row"], run["setting"], run["seed"]) for run in nest["runs"]
+    ]
+    assert found.settings == nest["settings_of_file"] and found.commit == nest["commit"]
+    assert found.runs[0].curves == nest["runs"][0]["curves"]
+
+
+# ---- when it is written ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_is_interrupted_has_what_is_finished(tmp_path: Path, jobs: int) -> None:
+    """The third run stops; the file then has the first two, and all four after the same command."""
+
+    def stopping(title: str, number: int, count: int, run: ff.Run) -> Any:
+        def stop(report: Any) -> None:
+            raise Stop
+
+        return stop if number == 3 else None
+
+    with pytest.raises(Stop):
+        compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n", jobs=jobs, on_run=stopping)
+    done = [(run["row"], run["seed"]) for run in stored(tmp_path)["runs"]]
+    assert done[0] == ("Scale", 0) and ("fedavg", 0) not in done
+    seen: list[int] = []
+
+    def counting(title: str, number: int, count: int, run: ff.Run) -> None:
+        seen.append(len(stored(tmp_path)["runs"]))
+
+    compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n", on_run=counting)
+    assert seen == ([2, 2, 2, 3] if jobs == 1 else seen), "never fewer than before"
+    assert min(seen) >= len(done)
+    assert [(run["row"], run["seed"]) for run in stored(tmp_path)["runs"]] == [
+        ("Scale", 0), ("Scale", 1), ("fedavg", 0), ("fedavg", 1)
+    ]  # fmt: skip
+
+
+def test_a_finished_comparison_is_only_written_anew(tmp_path: Path) -> None:
+    """With another reference row; the run folders stay as they are, to the byte and the second."""
+    compared(tmp_path, "")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("seed-0/**/*") if p.is_file()}
+    text = (tmp_path / "out" / "results.json").read_text()
+    compared(tmp_path, "", against="fedavg")
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("seed-0/**/*") if p.is_file()}
+    again = (tmp_path / "out" / "results.json").read_text()
+    assert again == text.replace('"against": "Scale"', '"against": "fedavg"') != text
+
+
+# ---- the copy that is kept -------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_kept_under_the_name_of_the_file(tmp_path: Path) -> None:
+    kept = tmp_path / "experiments" / "results"
+    compared(tmp_path, "", record=kept)
+    assert [path.name for path in kept.iterdir()] == ["two.json"]
+    assert (kept / "two.json").read_text() == (tmp_path / "out" / "results.json").read_text()
+    compared(tmp_path, "", record=kept, against="fedavg")
+    assert read_results(kept / "two.json").against == "fedavg", "and written anew"
+
+
+def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "two.json").write_text('{"mine": 1}')
+    with pytest.raises(ConfigError, match=r"two\.json, where there is something else.*has no format"):
+        compared(tmp_path, "", record=tmp_path)
+    assert (tmp_path / "two.json").read_text() == '{"mine": 1}'
+    assert not (tmp_path / "out").exists(), "and it is said before anything is trained"
+
+
+def test_the_command_line_keeps_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "two.toml").write_text(HEAD)
+    arguments = ["compare", tmp_path / "two.toml", "--out", tmp_path / "out", "--record", tmp_path / "kept", "-q"]
+    with pytest.raises(SystemExit) as caught:
+        main([*map(str, arguments), "--against", "fedavg"])
+    assert not caught.value.code
+    assert read_results(tmp_path / "kept" / "two.json").against == "fedavg"
+    assert f"Results: {tmp_path / 'kept' / 'two.json'}" in capsys.readouterr().out
+
+
+# ---- what is not read ------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_row_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'--against: there is no row "fedavgg".*Did you mean "fedavg"'):
+        compared(tmp_path, "", against="fedavgg")
+    with pytest.raises(ConfigError, match=r'\[compare\] against: there is no row "x"; there are Scale, fedavg'):
+        compared(tmp_path, '[compare]\nagainst = "x"\n')
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sound")
+    (place / "two.toml").write_text(HEAD)
+    return ff.compare(place / "two.toml", out=place / "out").folder / "results.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "has format 2; this version of FleetFit reads format 1"),
+        ({"runs": {}}, "runs is a dict, expected a list"),
+        ({"runs": [{}]}, "runs/0 has no row"),
+        ({"versions": 3}, "versions is 3, expected a table"),
+    ],
+)
+def test_what_is_no_results_file_is_a_sentence(tmp_path: Path, sound: Path, change: Any, message: str) -> None:
+    (tmp_path / "bad.json").write_text(json.dumps(json.loads(sound.read_text()) | change))
+    with pytest.raises(RunError, match=message):
+        read_results(tmp_path / "bad.json")
+
+
+def test_curves_of_different_lengths_are_refused(tmp_path: Path, sound: Path) -> None:
+    nest = json.loads(sound.read_text())
+    nest["runs"][1]["curves"]["local"].pop()
+    (tmp_path / "bad.json").write_text(json.dumps(nest))
+    with pytest.raises(RunError, match="runs/1/curves/local has another length than runs/1/curves/round"):
+        read_results(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "not json"])
+def test_what_is_no_json_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(RunError, match=r"bad\.json holds no results of a comparison: it is no JSON"):
+        read_results(tmp_path / "bad.json")
+    with pytest.raises(RunError, match=r"none\.json cannot be read: No such file"):
+        read_results(tmp_path / "none.json")
+
+
+def test_a_folder_of_an_earlier_version_has_less(tmp_path: Path) -> None:
+    """Its runs do not say the processor or the commit, and may not tell seconds apart."""
+    compared(tmp_path, "")
+    for path in (tmp_path / "out").rglob("environment.json"):
+        said = json.loads(path.read_text())
+        path.write_text(json.dumps({key: said[key] for key in ("python", "torch", "processors", "sha256")}))
+    for path in (tmp_path / "out").rglob("summary.json"):
+        said = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in said.items() if key != "seconds_of"}))
+    compared(tmp_path, "")
+    nest = stored(tmp_path)
+    assert nest["commit"] is None and nest["versions"]["fleetfit"] == "unknown"
+    assert all("training_seconds" not in run for run in nest["runs"])
+    assert read_results(tmp_path / "out" / "results.json").runs[0].training_seconds is None
+    shutil.rmtree(tmp_path / "out")
