@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench bench-check peers-env mutants clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench bench-check peers-env results mutants clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -96,6 +96,9 @@ peers-env: env ## make .venv-peers with pfl-research, which `python -m benchmark
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$(.venv-peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages-of-venv.pth"
 	.venv-peers/bin/python -m pip --disable-pip-version-check --no-input install -q -r benchmarks/peers/requirements.txt
+
+results: env ## judge the papers' claims from experiments/results/, and write docs/results.md with its figures
+	$(BIN)/python -m experiments.verdicts
 
 mutants: env ## how many small changes of the core the tests notice; `make mutants SAMPLE=40` draws fewer
 	$(BIN)/python tests/mutants/mutants.py --sample $(SAMPLE)

@@ -1,0 +1,249 @@
+"""Figures of the page, drawn from the stored results alone; the same results give the same files."""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from experiments.verdicts.claims import Claims
+from experiments.verdicts.judging import Judged, Verdict
+from experiments.verdicts.stored import ExperimentResults, StoredRun
+from fleetfit import files
+from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BySeed = Mapping[int, StoredRun]
+Rows = Mapping[str, BySeed]
+PointsOf = Callable[[StoredRun], dict[float, float]]
+Point = tuple[float, float, float, float]
+"""A place, and there the mean over the seeds, the least and the most."""
+_COLORS = {Verdict.HOLDS: "#2f8a4b", Verdict.CONTRADICTED: "#b3272d", Verdict.OPEN: "#6b5b4b"}
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A figure.
+
+    Attributes:
+        name: Its file.
+        title: What it shows.
+        figure: The figure.
+        paper: The chapter that it opens; empty if it belongs to an experiment.
+        file: The experiment, below `experiments/`; empty if it belongs to a paper.
+    """
+
+    name: str
+    title: str
+    figure: "Figure"
+    paper: str = ""
+    file: str = ""
+
+
+def drawn(claims: Claims, judged: Sequence[Judged], results: Mapping[str, ExperimentResults]) -> list[Drawn]:
+    """Return all figures that the results allow.
+
+    Raises:
+        MissingExtra: There are some, and matplotlib is not installed.
+    """
+    found = [*_effects(claims, judged)]
+    for file in dict.fromkeys(table.file for table in claims.table):
+        if file in results:
+            found += _of_experiment(results[file])
+    return found
+
+
+def save(figures: Sequence[Drawn], folder: Path) -> None:
+    """Write figures into a folder, and remove others that were written there before."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.svg"):
+        if path.name not in {one.name for one in figures}:
+            path.unlink()
+    for one in figures:
+        with (
+            matplotlib.rc_context({"svg.hashsalt": one.name, "svg.fonttype": "none"}),
+            files.replacing(folder / one.name) as file,
+        ):
+            one.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+
+
+# ---- effects of a paper ----------------------------------------------------------------------------------------------
+
+
+def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
+    """Draw every claim's effect with its interval, differences and ratios side by side; a figure for each paper."""
+    for number, paper in enumerate(dict.fromkeys(table.paper for table in claims.table), 1):
+        own = [one for one in judged if one.table.paper == paper and one.weakest and one.weakest.low is not None]
+        groups = [[one for one in own if one.claim.measure == measure] for measure in ("difference", "ratio")]
+        groups = [group for group in groups if group]
+        if not groups:
+            continue
+        figure = empty(9.2, 0.9 + 0.26 * max(map(len, groups)))
+        for place, group in enumerate(groups, 1):
+            _forest(figure.add_subplot(1, len(groups), place), group)
+        yield Drawn(
+            f"effects-{number}-{_slug(paper)}.svg",
+            f"{paper}: effects with their 95% intervals (green: holds, red: contradicted, brown: cannot be told); "
+            "crosses: the paper's size; dotted: nothing, or the least that is claimed.",
+            figure,
+            paper=paper,
+        )
+
+
+def _forest(axes: "Axes", group: Sequence[Judged]) -> None:
+    ratio = group[0].claim.measure == "ratio"
+    for y, one in enumerate(reversed(group)):
+        found = one.weakest
+        if found is None or found.low is None or found.high is None:
+            continue
+        shade = _COLORS.get(one.verdict, DARK)
+        axes.plot([found.low, found.high], [y, y], color=shade, linewidth=2)
+        axes.plot([found.mean], [y], "o", color=shade, markersize=4)
+        if found.contrast.printed is not None:
+            axes.plot([found.contrast.printed], [y], "x", color=DARK, markersize=5)
+        at = one.claim.by if one.claim.by is not None else float(ratio)
+        axes.plot([at, at], [y - 0.4, y + 0.4], color=DARK, linewidth=0.8, linestyle=":")
+    if ratio:
+        _log(axes, large=False)
+    _quiet(axes, "ratio" if ratio else "points")
+    axes.set_yticks(range(len(group)), [one.claim.id for one in reversed(group)], fontsize=7)
+    axes.set_ylim(-0.6, len(group) - 0.4)
+
+
+def _log(axes: "Axes", large: bool) -> None:
+    """Make the x axis logarithmic, with numbers at 1, 2 and 5; large ones with k, M and G."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(EngFormatter() if large else StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _quiet(axes: "Axes", x: str) -> None:
+    """Make axes with a scale of their own quiet."""
+    axes.set_xlabel(x)
+    axes.grid(color=LIGHT, linewidth=0.6, axis="x")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+# ---- an experiment ---------------------------------------------------------------------------------------------------
+
+
+def _of_experiment(results: ExperimentResults) -> Iterator[Drawn]:
+    settings: dict[str, dict[str, BySeed]] = {}
+    for (setting, row), by_seed in results.runs.items():
+        settings.setdefault(setting, {})[row] = by_seed
+    stem = _slug(str(PurePosixPath(results.file).with_suffix("")))
+    drawings = {
+        "rounds": (_by_round, "accuracy of the largest model by round, mean over the seeds and their range"),
+        "exits": (_by_exit, "accuracy of each exit of the largest model, mean over the seeds and their range"),
+        "levels": (_by_level, "accuracy of each level against its parameters and multiply-adds, mean over the seeds"),
+    }
+    for kind, (draw, said) in drawings.items():
+        figure = draw(settings)
+        if figure is not None:
+            yield Drawn(f"{stem}-{kind}.svg", f"`{results.file}`: {said}.", figure, file=results.file)
+
+
+def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":
+    def curve(run: StoredRun) -> dict[float, float]:
+        points = zip(run.curves.round, run.curves.global_, strict=False)
+        return {float(at): value for at, value in points if value is not None}
+
+    return _lines(settings, curve, "round")
+
+
+def _by_exit(settings: Mapping[str, Rows]) -> "Figure | None":
+    def exits(run: StoredRun) -> dict[float, float]:
+        return {float(at): value for at, value in run.per_exit.items() if value is not None}
+
+    return _lines(settings, exits, "exit")
+
+
+def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, least: int = 2) -> "Figure | None":
+    """Draw a line for each row, side by side for each setting; nothing where no row has enough points."""
+    shown: dict[str, dict[str, list[Point]]] = {}
+    for setting, rows in settings.items():
+        for row, by_seed in rows.items():
+            points = _averaged([points_of(run) for run in by_seed.values()])
+            if len(points) >= least:
+                shown.setdefault(setting, {})[row] = points
+    if not shown:
+        return None
+    names = list(dict.fromkeys(row for rows in settings.values() for row in rows))
+    figure = empty(max(5.4, 4.4 * len(shown)), 3.6)
+    for place, (setting, lines) in enumerate(shown.items(), 1):
+        axes = figure.add_subplot(1, len(shown), place)
+        for row, points in lines.items():
+            at, mean, low, high = zip(*points, strict=True)
+            axes.plot(at, mean, color=color(names.index(row)), marker="o", markersize=3, label=row)
+            axes.fill_between(at, low, high, color=color(names.index(row)), alpha=0.15, linewidth=0)
+        finish(axes, x, "accuracy (%)", setting)
+        axes.locator_params(axis="x", integer=True)
+    handles, labels = _all_labels(figure)
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _all_labels(figure: "Figure") -> tuple[list["Artist"], list[str]]:
+    found: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return list(found.values()), list(found)
+
+
+def _averaged(every: Sequence[Mapping[float, float]]) -> list[Point]:
+    """Return (place, mean, least, most) at each place that all seeds have."""
+    shared = sorted(set.intersection(*(set(points) for points in every))) if every else []
+    found = [(at, [points[at] for points in every]) for at in shared]
+    return [(at, statistics.fmean(values), min(values), max(values)) for at, values in found]
+
+
+def _by_level(settings: Mapping[str, Rows]) -> "Figure | None":
+    """Draw ScaleFL's Figure 3: accuracy of the levels against what they cost, for the first setting that says it."""
+
+    def against(cost: str) -> PointsOf:
+        def points(run: StoredRun) -> dict[float, float]:
+            costs = {level.level: getattr(level, cost) for level in run.levels}
+            return {costs[k]: v for k, v in run.per_level.items() if k in costs and v is not None}
+
+        return points
+
+    for rows in settings.values():
+        sides: dict[str, dict[str, list[Point]]] = {"parameters": {}, "multiply_adds": {}}
+        for row, by_seed in rows.items():
+            for cost, lines in sides.items():
+                points = _averaged([against(cost)(run) for run in by_seed.values()])
+                if points:
+                    lines[row] = points
+        if any(sides.values()):
+            return _two_costs(sides)
+    return None
+
+
+def _two_costs(sides: Mapping[str, Mapping[str, Sequence[Point]]]) -> "Figure":
+    figure = empty(9.2, 3.8)
+    for place, (cost, lines) in enumerate(sides.items(), 1):
+        axes = figure.add_subplot(1, 2, place)
+        for i, (row, points) in enumerate(lines.items()):
+            at, mean, _, _ = zip(*points, strict=True)
+            axes.plot(at, mean, color=color(i), marker="o", markersize=4, label=row)
+        _log(axes, large=True)
+        _quiet(axes, cost.replace("_", "-"))
+        axes.set_ylabel("accuracy (%)")
+    handles, labels = _all_labels(figure)
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")

@@ -1,0 +1,468 @@
+"""Verdicts on made-up claims and results, worked by hand; the page in docs/ is as the stored results say.
+
+All made-up differences of three seeds are m - 1, m and m + 1: their mean is m, its standard error 1 / sqrt(3), so that
+t^2 = 3 m^2; and with two degrees of freedom the two-sided p of a t is 1 - sqrt(t^2 / (t^2 + 2)), the 95% quantile
+4.302653, half the interval 2.484138:
+
+    m = 10    t^2 = 300      p = 0.003317    interval 7.52 to 12.48
+    m = 3.3   t^2 = 32.67    p = 0.029273    interval 0.82 to 5.78
+    m = 2     t^2 = 12       p = 0.074180    interval -0.48 to 4.48
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.verdicts.__main__ import PAGE, ROOT, built, main
+
+FILE = "small/made-up.toml"
+Run = dict[str, Any]
+
+
+def run(row: str, seed: int, final: dict[str, float | None] | None = None, **more: Any) -> Run:
+    return {"row": row, "setting": "", "seed": seed, "rounds": 100, "final": final or {}, **more}
+
+
+def spread(row: str, mean: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Run]:
+    """Runs whose accuracy minus that of `flat` is mean - 1, mean, mean + 1."""
+    return [run(row, seed, {"global": 50 + 7 * seed + mean + seed - 1}) for seed in seeds]
+
+
+def flat(row: str = "Base") -> list[Run]:
+    """Runs that differ between seeds much more than rows do: without pairing nothing could be told."""
+    return [run(row, seed, {"global": 50.0 + 7 * seed}) for seed in (0, 1, 2)]
+
+
+def claim(name: str, body: str) -> str:
+    return f'[[table.claim]]\nid = "{name}"\nsays = "Says {name}."\ncolumn = "global"\n{body}\n'
+
+
+def above(name: str, greater: str, lesser: str = "Base") -> str:
+    return claim(
+        name, f'greater = {{ row = "{greater}", printed = 85.5 }}\nlesser = {{ row = "{lesser}", printed = 84.0 }}'
+    )
+
+
+def table(*claims: str, title: str = "Table 1", file: str = FILE) -> str:
+    return f'[[table]]\npaper = "Paper"\ntitle = "{title}"\nfile = "{file}"\n' + "\n".join(claims)
+
+
+class Repository:
+    """A folder with claims and results, and what becomes of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "experiments" / "results").mkdir(parents=True)
+        (root / "docs").mkdir()
+
+    def claims(self, *tables: str) -> None:
+        (self.root / "experiments" / "claims.toml").write_text("\n".join(tables))
+
+    def results(self, runs: list[Run], name: str = "made-up", file: str = FILE, **more: Any) -> None:
+        stored = {"format": 1, "name": name, "file": f"experiments/{file}", "runs": runs, **more}
+        (self.root / "experiments" / "results" / f"{name}.json").write_text(json.dumps(stored))
+
+    @property
+    def page(self) -> str:
+        return (self.root / PAGE).read_text()
+
+    def judged(self) -> dict[str, list[str]]:
+        """Return paper's size, ours, seeds, p and verdict by the claim's id."""
+        assert main([], self.root) == 0
+        rows = re.findall(r"^\| [^|]*\(`([^`]+)`\) \| (.+) \|$", self.page, re.MULTILINE)
+        return {name: cells.replace("**", "").split(" | ") for name, cells in rows}
+
+    def verdicts(self) -> dict[str, str]:
+        return {name: cells[-1] for name, cells in self.judged().items()}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_holms_correction_is_within_a_table(repository: Repository) -> None:
+    """0.003317 x 3; 0.029273 x 2, above 0.05 though its interval excludes zero; 0.074180 x 1.
+
+    Alone, the second holds.
+    """
+    repository.claims(
+        table(above("clear", "Ten"), above("near", "Three"), above("far", "Two")),
+        table(above("alone", "Three"), title="Table 2"),
+    )
+    repository.results([*flat(), *spread("Ten", 10), *spread("Three", 3.3), *spread("Two", 2)])
+    assert repository.judged() == {
+        "clear": ["+1.50 points", "+10.00 points [+7.52, +12.48]", "3", "0.010", "holds"],
+        "near": ["+1.50 points", "+3.30 points [+0.82, +5.78]", "3", "0.059", "cannot be told at this size"],
+        "far": ["+1.50 points", "+2.00 points [-0.48, +4.48]", "3", "0.074", "cannot be told at this size"],
+        "alone": ["+1.50 points", "+3.30 points [+0.82, +5.78]", "3", "0.029", "holds"],
+    }
+    assert "| Paper | 4 | 2 | 0 | 2 | 0 |" in repository.page
+
+
+def test_a_corrected_p_is_never_below_a_smaller_one(repository: Repository) -> None:
+    """0.029273 x 2 = 0.058546 for the smaller; the larger, 0.031 x 1, is raised to it."""
+    repository.claims(table(above("smaller", "Three"), above("larger", "Less")))
+    repository.results([*flat(), *spread("Three", 3.3), *spread("Less", 3.2)])
+    assert [cells[3] for cells in repository.judged().values()] == ["0.059", "0.059"]
+
+
+def test_a_claim_is_contradicted(repository: Repository) -> None:
+    repository.claims(table(above("wrong", "Base", "Ten")))
+    repository.results([*flat(), *spread("Ten", 10)])
+    assert repository.judged()["wrong"][1:] == ["-10.00 points [-12.48, -7.52]", "3", "0.003", "contradicted"]
+
+
+def test_what_was_not_run_says_so(repository: Repository) -> None:
+    repository.claims(
+        table(above("one-seed", "Ten"), above("no-row", "Nobody"), above("no-seed", "Elsewhere"),
+              above("no-column", "Ten").replace('"global"', '"avg"')),
+        table(above("no-file", "Ten"), title="Table 2", file="small/other.toml"),
+    )  # fmt: skip
+    repository.results([*flat(), *spread("Ten", 10, (1,)), *spread("Elsewhere", 10, (8, 9))])
+    assert set(repository.verdicts().values()) == {"not run"}
+    for name, why in {
+        "one-seed": "one seed only",
+        "no-row": f'no run of row "Nobody" of `experiments/{FILE}`',
+        "no-seed": "no seed that all sides share",
+        "no-column": f'row "Ten" of `experiments/{FILE}` was stored without "avg"',
+    }.items():
+        assert f"- `{name}`: not run: {why}." in repository.page
+    assert "- all: not run: no results of `experiments/small/other.toml`." in repository.page
+    assert repository.judged()["one-seed"][1] == "+10.00 points", "what there is is shown, without an interval"
+
+
+def test_several_differences_are_one_claim_and_the_weakest_decides(repository: Repository) -> None:
+    """All have to hold: 0.074180 where one of them is 2. One that is -10 contradicts it: 0.003317 x 2."""
+    last = """greater = [{{ row = "Ten", printed = 9.0 }}, {{ row = "{}", printed = 8.0 }}]
+              lesser = {{ row = "Base", printed = 5.0 }}"""
+    repository.claims(
+        table(claim("all-hold", last.format("Nine"))),
+        table(claim("one-open", last.format("Two")), title="Table 2"),
+        table(claim("one-against", last.format("Below")), title="Table 3"),
+    )
+    repository.results([*flat(), *(r for name, mean in {"Ten": 10, "Nine": 9, "Two": 2, "Below": -10}.items()
+                                   for r in spread(name, mean))])  # fmt: skip
+    found = repository.judged()
+    assert found["all-hold"][:2] == [
+        "+3.00 points or more",
+        "+9.00 points [+6.52, +11.48]; of 2: Nine over Base (global)",
+    ]
+    assert found["all-hold"][-1] == "holds"
+    assert found["one-open"][1:] == [
+        "+2.00 points [-0.48, +4.48]; of 2: Two over Base (global)", "3", "0.074", "cannot be told at this size",
+    ]  # fmt: skip
+    assert found["one-against"][1:] == [
+        "-10.00 points [-12.48, -7.52]; of 2: Below over Base (global)", "3", "0.007", "contradicted",
+    ]  # fmt: skip
+
+
+def test_a_chain_is_the_pairs_of_neighbours(repository: Repository) -> None:
+    repository.claims(table(claim("chain", 'chain = [{ row = "Twenty" }, { row = "Ten" }, { row = "Base" }]')))
+    runs = [*flat(), *spread("Ten", 10)]
+    repository.results([*runs, *(run("Twenty", s, {"global": 70.0 + 7 * s + 2 * (s - 1)}) for s in (0, 1, 2))])
+    assert repository.verdicts() == {"chain": "holds"}
+    repository.results([*runs, *spread("Twenty", -5)])
+    assert repository.verdicts()["chain"] != "holds"
+
+
+def test_one_difference_is_larger_than_another(repository: Repository) -> None:
+    """(A - B) - (C - D) is 9, 10, 11; the paper's (9 - 5) - (4 - 3) is 3."""
+    body = """wider = [[{ row = "A", printed = 9.0 }, { row = "B", printed = 5.0 }],
+                        [{ row = "C", printed = 4.0 }, { row = "D", printed = 3.0 }]]"""
+    repository.claims(table(claim("wider", body)))
+    ours = {"A": (70, 81, 92), "B": (50, 57, 64), "C": (43, 48, 50), "D": (32, 34, 33)}
+    repository.results(
+        [run(row, s, {"global": float(v)}) for row, values in ours.items() for s, v in enumerate(values)]
+    )
+    assert repository.judged()["wider"] == ["+3.00 points", "+10.00 points [+7.52, +12.48]", "3", "0.003", "holds"]
+
+
+def test_how_much_may_be_lost_and_how_much_must_be_won(repository: Repository) -> None:
+    """Ten below, where eleven may be lost: -10 - (-11) = 1, t^2 = 3, p = 0.225. Thirty may be: 20, p = 0.001."""
+    repository.claims(
+        table(claim("little", 'greater = { row = "Below" }\nlesser = { row = "Base" }\nby = -11.0')),
+        table(claim("much", 'greater = { row = "Below" }\nlesser = { row = "Base" }\nby = -30.0'), title="Table 2"),
+    )
+    repository.results([*flat(), *spread("Below", -10)])
+    found = repository.judged()
+    assert found["little"][3:] == ["0.225", "cannot be told at this size"]
+    assert found["much"] == [
+        "order only; claimed: loses under 30 points", "-10.00 points [-12.48, -7.52]", "3", "<0.001", "holds",
+    ]  # fmt: skip
+
+
+def test_all_seeds_alike_give_no_interval(repository: Repository) -> None:
+    repository.claims(table(above("alike", "Same")))
+    repository.results([*flat(), *(run("Same", s, {"global": 51.0 + 7 * s}) for s in (0, 1, 2))])
+    assert repository.verdicts() == {"alike": "cannot be told at this size"}
+    assert "all seeds gave the same, from which no interval follows" in repository.page
+
+
+def test_numbers_without_chance_need_one_run(repository: Repository) -> None:
+    body = """measure = "ratio"
+              exact = true
+              by = 3.6
+              greater = { row = "A", column = "size 4", printed = 8.0 }
+              lesser = { row = "A", column = "size 2", printed = 2.0 }"""
+    repository.claims(table(claim("smaller", body), claim("too-much", body.replace("3.6", "5.0"))))
+    repository.results([run("A", 0, {"size 4": 400.0, "size 2": 100.0})])
+    found = repository.judged()
+    assert found["smaller"] == ["4.00x; claimed: at least 3.6x", "4.00x", "1", "exact", "holds"]
+    assert found["too-much"][-1] == "contradicted"
+
+
+# ---- rounds to a target ----------------------------------------------------------------------------------------------
+
+RATIO = """measure = "ratio"
+greater = {{ row = "Slow", column = "rounds", printed = 600.0 }}
+lesser = {{ row = "Fast", column = "rounds", printed = 20.0 }}
+{}"""
+
+
+def timed(row: str, values: list[float | None], first: int = 1) -> list[Run]:
+    """Runs that reach a target in so many rounds; None: not at all."""
+    return [run(row, seed, {"rounds to 90%": value}, rounds=500, curves={"round": [first, 500], "global": [1.0, 2.0]})
+            for seed, value in enumerate(values)]  # fmt: skip
+
+
+def test_rounds_are_compared_as_ratios(repository: Repository) -> None:
+    """8, 16 and 32 times: with logarithms to base 2 m = 4, t^2 = 48, p = 0.020204; half the interval is 2.484138."""
+    repository.claims(
+        table(claim("ratio", RATIO.format(""))), table(claim("ten", RATIO.format("by = 10.0")), title="B")
+    )
+    repository.results([*timed("Slow", [80.0, 160.0, 320.0]), *timed("Fast", [10.0, 10.0, 10.0])])
+    found = repository.judged()
+    assert found["ratio"] == ["30.0x", "16.0x [2.86x, 89.5x]", "3", "0.020", "holds"]
+    assert found["ten"][-1] == "cannot be told at this size"
+
+
+def test_who_never_reaches_the_target_is_slower_at_least(repository: Repository) -> None:
+    """250 / 10, 500 / 10 and 500 / 11: the third root of 25 x 50 x 45.45 is 38.4."""
+    repository.claims(table(claim("ratio", RATIO.format(""))))
+    repository.results([*timed("Slow", [250.0, None, None]), *timed("Fast", [10.0, 10.0, 11.0])])
+    found = repository.judged()["ratio"]
+    assert found[1].startswith("at least 38.4x [")
+    assert found[-1] == "holds"
+
+
+def test_a_fast_row_that_never_arrives_shows_nothing(repository: Repository) -> None:
+    """However slow the other is: 500 rounds are the least that the fast one would take."""
+    repository.claims(table(claim("ratio", RATIO.format(""))))
+    repository.results([*timed("Slow", [9000.0, 9100.0, 9300.0]), *timed("Fast", [None, None, None])])
+    assert repository.verdicts() == {"ratio": "cannot be told at this size"}
+    repository.results([*timed("Slow", [None, None, None]), *timed("Fast", [None, None, None])])
+    assert repository.verdicts() == {"ratio": "cannot be told at this size"}
+    assert "runs ended before they reached the target" in repository.page
+
+
+def test_a_target_that_is_reached_at_once_shows_nothing(repository: Repository) -> None:
+    repository.claims(table(claim("ratio", RATIO.format(""))))
+    repository.results([*timed("Slow", [80.0, 160.0, 320.0]), *timed("Fast", [5.0, 6.0, 7.0], first=5)])
+    assert repository.verdicts() == {"ratio": "cannot be told at this size"}
+    assert '"Fast" has reached the target at its first evaluation' in repository.page
+
+
+# ---- levels and exits, files -----------------------------------------------------------------------------------------
+
+
+def test_levels_and_exits_are_columns(repository: Repository) -> None:
+    body = 'greater = {{ row = "A", column = "{}" }}\nlesser = {{ row = "A", column = "{}" }}'
+    repository.claims(
+        table(
+            claim("levels", body.format("level 4", "level 1")), claim("exits", body.format("exit last", "exit first"))
+        )
+    )
+    repository.results([
+        run("A", s, per_level={"1": 40.0, "4": 50.0 + s - 1}, per_exit={"2": 20.0, "9": 25.0, "10": 32.0 + s - 1})
+        for s in (0, 1, 2)
+    ])  # fmt: skip
+    found = repository.judged()
+    assert [found[name][1] for name in ("levels", "exits")] == [
+        "+10.00 points [+7.52, +12.48]",
+        "+12.00 points [+9.52, +14.48]",
+    ]
+
+
+def test_seeds_of_one_experiment_may_lie_in_two_files(repository: Repository) -> None:
+    repository.claims(table(above("both", "Ten")))
+    ten = spread("Ten", 10)
+    repository.results([*flat()[:2], *ten[:2]], "first", settings_of_file={"rounds": 5, "name": "a"})
+    repository.results([flat()[2], ten[2]], "second", settings_of_file={"rounds": 5, "name": "b", "seed": 2})
+    assert repository.judged()["both"][1:] == ["+10.00 points [+7.52, +12.48]", "3", "0.003", "holds"]
+    assert "[first.json](../experiments/results/first.json), [second.json]" in repository.page
+
+
+def test_two_files_with_other_settings_or_the_same_run_are_refused(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.claims(table(above("both", "Ten")))
+    repository.results(flat(), "first", settings_of_file={"rounds": 5})
+    repository.results(spread("Ten", 10), "second", settings_of_file={"rounds": 6})
+    assert main([], repository.root) == 2
+    assert "first.json and second.json hold results of experiments/small/made-up.toml with other settings (rounds)" in (
+        capsys.readouterr().err
+    )
+    repository.results([*spread("Ten", 10), flat()[1]], "second", settings_of_file={"rounds": 5})
+    assert main([], repository.root) == 2
+    assert 'first.json and second.json both hold row "Base", seed 1 of experiments/small/made-up.toml' in (
+        capsys.readouterr().err
+    )
+    assert not (repository.root / PAGE).exists()
+
+
+def test_two_experiments_are_compared_only_with_the_same_settings(repository: Repository) -> None:
+    body = 'greater = { row = "Ten", file = "small/other.toml" }\nlesser = { row = "Base" }'
+    repository.claims(table(claim("across", body)))
+    repository.results(flat(), settings_of_file={"rounds": 5, "compare": {"row": [1]}})
+    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"rounds": 5, "compare": {}})
+    assert repository.verdicts() == {"across": "holds"}
+    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"rounds": 6})
+    assert repository.verdicts() == {"across": "cannot be told at this size"}
+    assert "`experiments/small/other.toml` and `experiments/small/made-up.toml` differ in rounds" in repository.page
+
+
+def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> None:
+    repository.claims(table(above("clear", "Ten")))
+    partition = {"kind": "dirichlet", "alpha": 100.0, "clients": 50}
+    settings = {
+        "rounds": 75, "model": {"name": "resnet20"}, "local": {"epochs": 2, "lr": 0.1},
+        "data": {"name": "cifar10", "samples": 10000, "resize": 16, "partition": partition},
+        "compare": {"differs": "ResNet-20 for ResNet-110."},
+    }  # fmt: skip
+    repository.results([*flat(), *spread("Ten", 10)], settings_of_file=settings)
+    repository.judged()
+    assert (
+        "Settings: resnet20, cifar10 of 16x16 pixels, 10000 training samples, 50 clients (dirichlet, alpha = 100), 75 "
+        "rounds, 2 local epochs, learning rate 0.1."
+    ) in repository.page
+    assert "Differs from the paper: ResNet-20 for ResNet-110." in repository.page
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def drawable(row: str, shift: float) -> list[Run]:
+    costs = [{"level": str(n), "parameters": 100.0 * n, "multiply_adds": 1000.0 * n} for n in (1, 2)]
+    return [
+        run(row, s, {"global": 50 + 7 * s + shift + s * (shift > 0)}, levels=costs,
+            per_level={"1": 40.0 + shift, "2": 45.0},
+            per_exit={"1": 30.0, "2": 33.0}, curves={"round": [5, 10], "global": [20.0, 30.0 + shift]})
+        for s in (0, 1, 2)
+    ]  # fmt: skip
+
+
+def test_figures_are_drawn_named_and_the_same_each_time(repository: Repository) -> None:
+    repository.claims(table(above("clear", "Ten")))
+    repository.results([*drawable("Base", 0.0), *drawable("Ten", 10.0)])
+    folder = repository.root / PAGE.with_suffix("")
+    repository.judged()
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(first) == {
+        "effects-1-paper.svg", "small-made-up-rounds.svg", "small-made-up-exits.svg", "small-made-up-levels.svg",
+    }  # fmt: skip
+    assert set(re.findall(r"\]\(results/([\w.-]+)\)", repository.page)) == set(first)
+    repository.judged()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+    repository.results([*flat(), *spread("Ten", 10)])
+    repository.judged()
+    assert {path.name for path in folder.iterdir()} == {"effects-1-paper.svg"}, "old ones go"
+
+
+# ---- what is wrong is said -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (table(above("a", "X"), above("a", "Y")), 'two claims have the id "a"'),
+        (table(claim("a", 'greater = { row = "X" }')), 'claim "a": greater and lesser stand together'),
+        (table(claim("a", "by = 1.0")), 'claim "a": needs one of: greater and lesser, pairs, chain, wider'),
+        (table(above("a", "X").replace("column", "colum")), 'claim "a", colum: unknown key. Did you mean "column"?'),
+        (table(above("a", "X").replace("row", "rwo", 1)), 'claim "a", greater, rwo: unknown key. Did you mean "row"?'),
+        (table(above("a", "X").replace('column = "global"', "")), 'claim "a", row "X": no column'),
+        (table(above("a", "X", "X")), 'claim "a": a number of row "X" is compared with itself'),
+        (table(above("a", "X") + "\nby = nan"), 'claim "a", by: '),
+        (table(above("a", "X") + '\nmeasure = "ratio"\nby = -2.0'), 'claim "a": by is a ratio here and must be'),
+        (table(claim("a", 'chain = [{ row = "X" }]')), 'claim "a", chain: '),
+        (table(above("a", "X").replace("says", "said")), "said: unknown key. Did you mean"),
+        ('[[table]]\npaper = "P"\ntitle = "T"\nfile = "x.toml"\n', "table #1, claim: this key is needed."),
+        ("table = 3", "table: "),
+        ("[[table]", "is no valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_broken_claims_file_gives_a_sentence(
+    repository: Repository, capsys: pytest.CaptureFixture[str], broken: str, said: str
+) -> None:
+    repository.claims(broken)
+    assert main([], repository.root) == 2
+    error = capsys.readouterr().err
+    assert "claims.toml" in error
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no file of results"),
+        ('{"format": 2, "file": "experiments/x.toml", "runs": []}', "format: "),
+        ('{"format": 1, "file": "experiments/x.toml", "runs": []}', "runs: "),
+        ('{"format": 1, "file": "x.toml", "runs": [{"row": "A", "seed": 0}]}', "should be a file below experiments/"),
+        ('{"format": 1, "file": "experiments/x.toml", "runs": [{"row": "A"}]}', "runs.#1.seed: "),
+        ('{"format": 1, "file": "experiments/x.toml", "runs": [{"row": "A", "seed": 0, "final": {"global": "x"}}]}',
+         "runs.#1.final.global: "),
+    ],
+)  # fmt: skip
+def test_a_broken_file_of_results_gives_a_sentence(
+    repository: Repository, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    repository.claims(table(above("a", "X")))
+    (repository.root / "experiments" / "results" / "bad.json").write_text(text)
+    assert main([], repository.root) == 2
+    error = capsys.readouterr().err
+    assert "bad.json" in error
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+# ---- the repository's own page ---------------------------------------------------------------------------------------
+
+
+def test_the_page_is_as_the_stored_results_say() -> None:
+    text, drawn, judged = built()
+    assert (ROOT / PAGE).read_text() == text, "run make results"
+    names = {one.name for one in drawn}
+    assert {path.name for path in (ROOT / PAGE.with_suffix("")).glob("*")} == names, "run make results"
+    assert set(re.findall(r"\]\(results/([\w.-]+)\)", text)) == names
+    assert len(judged) > 80
+    assert {one.table.paper for one in judged} >= {"ScaleFL", "FedAvg", "ReeFL", "AdaptiveFL"}
+
+
+def test_check_says_whether_the_page_is_out_of_date(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    repository.claims(table(above("clear", "Ten")))
+    assert main(["--check"], repository.root) == 1
+    assert main([], repository.root) == 0
+    assert main(["--check"], repository.root) == 0
+    repository.results([*flat(), *spread("Ten", 10)])
+    capsys.readouterr()
+    assert main(["--check"], repository.root) == 1
+    assert "out of date: run make results" in capsys.readouterr().out
+
+
+def test_needs_lists_the_rows_and_what_a_file_lacks(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    repository.claims(table(above("a", "Ten"), above("b", "Two")))
+    (repository.root / "experiments" / "small").mkdir()
+    (repository.root / "experiments" / FILE).write_text(
+        '[[compare.row]]\nlabel = "Ten"\n[[compare.row]]\nlabel = "Base"\n'
+    )
+    assert main(["--needs"], repository.root) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        FILE, "  Base | - | global", "  Ten | - | global", '  Two | - | global   LACKS row "Two"',
+    ]  # fmt: skip
