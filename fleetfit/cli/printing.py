@@ -1,5 +1,6 @@
 """Text and tables on stdout."""
 
+import shutil
 import sys
 
 from rich.console import Console
@@ -17,15 +18,18 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def show(table: Table) -> None:
-    """Print a table; headings above columns go above their own."""
+def show(table: Table, most: int | None = None) -> None:
+    """Print a table, perhaps so many columns of text wide at most; headings above columns go above their own."""
     rich = RichTable()
     above = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.columns)
     for group, column in zip(above, table.columns, strict=True):
         rich.add_column(escape(f"{group}\n{column}" if any(above) else column), overflow="fold")
     for row in table.rows:
         rich.add_row(*map(escape, row), style="dim" if row and row[0].endswith(OF_THE_PAPER) else None)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    if most is not None:
+        width = min(most, width or shutil.get_terminal_size().columns)
+    console = Console(highlight=False, width=width)
     if table.title:
         console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
     console.print(rich)

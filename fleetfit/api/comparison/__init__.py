@@ -28,6 +28,7 @@ from fleetfit.config.reading import anchored, changes_of, checked, leaves, merge
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, RunError, shown
 from fleetfit.report.columns import best_so_far, curve, rounds_to
+from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
 
@@ -36,6 +37,7 @@ __all__ = [
     "Comparison",
     "ComparisonPlan",
     "ComparisonResults",
+    "Difference",
     "OnRun",
     "RunResult",
     "TriedValues",
@@ -94,7 +96,7 @@ def compare(
     if kept is not None:
         keep(results.results, kept)
     said = {key: label(choice) for key, choice in tuned.items()}
-    return reported(plan, folder, runs, said, kept or results.path, notes)
+    return reported(plan, runs, said, results, notes, kept)
 
 
 def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:

@@ -1,11 +1,13 @@
 """A finished comparison: its table as Markdown and CSV, all numbers as JSON, the plots."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetfit.api.comparison.kept import ResultsFile
 from fleetfit.api.comparison.planned import ComparisonPlan
 from fleetfit.api.results import Run
 from fleetfit.config.reading import checked, leaves, value_at
@@ -13,6 +15,8 @@ from fleetfit.errors import MissingExtra
 from fleetfit.records import write_atomically
 from fleetfit.report import plots
 from fleetfit.report.columns import is_rounds, numbers_of
+from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
+from fleetfit.report.lines import table_csv
 from fleetfit.report.tables import OF_THE_PAPER, compare_table
 from fleetfit.report.text import Table
 
@@ -25,11 +29,13 @@ class Comparison:
     """A finished comparison.
 
     Attributes:
-        folder: Its folder, with `table.md`, `table.csv` and `compare.json`.
+        folder: Its folder, with `table.md`, `table.csv`, `compare.json`, `differences.json` and `results.json`.
         table: Methods as rows, the columns of each setting side by side; a paper's numbers below ours.
         runs: The runs by (row, setting), one per seed.
         tuned: What each (row, setting) got from the tuned grid.
         results: All results as one small file, `results.json`, or the copy that was asked for.
+        differences: Of every row from the reference row, by setting and column; empty where there is one row only.
+        difference_table: The same as a table, or None.
     """
 
     folder: Path
@@ -37,12 +43,20 @@ class Comparison:
     runs: Mapping[tuple[str, str], Sequence[Run]]
     tuned: Tuned
     results: Path
+    differences: tuple[Difference, ...] = ()
+    difference_table: Table | None = None
 
 
 def reported(
-    plan: ComparisonPlan, folder: Path, runs: Runs, tuned: Tuned, results: Path, known: Sequence[str] = ()
+    plan: ComparisonPlan,
+    runs: Runs,
+    tuned: Tuned,
+    results: ResultsFile,
+    known: Sequence[str] = (),
+    kept: Path | None = None,
 ) -> Comparison:
     """Write the table, the numbers and the plots of finished runs."""
+    folder, found_out = results.path.parent, results.results
     summaries = {key: [found.summary for found in group] for key, group in runs.items()}
     metrics = {key: [found.metrics for found in group] for key, group in runs.items()}
     on = plan.section.target_on
@@ -52,8 +66,11 @@ def reported(
     }
     notes = [*_notes(plan, tuned), *known]
     table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
-    write_atomically(folder / "table.md", table.to_markdown())
-    write_atomically(folder / "table.csv", table.to_csv())
+    compared = differences(found_out, plan.columns)
+    beside = difference_table(compared, found_out.against) if compared else None
+    write_atomically(folder / "table.md", "\n".join(one.to_markdown() for one in (table, beside) if one is not None))
+    write_atomically(folder / "table.csv", table_csv(found_out, compared, plan.targets, plan.printed))
+    write_atomically(folder / "differences.json", _differences_json(compared, found_out.against))
     entries = [
         {
             "row": row,
@@ -71,7 +88,12 @@ def reported(
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         first = {key: found[0] for key, found in metrics.items()}
         plots.plots_of_comparison(folder, summaries, first, plan.columns, plan.targets, on)
-    return Comparison(folder, table, runs, tuned, results)
+    return Comparison(folder, table, runs, tuned, kept or results.path, tuple(compared), beside)
+
+
+def _differences_json(found: Sequence[Difference], against: str) -> str:
+    lines = [{**dataclasses.asdict(one), "order": one.order} for one in found]
+    return json.dumps({"format": 1, "against": against, "level": LEVEL, "differences": lines}, indent=2) + "\n"
 
 
 def _notes(plan: ComparisonPlan, tuned: Tuned) -> list[str]:

@@ -1,0 +1,106 @@
+"""`table.csv` of a comparison: numbers as numbers, a line for each run, and lines with what they say together.
+
+The column `what` says what a line holds:
+
+    run                      one run, with its seed
+    mean, deviation          over the seeds of a row in a setting; `seeds` says how many there are
+    difference, low, high    from the row in `against`, over the seeds that both have, and its 95% interval
+    paper                    a paper's own numbers
+
+Accuracies and waste are in percent, differences of them in points of percent. An empty cell was not measured, or cannot
+be told. Rounds to a target have a mean only where all seeds reached it.
+"""
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from fleetfit.report.columns import names_of_numbers, number_name
+from fleetfit.report.differences import Difference
+from fleetfit.report.results import ComparisonResults, RunResult
+
+_FIRST = ("what", "row", "setting", "seed", "against", "seeds", "rounds")
+_LAST = ("training_seconds", "seconds")
+
+Line = Mapping[str, str | float | None]
+
+
+def table_csv(
+    results: ComparisonResults,
+    differences: Sequence[Difference],
+    targets: Sequence[float],
+    printed: Mapping[tuple[str, str, str], float],
+) -> str:
+    """Return the text of the file.
+
+    Args:
+        results: The runs.
+        differences: Those of the table.
+        targets: The accuracies that rounds are counted to; each is a column.
+        printed: A paper's numbers by (row, setting, column).
+    """
+    text = io.StringIO()
+    names = names_of_numbers(targets)
+    writer = csv.DictWriter(text, [*_FIRST, *names, *_LAST], restval="", lineterminator="\n")
+    writer.writeheader()
+    groups: dict[tuple[str, str], list[RunResult]] = {}
+    for run in results.runs:
+        groups.setdefault((run.row, run.setting), []).append(run)
+    writer.writerows(_numbers_of(run) for run in results.runs)
+    for key, runs in groups.items():
+        writer.writerows(_together(*key, [_numbers_of(run) for run in runs]))
+    writer.writerows(_of_differences(differences, results.against))
+    writer.writerows(_of_paper(printed))
+    return text.getvalue()
+
+
+def _numbers_of(run: RunResult) -> Line:
+    return {
+        "what": "run", "row": run.row, "setting": run.setting, "seed": run.seed, "seeds": 1, "rounds": run.rounds,
+        **run.final, "training_seconds": run.training_seconds, "seconds": run.seconds,
+    }  # fmt: skip
+
+
+def _together(row: str, setting: str, lines: Sequence[Line]) -> Iterator[Line]:
+    """Yield the mean and the standard deviation over the seeds of what all of them have."""
+    named: dict[str, str | float] = {"row": row, "setting": setting, "seeds": len(lines)}
+    values: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name not in _FIRST[:-1] and isinstance(value, int | float):
+                values.setdefault(name, []).append(value)
+    whole = {name: found for name, found in values.items() if len(found) == len(lines)}
+    yield {"what": "mean", **named, **{name: _short(statistics.fmean(found)) for name, found in whole.items()}}
+    if len(lines) > 1:
+        spread = {name: _short(statistics.stdev(found)) for name, found in whole.items()}
+        yield {"what": "deviation", **named, **spread}
+
+
+def _of_differences(differences: Sequence[Difference], against: str) -> Iterator[Line]:
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for one in differences:
+        groups.setdefault((one.row, one.setting), []).append(one)
+    for (row, setting), found in groups.items():
+        seeds = max(len(one.seeds) for one in found)
+        named: dict[str, str | float] = {"row": row, "setting": setting, "against": against, "seeds": seeds}
+        for what, ends in (
+            ("difference", {one.column: one.mean for one in found}),
+            ("low", {one.column: one.low for one in found}),
+            ("high", {one.column: one.high for one in found}),
+        ):
+            numbers = {number_name(column): _short(end) for column, end in ends.items() if end is not None}
+            if numbers:
+                yield {"what": what, **named, **numbers}
+
+
+def _of_paper(printed: Mapping[tuple[str, str, str], float]) -> Iterator[Line]:
+    groups: dict[tuple[str, str], dict[str, float]] = {}
+    for (row, setting, column), number in printed.items():
+        groups.setdefault((row, setting), {})[number_name(column)] = number
+    for (row, setting), numbers in groups.items():
+        yield {"what": "paper", "row": row, "setting": setting, **numbers}
+
+
+def _short(value: float) -> float:
+    return round(value, 6)

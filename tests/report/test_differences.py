@@ -1,0 +1,197 @@
+"""Differences paired by seed: intervals by hand and against scipy, what has no interval, the table, CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fleetfit.report.differences import Difference, difference_table, differences, interval, quantile, within
+from fleetfit.report.lines import table_csv
+from fleetfit.report.results import ComparisonResults, RunResult
+
+Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
+
+
+def results(found: Finals, against: str = "A") -> ComparisonResults:
+    runs = [
+        RunResult(row, setting, seed, {}, {}, 75, 10.0 + seed, 8.0, "fast", "", final, {}, {}, {"round": []})
+        for (row, setting), by_seed in found.items()
+        for seed, final in by_seed.items()
+    ]
+    return ComparisonResults("x", "x.toml", {}, None, {}, against, {}, tuple(runs))
+
+
+def local(values: Sequence[float], start: int = 0) -> dict[int, dict[str, float]]:
+    return {seed: {"local": value} for seed, value in enumerate(values, start)}
+
+
+# ---- Student's t -----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.floats(0, 500), st.integers(1, 60))
+def test_the_distribution_is_that_of_scipy(t: float, freedom: int) -> None:
+    assert math.isclose(within(t, freedom), 1 - 2 * stats.t.sf(t, freedom), abs_tol=1e-11)
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 0.999), st.integers(1, 60))
+def test_quantiles_are_those_of_scipy(level: float, freedom: int) -> None:
+    assert math.isclose(quantile(level, freedom), stats.t.ppf((1 + level) / 2, freedom), rel_tol=1e-8)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-100, 100).map(lambda x: round(x, 4)), min_size=2, max_size=12))
+def test_intervals_are_those_of_scipy(values: list[float]) -> None:
+    found = interval(values)
+    if max(values) - min(values) < 1e-9:
+        assert found is None
+        return
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert found is not None
+    assert math.isclose(found[0], expected.low, rel_tol=1e-8, abs_tol=1e-8)
+    assert math.isclose(found[1], expected.high, rel_tol=1e-8, abs_tol=1e-8)
+
+
+def test_an_interval_by_hand() -> None:
+    """Differences 1, 2, 3, 4, 5: mean 3, s = sqrt(10 / 4) = 1.58114, s / sqrt(5) = 0.70711.
+
+    t(4) = 2.776 in any printed table, so the half width is 1.9632.
+    """
+    low, high = interval([1.0, 2.0, 3.0, 4.0, 5.0]) or (0.0, 0.0)
+    assert (round(low, 3), round(high, 3)) == (1.037, 4.963)
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_of_one_seed() -> None:
+    """Values vary by tens from seed to seed, the differences by a tenth: unpaired, nothing could be told."""
+    a, b = [40.0, 60.0, 50.0], [42.1, 62.0, 51.9]
+    (found,) = differences(results({("A", ""): local(a), ("B", ""): local(b)}), ["local"])
+    assert found.seeds == (0, 1, 2) and found.order == 1
+    assert math.isclose(found.mean or 0, 2.0)
+    half = stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
+    assert math.isclose(found.low or 0, 2.0 - half) and math.isclose(found.high or 0, 2.0 + half)
+
+
+def test_only_seeds_that_both_have_count() -> None:
+    found = differences(results({("A", ""): local([1, 2, 3]), ("B", ""): local([9, 9, 9], start=2)}), ["local"])
+    assert [(one.seeds, one.mean) for one in found] == [((2,), 6.0)]
+
+
+def test_the_order_is_told_beyond_the_interval_alone() -> None:
+    """[1, 2, 3]: 2 +- 4.303 / sqrt(3) = [-0.48, 4.48]."""
+    finals = {("A", ""): local([0, 0, 0]), ("B", ""): local([1, 2, 3]), ("C", ""): local([-1.1, -1.0, -0.9])}
+    near, far = differences(results(finals), ["local"])
+    assert (near.order, far.order) == (0, -1)
+    cells = [row[-1] for row in difference_table([near, far], "A").rows]
+    assert cells == ["+2.00 [-0.48, +4.48]", "-1.00 [-1.25, -0.75] *"]
+
+
+def test_another_reference_turns_the_sign() -> None:
+    finals = {("A", ""): local([0, 1]), ("B", ""): local([1, 5])}
+    ((one,), (other,)) = (differences(results(finals), ["local"], against) for against in ("A", "B"))
+    assert (one.row, other.row) == ("B", "A")
+    assert (other.mean, other.low, other.high) == tuple(-(x or 0) for x in (one.mean, one.high, one.low))
+
+
+def test_settings_stay_apart() -> None:
+    finals = {(row, s): local([x, x + d]) for row, s, x, d in
+              (("A", "x", 1, 0), ("A", "y", 2, 0), ("B", "x", 4, 1), ("B", "y", 3, 1))}  # fmt: skip
+    found = differences(results(finals), ["local"])
+    assert [(one.setting, one.mean) for one in found] == [("x", 3.5), ("y", 1.5)]
+
+
+# ---- what has no interval --------------------------------------------------------------------------------------------
+
+
+def notes(found: Sequence[Difference]) -> str:
+    return " ".join(difference_table(found, "A").notes)
+
+
+def test_one_seed_is_said_in_words() -> None:
+    (found,) = differences(results({("A", ""): local([1]), ("B", ""): local([9])}), ["local"])
+    assert (found.mean, found.low, found.high, found.order) == (8.0, None, None, 0)
+    assert difference_table([found], "A").rows[0][-1] == "+8.00"
+    assert "Of fewer than two seeds no interval can be given, and no order told." in notes([found])
+    assert "excludes zero" not in notes([found])
+
+
+def test_seeds_that_differ_alike_have_no_interval() -> None:
+    """Accuracies on few samples are coarse: an interval without width would claim an order that chance can make."""
+    (found,) = differences(results({("A", ""): local([1, 2]), ("B", ""): local([2, 3])}), ["local"])
+    assert (found.mean, found.low, found.order) == (1.0, None, 0)
+    assert "Where all seeds differ alike, no interval can be given either." in notes([found])
+
+
+def test_a_number_that_is_missing_is_no_pair() -> None:
+    """Rounds to a target are compared where both got there."""
+    finals: Finals = {
+        ("A", ""): {0: {"rounds_to_97": 20.0}, 1: {"rounds_to_97": 30.0}, 2: {}},
+        ("B", ""): {0: {"rounds_to_97": 10.0}, 1: {}, 2: {"rounds_to_97": 1.0}},
+        ("C", ""): {0: {}, 1: {}, 2: {}},
+    }
+    one, none = differences(results(finals), ["rounds to 97%"])
+    assert (one.seeds, one.mean) == ((0,), -10.0)
+    assert (none.seeds, none.mean) == ((), None)
+    assert [row[-2:] for row in difference_table([one, none], "A").rows] == [("1", "-10.0"), ("0", "-")]
+    assert '"-": no seed has a number in both rows.' in notes([one, none])
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_have_a_column_only_where_there_are_some() -> None:
+    one = Difference("B", "", "local", (0, 1), 1.0, 0.5, 1.5)
+    assert difference_table([one], "A").columns == ("row", "column", "seeds", "difference [95% interval]")
+    table = difference_table([one, Difference("B", "IID", "local", (0,), 1.0)], "A")
+    assert table.columns[1] == "setting" and table.title == "Differences from A"
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+HEADER = (
+    "what,row,setting,seed,against,seeds,rounds,local,global,local_worst_tenth,global_worst_tenth,ensemble,"
+    "mean_over_exits,best_exit,avg,full,waste,local_static,global_static,avg_static,full_static,local_batch,"
+    "global_batch,avg_batch,full_batch,rounds_to_40,rounds_to_97.5,parameters,multiply_adds,bytes_down,bytes_up,"
+    "simulated_s,failures,training_seconds,seconds"
+)
+
+
+def test_the_csv_has_numbers_and_a_stable_header() -> None:
+    finals: Finals = {
+        ("A", "x"): {0: {"local": 40.0, "rounds_to_40": 7.5, "bytes_up": 10}, 1: {"local": 41.0, "bytes_up": 30}},
+        ("B", "x"): {0: {"local": 42.0, "bytes_up": 1}, 1: {"local": 45.0, "bytes_up": 1}},
+    }
+    made = results(finals)
+    text = table_csv(made, differences(made, ["local"]), [0.4, 0.975], {("A", "x", "rounds to 40%"): 12.0})
+    assert text.splitlines()[0] == HEADER
+    found = lines(text)
+    assert [(line["what"], line["row"], line["seed"]) for line in found] == [
+        ("run", "A", "0"), ("run", "A", "1"), ("run", "B", "0"), ("run", "B", "1"),
+        ("mean", "A", ""), ("deviation", "A", ""), ("mean", "B", ""), ("deviation", "B", ""),
+        ("difference", "B", ""), ("low", "B", ""), ("high", "B", ""), ("paper", "A", ""),
+    ]  # fmt: skip
+    by = {(line["what"], line["row"]): line for line in found[4:]}
+    assert float(by["mean", "A"]["local"]) == 40.5 and float(by["mean", "A"]["bytes_up"]) == 20
+    assert by["mean", "A"]["rounds_to_40"] == "", "one seed did not get there"
+    assert found[0]["rounds_to_40"] == "7.5" and found[1]["rounds_to_40"] == ""
+    assert float(by["deviation", "B"]["local"]) == pytest.approx(math.sqrt(4.5), abs=1e-6)
+    assert float(by["difference", "B"]["local"]) == 3.0
+    half = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
+    assert float(by["low", "B"]["local"]) == pytest.approx(3 - half, abs=1e-5)
+    assert float(by["high", "B"]["local"]) == pytest.approx(3 + half, abs=1e-5)
+    assert (by["low", "B"]["against"], by["low", "B"]["seeds"]) == ("A", "2")
+    assert by["paper", "A"]["rounds_to_40"] == "12.0"
+    for line in found:
+        numbers = [value for name, value in line.items() if name not in ("what", "row", "setting", "against") and value]
+        assert all(math.isfinite(float(value)) for value in numbers)
