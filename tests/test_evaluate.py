@@ -17,7 +17,7 @@ from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, moments, statistics
+from fleetfit.evaluate import EvaluationScope, evaluate, has_batch_norm, level_module, moments, on_data, statistics
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, one_round, start
@@ -277,6 +277,18 @@ def test_a_client_that_cannot_evaluate_is_reported() -> None:
     assert columns["static"]["global_clients"] == 5
 
 
+def declining_the_whole(job: Job, device: Device) -> Job | None:
+    return None if job.kind == "evaluate" and job.client is None and job.level == 2 else job
+
+
+def test_where_the_full_model_has_no_score_its_columns_are_empty() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_the_whole}})
+    federation = replace(federation, device=simulation.device(None))
+    columns = columns_of(federation, simulation)["batch"]
+    assert columns["full"] is None and columns["test_exits"] == []
+    assert list(columns["test_levels"]) == ["1", "2"]
+
+
 def declining_statistics(job: Job, device: Device) -> Job | None:
     return None if job.kind == "statistics" else job
 
@@ -378,6 +390,21 @@ def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
         with torch.no_grad():
             right = float((module(x)[-1].argmax(1) == y).float().mean())
         assert right == pytest.approx(columns["static"]["test_levels"][str(level + 1)])
+
+
+@pytest.mark.parametrize("norm", ["static", "batch"])
+def test_columns_on_data_at_hand_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> None:
+    """Every level on the same data, the last one evaluated as the full model."""
+    found = evaluate(fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",)))
+    wanted = replace(WANTED, norms=(norm,), evaluation=replace(WANTED.evaluation, batch_size=10**6))
+    columns = on_data(fleet.federation, fleet.server, wanted, fleet.simulation.device(None), found[1])[norm]
+    test = fleet.simulation.data.batch(fleet.simulation.data.split("test"))
+    scores = [Plain(fleet, level, norm).hits(*test) for level in range(3)]
+    assert columns["full"] == pytest.approx(scores[2][-1]) and columns["exits"] == pytest.approx(scores[2])
+    assert columns["avg"] == mean([s[-1] for s in scores]) and columns["samples"] == len(test[1])
+    assert columns["levels"] == {
+        str(i + 1): {"accuracy": pytest.approx(s[-1]), "exits": pytest.approx(s)} for i, s in enumerate(scores)
+    }
 
 
 def test_statistics_are_the_same_each_time_and_belong_to_a_level(fleet: Trained) -> None:

@@ -17,11 +17,13 @@ from fleetfit.submodel import (
     cut,
     extract,
     flat_of,
+    plain,
     prefix,
     put_back,
     random,
     recut,
     rolling,
+    submodel_of,
     whole,
     window,
 )  # fmt: skip
@@ -232,6 +234,11 @@ def test_inside() -> None:
     assert not big.inside(small)
     assert not Submodel({"a": (0, 5)}, (1,)).inside(big)
     assert not Submodel({"a": range(2)}, (3,)).inside(big)
+
+
+@pytest.mark.parametrize("piece", [Submodel({"a": range(1, 3), "b": (0, 2)}, (1, 4)), Submodel({}, (2,))])
+def test_plain_values_and_back(piece: Submodel) -> None:
+    assert submodel_of(plain(piece)) == piece
 
 
 def test_index_work_is_done_once() -> None:
