@@ -102,13 +102,16 @@ def test_the_state_after_rounds_is_that_of_computing_it_each_time(change: dict[s
     assert columns["static"]["global"] == pytest.approx(others["static"]["global"], abs=0.01)
 
 
-def test_each_sample_goes_through_the_backbone_once(embedded: Counter[bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("peft", [{"name": "frozen"}, SOUND[4]["peft"]], ids=lambda peft: peft["name"])
+def test_each_sample_goes_through_the_backbone_once(
+    peft: dict[str, Any], embedded: Counter[bytes], tmp_path: Path
+) -> None:
     """In three rounds of two epochs, and an evaluation of all clients, with one depth for all.
 
     Beside that, some 64 samples are tried to see what is constant, and the last batch of a client's samples is filled
     up with its first.
     """
-    one = {"fleet": {"levels": [{"budget": 1.0}], "groups": [{"budget": 1.0}]}}
+    one = {"fleet": {"levels": [{"budget": 1.0}], "groups": [{"budget": 1.0}]}, "peft": peft}
     ff.run(merged(RUN, one, kept(1e9)), out=tmp_path / "kept")
     tried = 64 + 32
     assert sum(count > 1 for count in embedded.values()) <= tried + 32 * 8
