@@ -111,7 +111,7 @@ def test_each_sample_goes_through_the_backbone_once(
     Beside that, some 64 samples are tried to see what is constant, and the last batch of a client's samples is filled
     up with its first.
     """
-    one = {"fleet": {"levels": [{"budget": 1.0}], "groups": [{"budget": 1.0}]}, "peft": peft}
+    one = {"fleet": {"groups": [{"budget": 1.0}]}, "peft": peft, "evaluate": {"whole": False}}
     ff.run(merged(RUN, one, kept(1e9)), out=tmp_path / "kept")
     tried = 64 + 32
     assert sum(count > 1 for count in embedded.values()) <= tried + 32 * 8
