@@ -1,6 +1,7 @@
 """Precedence in a comparison, and that none of its keys is ignored: rows, settings, lists of values, and `--set`."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,18 @@ def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("evaluate.norms=['static']", 'evaluate.norms = ["static", "batch"]'),
+        ("compare.target_on='global, batch'", "is no accuracy"),
+    ],
+)
+def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, said: str) -> None:
+    with pytest.raises(ff.FleetFitError, match=re.escape(said)):
+        compared(tmp_path, ROWS, "compare.columns=['global, batch']", "compare.target=0.5", override)
 
 
 @pytest.mark.parametrize(

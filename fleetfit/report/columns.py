@@ -18,7 +18,9 @@ from fleetfit.report.text import spread
 ROUNDS = "rounds"
 ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits")
 """Accuracies that every evaluation has; the others belong to the last one, unless `evaluate.whole` is set."""
-COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", ROUNDS)
+BATCH = ", batch"
+"""What the name of an accuracy with each batch's own batch-norm statistics ends in: "global, batch"."""
+COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", ROUNDS, f"local{BATCH}", f"global{BATCH}")
 """What `[compare] columns` may name; `docs/guide.md` explains each."""
 
 FURTHER = ("local", "global", "avg", "full")
@@ -69,6 +71,8 @@ def numbers_of(
     """
     final = summary.get("evaluate", {}).get(summary.get("norm"), {})
     found: dict[str, float | None] = {name: final.get(name, summary.get(name)) for name in columns}
+    batch = summary.get("evaluate", {}).get("batch", {})
+    found |= {name: batch.get(name.removesuffix(BATCH)) for name in columns if name.endswith(BATCH)}
     reached = curve(metrics, str(summary.get("norm")), target_on)
     return found | {
         rounds_column(target): rounds_to(reached, target) for target in targets if rounds_column(target) in columns

@@ -95,6 +95,13 @@ def test_numbers_of_a_run() -> None:
     assert columns.numbers_of(summary, metrics, names, [0.4], "local")["rounds to 40%"] == 1.0
 
 
+def test_batch_statistics_are_a_column_beside_the_static_ones() -> None:
+    summary = {"norm": "static", "evaluate": {"static": {"global": 0.5}, "batch": {"global": 0.6}}}
+    found = columns.numbers_of(summary, [], ["global", "global, batch"])
+    assert found == {"global": 0.5, "global, batch": 0.6}
+    assert columns.numbers_of({"norm": "static", "evaluate": {}}, [], ["local, batch"]) == {"local, batch": None}
+
+
 def test_a_papers_numbers_stand_below_ours() -> None:
     to = "rounds to 97%"
     results = {("a", "x"): [{"local": 0.1, to: 10.0}], ("b", "x"): [{"local": 0.2, to: 5.0}]}

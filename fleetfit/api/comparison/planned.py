@@ -19,7 +19,7 @@ from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 from fleetfit.method import build, hyperparameters
-from fleetfit.report.columns import COLUMNS, ON_THE_WAY, ROUNDS, expanded
+from fleetfit.report.columns import BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
 TunedKeys = tuple[tuple[str, Any], ...]
 """Keys of a run file and their values."""
@@ -323,7 +323,13 @@ def _columns(experiment: Experiment) -> list[str]:
         raise ConfigError('[compare] columns: "rounds" needs an accuracy to reach, such as target = 0.97.')
     if section.tune_on == ROUNDS and not section.targets:
         raise ConfigError('[compare] tune_on: "rounds" needs an accuracy to reach, such as target = 0.97.')
-    if section.target_on not in COLUMNS or section.target_on in (ROUNDS, "waste"):
+    alone = [name for name in names if name.endswith(BATCH) and "batch" not in experiment.evaluate.norms[1:]]
+    if alone:
+        raise ConfigError(
+            f'[compare] columns: "{alone[0]}" is accuracy with batch statistics beside others; set '
+            'evaluate.norms = ["static", "batch"].'
+        )
+    if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", BATCH)):
         raise ConfigError(f'[compare] target_on: "{section.target_on}" is no accuracy.'
                           f'{did_you_mean(section.target_on, COLUMNS)}')  # fmt: skip
     return expanded(list(dict.fromkeys(names)), section.targets)
