@@ -351,7 +351,7 @@ def test_rows_by_settings_by_seeds(tmp_path: Path, file: Path) -> None:
     a, b = (100 * run.accuracy("global") for run in runs)
     assert found.table.rows[0][2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
     assert (tmp_path / "out" / "table.md").read_text().startswith(found.table.to_markdown())
-    assert (tmp_path / "out" / "table.csv").read_text().startswith("what,row,setting,seed,against,seeds,rounds,local,")
+    assert (tmp_path / "out" / "table.csv").read_text().startswith("what,row,setting,seed,against,seeds,tuned,")
     assert len(json.loads((tmp_path / "out" / "compare.json").read_text())) == 8
 
 

@@ -170,7 +170,19 @@ KEYS = {
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],
-    "compare": ["row", "setting", "grid", "tune", "tune_on", "columns", "target", "target_on", "against", "differs"],
+    "compare": [
+        "row",
+        "setting",
+        "grid",
+        "tune",
+        "tune_on",
+        "tune_seeds",
+        "columns",
+        "target",
+        "target_on",
+        "against",
+        "differs",
+    ],
 }
 
 

@@ -215,9 +215,8 @@ class ComparedRuns:
 def compared(found: Comparison) -> None:
     """Print the tables of a comparison."""
     show(levels_of_rows({key: [run.summary for run in runs] for key, runs in found.runs.items()}))
-    show(found.table)
-    if found.difference_table is not None:
-        show(found.difference_table, 100)
+    for table in found.tables:
+        show(table, None if table is found.table else 100)
     say(f"Results: {found.results}")
     _where(found.folder)
 

@@ -90,6 +90,7 @@ class CompareSection(Section):
         grid: Keys of a run file, each with the list of its values; all combinations are run for every row.
         tune: The same, but the best value of each row is chosen on validation data.
         tune_on: What chooses: "local", "global", or the fewest "rounds" to the first target.
+        tune_seeds: The seeds of the runs that tune; by default one that no run of the table has.
         columns: What the table shows of each setting; by default local, global and, with a target, rounds.
         target: An accuracy, or several, to which rounds are counted.
         target_on: Which accuracy that is.
@@ -102,6 +103,7 @@ class CompareSection(Section):
     grid: dict[str, Any] = Field(default_factory=dict)
     tune: dict[str, Any] = Field(default_factory=dict)
     tune_on: Literal["local", "global", "rounds"] = "local"
+    tune_seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     columns: Annotated[list[str], Field(min_length=1)] | None = None
     target: Fraction | list[Fraction] | None = None
     target_on: str = "global"

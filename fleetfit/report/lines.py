@@ -6,6 +6,7 @@ The column `what` says what a line holds:
     mean, deviation          over the seeds of a row in a setting; `seeds` says how many there are
     difference, low, high    from the row in `against`, over the seeds that both have, and its 95% interval
     paper                    a paper's own numbers
+    candidate                values that were tried for a row on validation data: `tuned`, and their score `validation`
 
 Accuracies and waste are in percent, differences of them in points of percent. An empty cell was not measured, or cannot
 be told. Rounds to a target have a mean only where all seeds reached it.
@@ -16,11 +17,12 @@ import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleetfit.report.columns import names_of_numbers, number_name
+from fleetfit.report.columns import names_of_numbers, number_name, rounds_column
 from fleetfit.report.differences import Difference
-from fleetfit.report.results import ComparisonResults, RunResult
+from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
+from fleetfit.report.tuning import values_in_words
 
-_FIRST = ("what", "row", "setting", "seed", "against", "seeds", "rounds")
+_FIRST = ("what", "row", "setting", "seed", "against", "seeds", "tuned", "rounds", "validation")
 _LAST = ("training_seconds", "seconds")
 
 Line = Mapping[str, str | float | None]
@@ -52,12 +54,14 @@ def table_csv(
         writer.writerows(_together(*key, [_numbers_of(run) for run in runs]))
     writer.writerows(_of_differences(differences, results.against))
     writer.writerows(_of_paper(printed))
+    writer.writerows(_of_tuning(results.tuning, targets))
     return text.getvalue()
 
 
 def _numbers_of(run: RunResult) -> Line:
     return {
         "what": "run", "row": run.row, "setting": run.setting, "seed": run.seed, "seeds": 1, "rounds": run.rounds,
+        "tuned": values_in_words(run.tuned),
         **run.final, "training_seconds": run.training_seconds, "seconds": run.seconds,
     }  # fmt: skip
 
@@ -68,7 +72,7 @@ def _together(row: str, setting: str, lines: Sequence[Line]) -> Iterator[Line]:
     values: dict[str, list[float]] = {}
     for line in lines:
         for name, value in line.items():
-            if name not in _FIRST[:-1] and isinstance(value, int | float):
+            if name not in _FIRST[:7] and isinstance(value, int | float):
                 values.setdefault(name, []).append(value)
     whole = {name: found for name, found in values.items() if len(found) == len(lines)}
     yield {"what": "mean", **named, **{name: _short(statistics.fmean(found)) for name, found in whole.items()}}
@@ -100,6 +104,16 @@ def _of_paper(printed: Mapping[tuple[str, str, str], float]) -> Iterator[Line]:
         groups.setdefault((row, setting), {})[number_name(column)] = number
     for (row, setting), numbers in groups.items():
         yield {"what": "paper", "row": row, "setting": setting, **numbers}
+
+
+def _of_tuning(tuning: Sequence[TuningResult], targets: Sequence[float]) -> Iterator[Line]:
+    for one in tuning:
+        for tried in one.candidates:
+            reached = {} if tried.rounds is None else {number_name(rounds_column(targets[0])): tried.rounds}
+            yield {
+                "what": "candidate", "row": one.row, "setting": one.setting, "seed": tried.seed, "seeds": 1,
+                "tuned": values_in_words(tried.values), "validation": tried.score, **reached,
+            }  # fmt: skip
 
 
 def _short(value: float) -> float:

@@ -160,7 +160,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 HEADER = (
-    "what,row,setting,seed,against,seeds,rounds,local,global,local_worst_tenth,global_worst_tenth,ensemble,"
+    "what,row,setting,seed,against,seeds,tuned,rounds,validation,local,global,local_worst_tenth,global_worst_tenth,ensemble,"
     "mean_over_exits,best_exit,avg,full,waste,local_static,global_static,avg_static,full_static,local_batch,"
     "global_batch,avg_batch,full_batch,rounds_to_40,rounds_to_97.5,parameters,multiply_adds,bytes_down,bytes_up,"
     "simulated_s,failures,training_seconds,seconds"

@@ -1,12 +1,11 @@
 """Rows x settings x seeds from one file: each its own run folder below one folder, resumable, and the table at the end.
 
 Rows and tuned values are compared fairly: every row gets the same grid and the same small grid to tune, chosen on
-validation data with the first seed (ReeFL, appendix A); the table says what each got. A run that is finished is not run
-again, one that was cut off goes on.
+validation data with seeds of its own (ReeFL, appendix A); the table says what each got. A run that is finished is not
+run again, one that was cut off goes on.
 """
 
 import contextlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
-from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested, slug
+from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
+from fleetfit.api.comparison.tuned import candidates, chosen
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, proceed
@@ -27,7 +27,6 @@ from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, RunError, shown
-from fleetfit.report.columns import best_so_far, curve, rounds_to
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
@@ -120,7 +119,7 @@ def _compared(
     runner: "_RowRunner", plan: ComparisonPlan, folder: Path, results: ResultsFile
 ) -> tuple[dict[tuple[str, str], TunedKeys], Runs]:
     """Tune and run; return what each row and setting got, and the runs, in the table's order."""
-    tuned = dict(_tune(plan, runner, folder, results))
+    tuned = _tune(plan, runner, folder, results)
     asked = []
     for number, entry in enumerate(plan.entries(), 1):
         table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
@@ -290,34 +289,16 @@ def _said(value: tuple[Any, ...]) -> str:
 
 def _tune(
     plan: ComparisonPlan, runner: _RowRunner, folder: Path, results: ResultsFile
-) -> Iterator[tuple[tuple[str, str], TunedKeys]]:
+) -> dict[tuple[str, str], TunedKeys]:
     """Choose among the tuned values for every row and setting, by validation data alone."""
-    if plan.tuning == [()]:
-        return
-    first = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
-    asked, count = [], len(first) * len(plan.tuning)
-    for number, (entry, choice) in enumerate(itertools.product(first, plan.tuning), 1):
-        change = {**nested(choice), "evaluate": {**nested(choice).get("evaluate", {}), "split": "validation"}}
-        place = _place(folder, Path("tune") / entry.place.parent / slug(label(choice)))
-        title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice)]))
-        asked.append(_Asked(entry, merged(entry.table, change), place, title, number, count))
-    runs = iter(runner.run(asked))
-    for entry in first:
-        scores = [_score(plan, next(runs)) for _ in plan.tuning]
-        best = max(range(len(scores)), key=lambda i: scores[i])  # the first of equal ones
-        yield (entry.row, entry.setting), plan.tuning[best]
-
-
-def _score(plan: ComparisonPlan, found: Run) -> tuple[float, float]:
-    """Return how good a tuned value is, larger is better: an accuracy, or fewest rounds and then the best accuracy."""
-    section, summary = plan.section, found.summary
-    if section.tune_on != "rounds":
-        score = summary[section.tune_on]
-        points = [] if score is None else [(0, score)]
-    else:
-        points = curve(found.metrics, summary["norm"], section.target_on)
-    if not points:
-        raise ConfigError("compare.tune needs validation data, and no client has any; set data.validation.")
-    best = best_so_far(points)[-1][1]
-    reached = rounds_to(points, plan.targets[0]) if section.tune_on == "rounds" else 0.0
-    return (float("-inf") if reached is None else -reached), best
+    tried = list(candidates(plan))
+    asked = []
+    for number, (entry, choice) in enumerate(tried, 1):
+        seed = f"seed {entry.seed}" if len(plan.tune_seeds) > 1 else ""
+        title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice), seed]))
+        asked.append(_Asked(entry, entry.table, _place(folder, entry.place), title, number, len(tried)))
+    runs = list(runner.run(asked))
+    found = chosen(plan, tried, runs)
+    if found:
+        results.add_tuning([result for _, result in found], runs)
+    return {(result.row, result.setting): values for values, result in found}

@@ -91,6 +91,7 @@ class ComparisonPlan:
         self.columns = _columns(experiment)
         self.seeds = self.grid.get("seed", [experiment.seed])
         self.tuning = list(product(tune))
+        self.tune_seeds = section.tune_seeds or [max(self.seeds) + 1]
         self.count = len(self.rows) * len(self.settings) * len(self.seeds)
         self.printed = _printed(base)
         self._names_stay()
@@ -130,7 +131,10 @@ class ComparisonPlan:
     def fingerprint(self) -> str:
         """A short hash of all that is run."""
         text = json.dumps(
-            [[str(e.place), e.table] for e in self.entries()] + [self.tuning], default=str, sort_keys=True
+            [[str(e.place), e.table] for e in self.entries()]
+            + [self.tuning, self.tune_seeds if self.tuning != [()] else []],
+            default=str,
+            sort_keys=True,
         )
         return sha256(text.encode()).hexdigest()[:6]
 
@@ -206,6 +210,10 @@ class ComparisonPlan:
                 "[compare] two runs would have the same folder: give rows different labels, and the lists of the grid "
                 "different values."
             )
+        if len({slug(label(choice)) for choice in self.tuning}) < len(self.tuning):
+            raise ConfigError("[compare.tune] two candidates would have the same folder: give the lists other values.")
+        if len(set(self.tune_seeds)) < len(self.tune_seeds):
+            raise ConfigError("[compare] tune_seeds: a seed stands there twice.")
 
     def _check(self, entry: ComparedRun) -> None:
         try:

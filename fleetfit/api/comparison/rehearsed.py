@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, nested
+from fleetfit.api.comparison.tuned import NO_VALIDATION
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
@@ -120,6 +121,8 @@ class Rehearsal:
         self._refuse([key for key in plan.grid if key != "seed"], self._entries, "[compare.grid]")
         self._refuse([key for key, _ in plan.tuning[0]], self._entries, "[compare.tune]")
         self._refuse(leaves(plan.change), self._entries, "--set")
+        for entry in self._entries if plan.tuning != [()] else ():
+            self._unused_in(entry)  # so that whoever has no validation data is found before anything is trained
         shared = {key: self._idle(key, self._with_shared(key)) for key in leaves(plan.base)}
         self._used = {*leaves(plan.change), *(key for key, idle in shared.items() if idle is None)}
         return [*self._gone(), *dict.fromkeys(str(one) for one in shared.values() if one is not None)]
@@ -148,7 +151,7 @@ class Rehearsal:
             return found
         near = entry.place.parent
         for config in sorted(
-            [*self._folder.glob(f"{near}/*/config.toml"), *self._folder.glob(f"tune/{near}/*/config.toml")]
+            [*self._folder.glob(f"{near}/*/config.toml"), *self._folder.glob(f"tune/{near}/*/*/config.toml")]
         ):
             with contextlib.suppress(FleetFitError):
                 found |= load(config.parent).experiment.fleet.measured
@@ -211,8 +214,21 @@ class Rehearsal:
         table: Mapping[str, Any] = merged(entry.table, nested(choice))
         try:
             found = assemble(self.with_known(entry, settled(checked(table))))
+            if self._plan.tuning != [()]:
+                _check_validation(found)
         except FleetFitError as error:
             error.args = (f"{entry.title}: {error}",)
             raise
         self._measured[entry.row, entry.setting] |= found.experiment.fleet.measured
         return found
+
+
+def _check_validation(assembly: Assembly) -> None:
+    """Check that there is something to tune on.
+
+    Raises:
+        ConfigError: No client has validation data.
+    """
+    parts = assembly.simulation.parts if assembly.simulation is not None else ()
+    if not any(len(part.get("validation", ())) for part in parts):
+        raise ConfigError(NO_VALIDATION)

@@ -17,8 +17,10 @@ from fleetfit.report import plots
 from fleetfit.report.columns import is_rounds, numbers_of
 from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
 from fleetfit.report.lines import table_csv
+from fleetfit.report.results import TuningResult
 from fleetfit.report.tables import OF_THE_PAPER, compare_table
 from fleetfit.report.text import Table
+from fleetfit.report.tuning import tuning_table
 
 Runs = dict[tuple[str, str], list[Run]]
 Tuned = Mapping[tuple[str, str], str]
@@ -36,6 +38,8 @@ class Comparison:
         results: All results as one small file, `results.json`, or the copy that was asked for.
         differences: Of every row from the reference row, by setting and column; empty where there is one row only.
         difference_table: The same as a table, or None.
+        tuning: What was tried for every row and setting, and what each got.
+        tuning_table: The same as a table, or None.
     """
 
     folder: Path
@@ -45,6 +49,13 @@ class Comparison:
     results: Path
     differences: tuple[Difference, ...] = ()
     difference_table: Table | None = None
+    tuning: tuple[TuningResult, ...] = ()
+    tuning_table: Table | None = None
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables that there are, in the order in which they are printed and stand in `table.md`."""
+        return [one for one in (self.table, self.difference_table, self.tuning_table) if one is not None]
 
 
 def reported(
@@ -68,7 +79,11 @@ def reported(
     table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
     compared = differences(found_out, plan.columns)
     beside = difference_table(compared, found_out.against) if compared else None
-    write_atomically(folder / "table.md", "\n".join(one.to_markdown() for one in (table, beside) if one is not None))
+    tried = tuning_table(found_out.tuning, plan.section.tune_on) if found_out.tuning else None
+    comparison = Comparison(
+        folder, table, runs, tuned, kept or results.path, tuple(compared), beside, found_out.tuning, tried
+    )
+    write_atomically(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
     write_atomically(folder / "table.csv", table_csv(found_out, compared, plan.targets, plan.printed))
     write_atomically(folder / "differences.json", _differences_json(compared, found_out.against))
     entries = [
@@ -88,7 +103,7 @@ def reported(
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         first = {key: found[0] for key, found in metrics.items()}
         plots.plots_of_comparison(folder, summaries, first, plan.columns, plan.targets, on)
-    return Comparison(folder, table, runs, tuned, kept or results.path, tuple(compared), beside)
+    return comparison
 
 
 def _differences_json(found: Sequence[Difference], against: str) -> str:

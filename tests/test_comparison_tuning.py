@@ -1,0 +1,226 @@
+"""`[compare.tune]`: every row the same grid on validation data, with its own seeds; the tables say what each got."""
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+from fleetfit.api.comparison import read_results
+from fleetfit.cli import main
+from fleetfit.errors import ConfigError
+from fleetfit.report import drawing
+from fleetfit.report.results import TriedValues, TuningResult
+from fleetfit.report.tuning import edges, tuning_table
+
+DATA = """
+import torch
+from dataclasses import replace
+from tiny import tiny_data
+
+def with_test(shift: int = 0, none: bool = False):
+    data = tiny_data()
+    y = data.y.clone()
+    y[data.splits["test"]] = (y[data.splits["test"]] + shift) % 4
+    splits = {**data.splits, **({"validation": torch.empty(0, dtype=torch.int64)} if none else {})}
+    return replace(data, y=y, splits=splits)
+"""
+HEAD = """
+rounds = 3
+data = { name = "data.py:with_test", partition = { kind = "iid", clients = 6 } }
+model.name = "tiny:tiny"
+fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
+local.epochs = 1
+cohort.count = 4
+evaluate.every = 1
+[[compare.row]]
+label = "Scale"
+method.name = "scalefl"
+[[compare.row]]
+method.name = "fedavg"
+"""
+TUNE = "[compare.tune]\nlocal.lr = [0.00001, 0.05, 0.1]\nlocal.weight_decay = [0.0, 0.0005]\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    (tmp_path / "data.py").write_text(DATA)
+    return tmp_path
+
+
+def compared(place: Path, text: str, out: str = "out", **more: Any) -> ff.Comparison:
+    (place / "tuned.toml").write_text(HEAD + text)
+    return ff.compare(place / "tuned.toml", out=place / out, **more)
+
+
+# ---- what is tried, and on what --------------------------------------------------------------------------------------
+
+
+def test_every_row_gets_the_same_grid_and_every_file_lists_it(place: Path) -> None:
+    found = compared(place, TUNE)
+    grid = [{"local.lr": lr, "local.weight_decay": decay} for lr in (0.00001, 0.05, 0.1) for decay in (0.0, 0.0005)]
+    assert [(one.row, one.setting) for one in found.tuning] == [("Scale", ""), ("fedavg", "")]
+    for one in found.tuning:
+        assert [dict(tried.values) for tried in one.candidates] == grid
+        best = max(one.candidates, key=lambda tried: tried.score or 0)
+        assert one.chosen == best.values, "the first of the best"
+        (run,) = found.runs[one.row, one.setting]
+        assert run.experiment.local.lr == one.chosen["local.lr"]
+    stored = read_results(found.folder / "results.json")
+    assert stored.tuning == found.tuning
+    assert [run.tuned for run in stored.runs] == [one.chosen for one in found.tuning]
+    assert found.tuning_table is not None and len(found.tuning_table.rows) == 12
+    assert found.tuning_table.to_markdown() in (found.folder / "table.md").read_text()
+    with (found.folder / "table.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["what"] == "candidate"]
+    assert [(line["row"], float(line["validation"])) for line in lines] == [
+        (one.row, tried.score) for one in found.tuning for tried in one.candidates
+    ]
+    assert lines[0]["tuned"] == "local.lr = 1e-05, local.weight_decay = 0.0"
+
+
+def test_scores_are_accuracies_on_validation_data(place: Path) -> None:
+    found = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.05]\n")
+    for tried in found.tuning[0].candidates:
+        (folder,) = (place / "out" / "tune" / "scale").glob(f"lr-{tried.values['local.lr']}/seed-*")
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["evaluate"]["split"] == "validation"
+        assert tried.score == round(100 * summary["local"], 4)
+
+
+def test_test_data_have_no_say(place: Path) -> None:
+    """With other test labels the final numbers are others, and what is tried and chosen is the same."""
+    one = compared(place, TUNE)
+    other = compared(place, TUNE, "other", overrides=["data.shift=2"])
+    assert one.tuning == other.tuning
+    assert one.table.rows != other.table.rows
+
+
+def test_seeds_are_those_of_no_run_unless_they_are_given(place: Path) -> None:
+    text = "[compare.grid]\nseed = [0, 3]\n[compare.tune]\nlocal.lr = [0.1, 0.05]\n"
+    found = compared(place, text)
+    assert {tried.seed for one in found.tuning for tried in one.candidates} == {4}
+    seeds = [json.loads(path.read_text())["seed"] for path in (place / "out" / "tune").rglob("summary.json")]
+    assert seeds == [4] * 4
+    assert {run.experiment.seed for runs in found.runs.values() for run in runs} == {0, 3}
+
+
+def test_several_seeds_choose_by_their_mean(place: Path) -> None:
+    found = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.02, 0.3]\n[compare]\ntune_seeds = [8, 5, 11]\n")
+    for one in found.tuning:
+        means: dict[float, float] = {}
+        for lr in (0.1, 0.02, 0.3):
+            scores = {tried.seed: tried.score or 0.0 for tried in one.candidates if tried.values["local.lr"] == lr}
+            assert list(scores) == [8, 5, 11]
+            means[lr] = statistics.fmean(scores.values())
+        assert one.chosen["local.lr"] == max(means, key=lambda lr: means[lr])
+    assert found.tuning_table is not None
+    assert found.tuning_table.notes[0].startswith("On validation data, with seeds 8, 5, 11, by the")
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n[compare.grid]\ndata.none = [true]\n",
+         r"\[compare.tune\] chooses on validation data, and no client has any"),
+        ("[compare.tune]\nlocal.lr = [0.1, 0.1]\n", r"\[compare.tune\] two candidates would have the same folder"),
+        ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n[compare]\ntune_seeds = [1, 1]\n", "a seed stands there twice"),
+        ("[compare]\ntune_seeds = [-1]\n", r"\[compare\] tune_seeds"),
+        ("[compare]\ntune_seeds = []\n", r"\[compare\] tune_seeds"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_tuned_is_said_before_anything_is_trained(place: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compared(place, text)
+    assert not (place / "out").exists()
+
+
+def test_one_row_without_validation_data_is_found_before_the_others_are_trained(place: Path) -> None:
+    text = '[[compare.row]]\nlabel = "bare"\nmethod.name = "fedavg"\ndata.none = true\n'
+    with pytest.raises(ConfigError, match=r'row "bare": \[compare.tune\] chooses on validation data'):
+        compared(place, text + TUNE)
+    assert not (place / "out").exists()
+
+
+# ---- going on, and side by side --------------------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_tuning_that_was_cut_off_goes_on(place: Path, jobs: int) -> None:
+    text = "[compare.tune]\nlocal.lr = [0.1, 0.05]\n"
+
+    def stopping(title: str, number: int, count: int, run: ff.Run) -> Any:
+        def stop(report: Any) -> None:
+            if title.startswith("tuning, fedavg"):
+                raise Stop
+
+        return stop
+
+    with pytest.raises(Stop):
+        compared(place, text, jobs=jobs, on_run=stopping)
+    was: dict[str, bool] = {}
+
+    def on_run(title: str, number: int, count: int, run: ff.Run) -> None:
+        was[title] = run.finished
+
+    again = compared(place, text, jobs=jobs, on_run=on_run)
+    assert was["tuning, Scale, lr = 0.1"] and not was["tuning, fedavg, lr = 0.05"]
+    whole = compared(place, text, "whole")
+    assert again.tuning == whole.tuning and again.table == whole.table
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def tuning(chosen: Any, *values: Any, key: str = "local.lr") -> TuningResult:
+    return TuningResult("A", "IID", {key: chosen}, tuple(TriedValues({key: value}, 50.0, 1) for value in values))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "values", "end"),
+    [
+        (0.1, (0.01, 0.1, 1.0), None),
+        (1.0, (0.01, 1.0, 0.1), "largest"),
+        (0.01, (0.1, 0.01, 1.0), "smallest"),
+        (0.1, (0.1, 0.05), "largest"),
+        (0.1, (0.1,), None),
+        ("adamw", ("sgd", "adamw"), None),
+        (True, (True, False), None),
+    ],
+)
+def test_a_value_at_the_edge_of_its_grid_is_said(chosen: Any, values: Any, end: str | None) -> None:
+    found = edges([tuning(chosen, *values)])
+    said = f"A, IID: local.lr = {chosen} is the {end} value tried; a better one may lie beyond it."
+    assert found == ([said] if end else [])
+
+
+def test_rounds_that_choose_are_in_the_table() -> None:
+    tried = ((0.1, 1, 4.0), (0.1, 2, 6.0), (0.2, 1, 3.0), (0.2, 2, None), (0.3, 1, None), (0.3, 2, None))
+    values = [TriedValues({"local.lr": lr}, 50 + lr, seed, rounds) for lr, seed, rounds in tried]
+    table = tuning_table([TuningResult("A", "", {"local.lr": 0.1}, tuple(values))], "rounds")
+    assert table.rows == (
+        ("A", "local.lr = 0.1", "5.0", "50.10 ± 0.00", "chosen"),
+        ("A", "local.lr = 0.2", "1 of 2 seeds", "50.20 ± 0.00", ""),
+        ("A", "local.lr = 0.3", "-", "50.30 ± 0.00", ""),
+    )
+
+
+def test_the_terminal_shows_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "tuned.toml").write_text(HEAD + "[compare.tune]\nlocal.lr = [0.00001, 0.05]\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", str(place / "tuned.toml"), "--out", str(place / "out"), "-q"])
+    assert not caught.value.code
+    said = capsys.readouterr().out
+    assert "local.lr = 0.05 is the largest value tried; a better one may lie beyond it." in said
+    assert sum("local.lr = 1e-05" in line for line in said.splitlines() if line.startswith("│")) == 2
