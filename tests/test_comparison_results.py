@@ -89,6 +89,12 @@ def test_each_run_has_its_numbers_in_percent(tmp_path: Path, monkeypatch: pytest
         assert curves["loss"] == [round(m["train"]["loss"], 3) for m in made.metrics]
         last = {str(i): [round(100 * a, 1)] for i, a in enumerate(columns["exits"], 1)}
         assert {name: series[2:] for name, series in curves["per_exit"].items()} == last
+    (first,) = [made.summary["levels"] for made in found.runs["fedavg", "many, lr = 0.1"][:1]]
+    names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
+    assert [one for one in nest["levels"] if (one["row"], one["setting"]) == ("fedavg", "many, lr = 0.1")] == [
+        {"row": "fedavg", "setting": "many, lr = 0.1"} | {name: level[name] for name in names} for level in first
+    ], "once for all seeds"
+    assert {one["row"] for one in nest["levels"]} == {"Scale", "fedavg"}
     assert nest["runs"][0]["overrides"] == {
         "method.name": "scalefl", "method.beta": 0.2, "cohort.count": 4, "local.lr": 0.1
     }  # fmt: skip

@@ -3,6 +3,7 @@
     {"format": 1, "name", "file", "versions", "commit", "machine", "against", "settings_of_file",
      "runs": [{"row", "setting", "seed", "overrides", "tuned", "rounds", "seconds", "training_seconds", "speed",
                "digest", "final", "per_level", "per_exit", "curves"}],
+     "levels": [{"row", "setting", "level", "width", "depth", "blocks", "parameters", "multiply_adds"}],
      "tuning": [{"row", "setting", "chosen", "candidates": [{"values", "score", "seed"}]}]}
 
 Accuracies are in percent. What was not measured is absent. Every run is one line, so that a difference between two
@@ -104,6 +105,31 @@ class TuningResult:
 
 
 @dataclass(frozen=True)
+class LevelResult:
+    """What a level of a row is, and costs; the same for all seeds.
+
+    Attributes:
+        row: Label of the row.
+        setting: Label of the setting.
+        level: Name of the level, as in `RunResult.per_level`.
+        width: Share of the channels that it keeps.
+        depth: Blocks that it keeps.
+        blocks: Blocks of the full model.
+        parameters: Its parameters.
+        multiply_adds: Multiply-adds of one sample.
+    """
+
+    row: str
+    setting: str
+    level: str
+    width: float
+    depth: int
+    blocks: int
+    parameters: int
+    multiply_adds: int
+
+
+@dataclass(frozen=True)
 class ComparisonResults:
     """The results of a comparison, perhaps of one that is not finished yet.
 
@@ -117,6 +143,7 @@ class ComparisonResults:
         settings: The file's tables with every default visible.
         runs: The finished runs, row by row.
         tuning: What each row got; empty where nothing was tuned.
+        levels: The levels of each row and setting; empty in files that were written before they were kept.
     """
 
     name: str
@@ -128,6 +155,7 @@ class ComparisonResults:
     settings: Mapping[str, Any]
     runs: tuple[RunResult, ...] = ()
     tuning: tuple[TuningResult, ...] = field(default=())
+    levels: tuple[LevelResult, ...] = field(default=())
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -159,6 +187,7 @@ def _text(results: ComparisonResults, points: int) -> str:
     parts.append(f'"settings_of_file": {_block("{}", settings)}')
     runs = [{**_plain(run), "curves": thinned(run.curves, points)} for run in results.runs]
     parts.append(f'"runs": {_block("[]", (_line(run, (",", ":")) for run in runs))}')
+    parts.append(f'"levels": {_block("[]", (_line(_plain(one)) for one in results.levels))}')
     parts.append(f'"tuning": {_block("[]", (_line(_tuning_nest(one)) for one in results.tuning))}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -229,12 +258,18 @@ _TRIED = forms.table(
     {"score": forms.maybe(forms.number), "rounds": forms.maybe(forms.number)},
 )
 _TUNED = forms.table({"row": forms.text, "setting": forms.text, "chosen": _ANY, "candidates": forms.listed(_TRIED)})
+_LEVEL = forms.table(
+    {
+        "row": forms.text, "setting": forms.text, "level": forms.text, "width": forms.number, "depth": forms.count,
+        "blocks": forms.count, "parameters": forms.count, "multiply_adds": forms.count,
+    }
+)  # fmt: skip
 _WHOLE = forms.table(
     {
         "format": forms.count, "name": forms.text, "file": forms.text, "versions": forms.mapped(forms.text),
         "machine": _ANY, "against": forms.text, "settings_of_file": _ANY, "runs": forms.listed(_RUN),
     },
-    {"commit": forms.maybe(forms.text), "tuning": forms.listed(_TUNED)},
+    {"commit": forms.maybe(forms.text), "tuning": forms.listed(_TUNED), "levels": forms.listed(_LEVEL)},
 )  # fmt: skip
 
 
@@ -264,11 +299,13 @@ def read_results(path: str | Path) -> ComparisonResults:
 
 def results_of(nest: Mapping[str, Any]) -> ComparisonResults:
     """Return the results that plain values of the right form stand for."""
+    names = [one.name for one in fields(LevelResult)]
     return ComparisonResults(
         name=nest["name"], file=nest["file"], versions=nest["versions"], commit=nest.get("commit"),
         machine=nest["machine"], against=nest["against"], settings=nest["settings_of_file"],
         runs=tuple(_run_of(run) for run in nest["runs"]),
         tuning=tuple(_tuning_of(one) for one in nest.get("tuning", ())),
+        levels=tuple(LevelResult(**{key: one[key] for key in names}) for one in nest.get("levels", ())),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from fleetfit.records import write_atomically
 from fleetfit.report.columns import final_numbers
 from fleetfit.report.results import (
     ComparisonResults,
+    LevelResult,
     RunResult,
     TuningResult,
     curves_of,
@@ -49,6 +50,7 @@ class ResultsFile:
         self._plan, self._file, self._folder, self._against = plan, Path(file), folder, against
         self._order = [(entry.row, entry.setting, entry.seed) for entry in plan.entries()]
         self._runs: dict[Place, RunResult] = {}
+        self._levels: dict[tuple[str, str], list[LevelResult]] = {}
         self._tuning: list[TuningResult] = []
         self._said: list[Mapping[str, Any]] = []
 
@@ -57,6 +59,7 @@ class ResultsFile:
         place = (entry.row, entry.setting, entry.seed)
         plan, overrides = self._plan, self._seen(self._own_keys(entry))
         self._runs[place] = run_result(entry, found, overrides, tuned, plan.targets, plan.section.target_on)
+        self._levels.setdefault(place[:2], levels_of(entry, found))
         self._said.append(_environment_of(found))
 
     def add_tuning(self, results: Sequence[TuningResult], runs: Sequence[Run]) -> None:
@@ -90,6 +93,7 @@ class ResultsFile:
             settings=self._seen({key: table[key] for key in _SECTIONS if key in table}),
             runs=tuple(self._runs[place] for place in done),
             tuning=tuple(self._tuning),
+            levels=tuple(one for key in dict.fromkeys(place[:2] for place in done) for one in self._levels[key]),
         )
 
     def _own_keys(self, entry: ComparedRun) -> dict[str, Any]:
@@ -140,6 +144,15 @@ def run_result(
         per_exit={str(i): round(100 * share, 4) for i, share in enumerate(columns.get("exits", ()), 1)},
         curves=curves_of(metrics, summary["norm"]),
     )
+
+
+def levels_of(entry: ComparedRun, found: Run) -> list[LevelResult]:
+    """Return what the levels of a finished run are, and cost."""
+    names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
+    return [
+        LevelResult(entry.row, entry.setting, **{name: level[name] for name in names})
+        for level in found.summary["levels"]
+    ]
 
 
 def _rounded(seconds: float | None) -> float | None:
