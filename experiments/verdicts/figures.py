@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 from experiments.verdicts.claims import Claims
 from experiments.verdicts.judging import Judged, Verdict
-from experiments.verdicts.stored import ExperimentResults, StoredRun
+from experiments.verdicts.stored import ExperimentResults
 from fleetfit import files
 from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish
+from fleetfit.report.plots import shapes
+from fleetfit.report.results import LevelResult, RunResult
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BySeed = Mapping[int, StoredRun]
+BySeed = Mapping[int, RunResult]
 Rows = Mapping[str, BySeed]
-PointsOf = Callable[[StoredRun], dict[float, float]]
+PointsOf = Callable[[RunResult], dict[float, float]]
 Point = tuple[float, float, float, float]
 """A place, and there the mean over the seeds, the least and the most."""
 _COLORS = {Verdict.HOLDS: "#2f8a4b", Verdict.CONTRADICTED: "#b3272d", Verdict.OPEN: "#6b5b4b"}
@@ -141,28 +143,38 @@ def _of_experiment(results: ExperimentResults) -> Iterator[Drawn]:
     settings: dict[str, dict[str, BySeed]] = {}
     for (setting, row), by_seed in results.runs.items():
         settings.setdefault(setting, {})[row] = by_seed
-    stem = _slug(str(PurePosixPath(results.file).with_suffix("")))
     drawings = {
-        "rounds": (_by_round, "accuracy of the largest model by round, mean over the seeds and their range"),
-        "exits": (_by_exit, "accuracy of each exit of the largest model, mean over the seeds and their range"),
-        "levels": (_by_level, "accuracy of each level against its parameters and multiply-adds, mean over the seeds"),
+        "rounds": (_by_round(settings), "accuracy of the largest model by round, mean over the seeds and their range"),
+        "exits": (
+            _by_exit(settings),
+            "accuracy of each exit of the largest model, mean over the seeds and their range",
+        ),
     }
-    for kind, (draw, said) in drawings.items():
-        figure = draw(settings)
+    costed = next((setting for setting, _ in results.levels), None)
+    if costed is not None:
+        said = f" ({costed})" if costed else ""
+        local = "mean over the seeds of each level on its own clients' test data"
+        drawings["levels"] = (_by_cost(results, costed), f"accuracy of each level against its cost{said}, {local}")
+        drawings["shapes"] = (
+            _shapes(results, costed),
+            f"what each level keeps of the model{said}, and its accuracy: {local}",
+        )
+    stem = _slug(str(PurePosixPath(results.file).with_suffix("")))
+    for kind, (figure, said) in drawings.items():
         if figure is not None:
             yield Drawn(f"{stem}-{kind}.svg", f"`{results.file}`: {said}.", figure, file=results.file)
 
 
 def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":
-    def curve(run: StoredRun) -> dict[float, float]:
-        points = zip(run.curves.round, run.curves.global_, strict=False)
+    def curve(run: RunResult) -> dict[float, float]:
+        points = zip(run.curves.get("round", ()), run.curves.get("global", ()), strict=False)
         return {float(at): value for at, value in points if value is not None}
 
     return _lines(settings, curve, "round")
 
 
 def _by_exit(settings: Mapping[str, Rows]) -> "Figure | None":
-    def exits(run: StoredRun) -> dict[float, float]:
+    def exits(run: RunResult) -> dict[float, float]:
         return {float(at): value for at, value in run.per_exit.items() if value is not None}
 
     return _lines(settings, exits, "exit")
@@ -208,41 +220,49 @@ def _averaged(every: Sequence[Mapping[float, float]]) -> list[Point]:
     return [(at, statistics.fmean(values), min(values), max(values)) for at, values in found]
 
 
-def _by_level(settings: Mapping[str, Rows]) -> "Figure | None":
-    """Draw ScaleFL's Figure 3: accuracy of the levels against what they cost, for the first setting that says it."""
-
-    def against(cost: str) -> PointsOf:
-        def points(run: StoredRun) -> dict[float, float]:
-            costs = {level.level: getattr(level, cost) for level in run.levels}
-            return {costs[k]: v for k, v in run.per_level.items() if k in costs and v is not None}
-
-        return points
-
-    for rows in settings.values():
-        sides: dict[str, dict[str, list[Point]]] = {"parameters": {}, "multiply_adds": {}}
-        for row, by_seed in rows.items():
-            for cost, lines in sides.items():
-                points = _averaged([against(cost)(run) for run in by_seed.values()])
-                if points:
-                    lines[row] = points
-        if any(sides.values()):
-            return _two_costs(sides)
-    return None
-
-
-def _two_costs(sides: Mapping[str, Mapping[str, Sequence[Point]]]) -> "Figure":
-    figure = empty(9.2, 3.8)
-    for place, (cost, lines) in enumerate(sides.items(), 1):
+def _by_cost(results: ExperimentResults, setting: str) -> "Figure | None":
+    """Draw ScaleFL's Figure 3: accuracy of the levels of each row in a setting against what they cost."""
+    figure, some = empty(9.2, 3.8), False
+    for place, cost in enumerate(("parameters", "multiply_adds"), 1):
         axes = figure.add_subplot(1, 2, place)
-        for i, (row, points) in enumerate(lines.items()):
-            at, mean, _, _ = zip(*points, strict=True)
-            axes.plot(at, mean, color=color(i), marker="o", markersize=4, label=row)
+        for i, (row, levels) in enumerate(_levelled(results, setting).items()):
+            points = [(getattr(level, cost), accuracy) for level, accuracy in levels]
+            axes.plot(*zip(*points, strict=True), color=color(i), marker="o", markersize=4, label=row)
+            some = True
         _log(axes, large=True)
         _quiet(axes, cost.replace("_", "-"))
         axes.set_ylabel("accuracy (%)")
     handles, labels = _all_labels(figure)
     figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
-    return figure
+    return figure if some else None
+
+
+def _shapes(results: ExperimentResults, setting: str) -> "Figure | None":
+    """Draw ScaleFL's Figure 2, of the methods that it shows: each level as a rectangle, its accuracy above."""
+    found = _levelled(results, setting)
+    shown: dict[str, dict[str, object]] = {
+        row: {
+            "levels": [
+                {"level": level.level, "width": level.width, "depth": level.depth, "blocks": level.blocks,
+                 "exits": [level.depth], "local": accuracy / 100}
+                for level, accuracy in found[row]
+            ]
+        }
+        for row in ("HeteroFL", "ScaleFL") if row in found
+    }  # fmt: skip
+    return shapes(shown) if len(shown) == 2 else None
+
+
+def _levelled(results: ExperimentResults, setting: str) -> dict[str, list[tuple[LevelResult, float]]]:
+    """Return the levels of each row in a setting with the mean of their accuracies, where all seeds have one."""
+    found: dict[str, list[tuple[LevelResult, float]]] = {}
+    for (where, row), levels in results.levels.items():
+        runs = list(results.runs.get((where, row), {}).values()) if where == setting else []
+        for level in levels:
+            accuracies = [run.per_level[level.level] for run in runs if level.level in run.per_level]
+            if accuracies and len(accuracies) == len(runs):
+                found.setdefault(row, []).append((level, statistics.fmean(accuracies)))
+    return found
 
 
 def _slug(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from experiments.verdicts.claims import Claim, Claims, ClaimTable, Contrast, Place, contrasts
-from experiments.verdicts.stored import ExperimentResults, Value, comparable, differing, value_of
+from experiments.verdicts.stored import ExperimentResults, Value, differing, value_of
 
 ALPHA = 0.05
 _SAME = 1e-9
@@ -171,12 +171,13 @@ def _estimated(claim: Claim, contrast: Contrast, results: Mapping[str, Experimen
 def _numbers(place: Place, results: Mapping[str, ExperimentResults]) -> dict[int, Value] | str:
     if place.file not in results:
         return f"no results of `experiments/{place.file}`"
-    there = results[place.file].runs
+    experiment = results[place.file]
+    there = experiment.runs
     if (place.setting, place.row) not in there:
         where = f' in setting "{place.setting}"' if place.setting else ""
         return f'no run of row "{place.row}"{where} of `experiments/{place.file}`'
     runs = there[place.setting, place.row]
-    found = {seed: value_of(run, place.column) for seed, run in runs.items()}
+    found = {seed: value_of(experiment, run, place.column) for seed, run in runs.items()}
     known = {seed: value for seed, value in found.items() if value is not None}
     return known or f'row "{place.row}" of `experiments/{place.file}` was stored without "{place.column}"'
 
@@ -185,10 +186,17 @@ def _files_differ(places: Sequence[Place], results: Mapping[str, ExperimentResul
     """Return why numbers of two experiments cannot be compared, or an empty string."""
     first = results[places[0].file]
     for place in places:
-        other = differing(comparable(first.settings), comparable(results[place.file].settings))
-        if other:
-            return f"`experiments/{first.file}` and `experiments/{place.file}` differ in {other}"
+        other = results[place.file]
+        said = differing(first.settings, other.settings)
+        if not said and other is not first and _rounds_of(first, places[0]) != _rounds_of(other, place):
+            said = "rounds"
+        if said:
+            return f"`experiments/{first.file}` and `experiments/{other.file}` differ in {said}"
     return ""
+
+
+def _rounds_of(results: ExperimentResults, place: Place) -> set[int]:
+    return {run.rounds for run in results.runs[place.setting, place.row].values()}
 
 
 def _tested(claim: Claim, contrast: Contrast, by_seed: Sequence[Sequence[Value]], problem: str) -> Estimate:

@@ -121,33 +121,40 @@ def _about(file: str, results: Mapping[str, ExperimentResults], root: Path) -> s
     links = ", ".join(f"[{name}](../experiments/results/{name})" for name in found.sources)
     named = f"[experiments/{file}](../experiments/{file})" if path.is_file() else f"`experiments/{file}`"
     said = [f"Experiment: {named}; results: {links}."]
-    line = settings_line(found.settings)
+    line = settings_line(found)
     said += [f"Settings: {line}."] if line else []
-    compared = found.settings.get("compare") or (read_table(path) if path.is_file() else {}).get("compare", {})
+    compared = read_table(path).get("compare", {}) if path.is_file() else {}
     differs = str(compared.get("differs", "")).strip().rstrip(".")
     said += [f"Differs from the paper: {differs}."] if differs else []
     return "  \n".join(said) + "\n"
 
 
-def settings_line(settings: Mapping[str, Any]) -> str:
-    """Return the settings of an experiment in one line, as far as its file has them for all rows."""
-    data, local, cohort = (settings.get(key, {}) for key in ("data", "local", "cohort"))
-    partition = data.get("partition", {})
-    alpha = f", alpha = {partition['alpha']:g}" if "alpha" in partition else ""
-    size = f" of {data['resize']}x{data['resize']} pixels" if "resize" in data else ""
+def settings_line(found: ExperimentResults) -> str:
+    """Return what all rows of an experiment share, in one line; rows and settings may set it otherwise."""
+    data, local, cohort, model = (_inside(found.settings, key) for key in ("data", "local", "cohort", "model"))
+    partition = _inside(data, "partition")
+    alpha = f", alpha = {partition['alpha']:g}" if isinstance(partition.get("alpha"), float) else ""
+    size = f" of {data['resize']}x{data['resize']} pixels" if data.get("resize") else ""
+    rounds = sorted({run.rounds for by_seed in found.runs.values() for run in by_seed.values()})
+    spread = " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))) if rounds else None
     asked = [
-        (settings.get("model", {}).get("name"), "{}"),
+        (model.get("name"), "{}"),
         (data.get("name"), f"{{}}{size}"),
         (data.get("samples"), "{} training samples"),
         (partition.get("clients"), f"{{}} clients ({partition.get('kind', '')}{alpha})"),
         (cohort.get("count"), "{} a round"),
-        (cohort.get("fraction"), "a fraction {} a round"),
-        (settings.get("rounds"), "{} rounds"),
+        (None if cohort.get("count") else cohort.get("fraction"), "a fraction {} a round"),
+        (spread, "{} rounds"),
         (local.get("epochs"), "{} local epochs"),
         (local.get("batch_size"), "batch {}"),
         (local.get("lr"), "learning rate {}"),
     ]
     return ", ".join(form.format(value) for value, form in asked if value is not None)
+
+
+def _inside(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = table.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------

@@ -1,100 +1,19 @@
-"""What was run: the files of `experiments/results/`, as `fleetfit compare` leaves them (format 1)."""
+"""What was run: the files of `experiments/results/`, as `fleetfit compare --record` leaves them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import pydantic
-from pydantic import ConfigDict, Field
-
-from fleetfit import files
 from fleetfit.errors import RunError, shown
+from fleetfit.report.columns import is_rounds, number_name
+from fleetfit.report.results import ComparisonResults, LevelResult, RunResult, read_results
 
-Accuracy = Annotated[float, Field(allow_inf_nan=False)]
 ROUNDS = "rounds"
+_REACHED = "rounds_to_"
 _ENDS = {"first": 0, "last": -1}
-
-
-class _Entry(pydantic.BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Curves(_Entry):
-    """Accuracies on the way, in percent.
-
-    Attributes:
-        round: The evaluated rounds.
-        global_: Accuracy of the largest model after each; None where it was not measured.
-        per_exit: That of each exit.
-    """
-
-    round: list[int] = Field(default_factory=list)
-    global_: list[float | None] = Field(default_factory=list, alias="global")
-    per_exit: dict[str, list[float | None]] = Field(default_factory=dict)
-
-
-class StoredLevel(_Entry):
-    """What a level is, and costs.
-
-    Attributes:
-        level: Its number, as in `per_level`.
-        parameters, multiply_adds: Its costs.
-    """
-
-    level: str
-    parameters: float
-    multiply_adds: float
-
-
-class StoredRun(_Entry):
-    """One run of a comparison.
-
-    Attributes:
-        row, setting, seed: Which it is.
-        rounds: How many rounds it had.
-        final: Its numbers by column: percent, rounds, or what the column says.
-        per_level: Accuracy of each level, in percent.
-        per_exit: Accuracy of each exit of the largest model, in percent.
-        curves: Accuracies on the way.
-        levels: What its levels are, if the file says it.
-        digest: A hash of what it ended in.
-    """
-
-    row: str
-    setting: str = ""
-    seed: int
-    rounds: int = 0
-    final: dict[str, float | None] = Field(default_factory=dict)
-    per_level: dict[str, Accuracy | None] = Field(default_factory=dict)
-    per_exit: dict[str, Accuracy | None] = Field(default_factory=dict)
-    curves: Curves = Field(default_factory=Curves)
-    levels: list[StoredLevel] = Field(default_factory=list)
-    digest: str | None = None
-
-    @property
-    def named(self) -> str:
-        """How messages call it."""
-        return ", ".join(filter(None, [f'row "{self.row}"', f'setting "{self.setting}"' * bool(self.setting),
-                                       f"seed {self.seed}"]))  # fmt: skip
-
-
-class StoredFile(_Entry):
-    """One file of results.
-
-    Attributes:
-        format: The version of the format.
-        file: The experiment's file.
-        settings_of_file: What stands in it.
-        commit: What was run.
-        runs: The runs.
-    """
-
-    format: Literal[1]
-    file: str
-    settings_of_file: dict[str, Any] = Field(default_factory=dict)
-    commit: str | None = None
-    runs: Annotated[list[StoredRun], Field(min_length=1)]
+_MAY_DIFFER = ("method", "peft", "engine", "checkpoint")
+"""Sections that do not keep two runs from being compared: rows set the first two, the others change no numbers."""
 
 
 @dataclass(frozen=True)
@@ -119,58 +38,64 @@ class ExperimentResults:
     Attributes:
         file: Its file, below `experiments/`.
         sources: The names of the files of results.
-        settings: What stands in its file.
+        settings: What stands in its file, with every default.
         runs: Runs by (setting, row) and seed.
+        levels: The levels of each (setting, row); empty where they were not stored.
     """
 
     file: str
     sources: Sequence[str]
     settings: Mapping[str, Any]
-    runs: Mapping[tuple[str, str], Mapping[int, StoredRun]]
+    runs: Mapping[tuple[str, str], Mapping[int, RunResult]]
+    levels: Mapping[tuple[str, str], Sequence[LevelResult]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> list[str]:
+        """The names of rounds to a target that at least one run has reached."""
+        found = {name for by_seed in self.runs.values() for run in by_seed.values() for name in run.final}
+        return sorted(name for name in found if name.startswith(_REACHED))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_all(folder: Path) -> dict[str, ExperimentResults]:
     """Return what is stored in a folder, by the experiment's file.
 
     Raises:
-        RunError: A file is none of format 1, holds a run that another one holds too, or the same experiment with other
+        RunError: A file is none of results, holds a run that another one holds too, or the same experiment with other
             settings.
     """
-    by_file: dict[str, list[tuple[str, StoredFile]]] = {}
+    by_file: dict[str, list[tuple[str, ComparisonResults]]] = {}
     for path in sorted(folder.glob("*.json")):
-        found = _read(path)
+        found = read_results(path)
         by_file.setdefault(_below_experiments(path, found.file), []).append((path.name, found))
     return {file: _together(folder, file, group) for file, group in sorted(by_file.items())}
 
 
-def _read(path: Path) -> StoredFile:
-    try:
-        return StoredFile.model_validate(files.json_of(files.read_text(path)))
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(f"#{part + 1}" if isinstance(part, int) else str(part) for part in first["loc"]) or "it"
-        raise RunError(
-            f"{path}: {place}: {first['msg'].removeprefix('Input ')}, got {shown(repr(first['input']))}. It should be "
-            "what `fleetfit compare` writes as results.json, in format 1."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is no file of results: {shown(error, 200)}.") from None
-
-
 def _below_experiments(path: Path, file: str) -> str:
-    parts = PurePosixPath(file.replace("\\", "/")).parts
+    parts = PurePosixPath(file).parts
     if "experiments" not in parts[:-1]:
-        raise RunError(f'{path}: file: should be a file below experiments/, got "{shown(file)}".')
+        raise RunError(
+            f'{path}: file should be a path through experiments/, got "{shown(file)}". Start the comparison from the '
+            "repository's folder."
+        )
     last = len(parts) - 1 - parts[::-1].index("experiments")
     return "/".join(parts[last + 1 :])
 
 
-def _together(folder: Path, file: str, group: Sequence[tuple[str, StoredFile]]) -> ExperimentResults:
-    runs: dict[tuple[str, str], dict[int, StoredRun]] = {}
+def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResults]]) -> ExperimentResults:
+    """Put the files of one experiment together; each may hold some of its rows or seeds.
+
+    Raises:
+        RunError: They do not fit together.
+    """
+    runs: dict[tuple[str, str], dict[int, RunResult]] = {}
+    levels: dict[tuple[str, str], list[LevelResult]] = {}
     whose: dict[tuple[str, str, int], str] = {}
-    first, settings = group[0][0], comparable(group[0][1].settings_of_file)
+    first, settings = group[0][0], group[0][1].settings
     for name, found in group:
-        other = differing(settings, comparable(found.settings_of_file))
+        other = differing(settings, found.settings)
         if other:
             raise RunError(
                 f"{folder}: {first} and {name} hold results of experiments/{file} with other settings ({other}). Keep "
@@ -179,38 +104,38 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, StoredFile]]) 
         for run in found.runs:
             key = (run.setting, run.row, run.seed)
             if key in whose:
+                said = ", ".join([f'row "{run.row}"', *([f'setting "{run.setting}"'] if run.setting else [])])
                 raise RunError(
-                    f"{folder}: {whose[key]} and {name} both hold {run.named} of experiments/{file}. Remove one."
+                    f"{folder}: {whose[key]} and {name} both hold {said}, seed {run.seed} of experiments/{file}. "
+                    "Remove one."
                 )
             whose[key] = name
             runs.setdefault(key[:2], {})[run.seed] = run
-    return ExperimentResults(file, [name for name, _ in group], group[0][1].settings_of_file, runs)
-
-
-def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without what two runs that are compared may differ in: rows, seeds, the name."""
-    return {
-        key: value for key, value in settings.items() if key not in ("name", "seed", "compare", "engine", "checkpoint")
-    }
+        for pair in {(level.setting, level.row) for level in found.levels}:
+            levels[pair] = [level for level in found.levels if (level.setting, level.row) == pair]
+    return ExperimentResults(file, [name for name, _ in group], settings, runs, levels)
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the sections in which two files differ, as text."""
-    return ", ".join(sorted(key for key in {*one, *other} if one.get(key) != other.get(key)))
+    """Return the sections in which two files' settings differ, but for those that may, as text."""
+    keys = {*one, *other} - set(_MAY_DIFFER)
+    return ", ".join(sorted(key for key in keys if one.get(key) != other.get(key)))
 
 
 # ---- a number of a run -----------------------------------------------------------------------------------------------
 
 
-def value_of(run: StoredRun, column: str) -> Value | None:
+def value_of(results: ExperimentResults, run: RunResult, column: str) -> Value | None:
     """Return a number of a run; None where it has none.
 
     Args:
+        results: The experiment that it belongs to.
         run: The run.
-        column: A column of its table; "rounds", the only one to a target; "level 2", "exit 3", "exit last".
+        column: A column of its table; "rounds", the only one to a target; "level 2", "exit 3", "exit last"; or the
+            name of any other of its final numbers.
     """
-    if column == ROUNDS or column.startswith(f"{ROUNDS} to "):
-        return _rounds(run, column)
+    if column == ROUNDS or is_rounds(column):
+        return _rounds(results, run, column)
     kind, _, which = column.partition(" ")
     if kind in ("level", "exit"):
         found = run.per_level if kind == "level" else run.per_exit
@@ -226,14 +151,18 @@ def _by_number(key: str) -> tuple[float, str]:
     return (float(key), "") if key.replace(".", "", 1).isdecimal() else (float("inf"), key)
 
 
-def _rounds(run: StoredRun, column: str) -> Value | None:
-    """Return the rounds to a target; those of the whole run, as the least, where it was not reached."""
-    names = [name for name in run.final if name == column or (column == ROUNDS and name.startswith(f"{ROUNDS} to "))]
-    if len(names) != 1:
+def _rounds(results: ExperimentResults, run: RunResult, column: str) -> Value | None:
+    """Return the rounds to a target; those of the whole run, as the least, where it did not reach it.
+
+    A run that did not has no such number, so that the others say which targets there were.
+    """
+    names = results.targets if column == ROUNDS else [number_name(column)]
+    if len(names) > 1:
         return None
-    number = run.final[names[0]]
+    number = run.final.get(names[0]) if names else None
     if number is None:
         return Value(run.rounds, at_least=True) if run.rounds else None
-    if run.curves.round and number <= run.curves.round[0]:
-        return Value(number, problem=f'"{run.row}" has reached the target at its first evaluation')
+    evaluated = run.curves.get("round", ())
+    if evaluated and number <= evaluated[0]:
+        return Value(number, problem=f'row "{run.row}" has reached the target at its first evaluation')
     return Value(number)

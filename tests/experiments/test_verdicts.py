@@ -22,8 +22,9 @@ FILE = "small/made-up.toml"
 Run = dict[str, Any]
 
 
-def run(row: str, seed: int, final: dict[str, float | None] | None = None, **more: Any) -> Run:
-    return {"row": row, "setting": "", "seed": seed, "rounds": 100, "final": final or {}, **more}
+def run(row: str, seed: int, final: dict[str, float] | None = None, **more: Any) -> Run:
+    bare = {"seconds": 1.0, "speed": "fast", "digest": "", "rounds": 100, "final": {}, "curves": {"round": []}}
+    return {**bare, "row": row, "setting": "", "seed": seed, "final": final or {}, **more}
 
 
 def spread(row: str, mean: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Run]:
@@ -62,16 +63,16 @@ class Repository:
         (self.root / "experiments" / "claims.toml").write_text("\n".join(tables))
 
     def results(self, runs: list[Run], name: str = "made-up", file: str = FILE, **more: Any) -> None:
-        stored = {"format": 1, "name": name, "file": f"experiments/{file}", "runs": runs, **more}
+        stored = {"format": 1, "name": name, "file": f"experiments/{file}", "versions": {}, "machine": {},
+                  "against": "", "settings_of_file": {}, "runs": runs, **more}  # fmt: skip
         (self.root / "experiments" / "results" / f"{name}.json").write_text(json.dumps(stored))
 
     @property
     def page(self) -> str:
-        return (self.root / PAGE).read_text()
+        return built(self.root)[0]
 
     def judged(self) -> dict[str, list[str]]:
         """Return paper's size, ours, seeds, p and verdict by the claim's id."""
-        assert main([], self.root) == 0
         rows = re.findall(r"^\| [^|]*\(`([^`]+)`\) \| (.+) \|$", self.page, re.MULTILINE)
         return {name: cells.replace("**", "").split(" | ") for name, cells in rows}
 
@@ -227,9 +228,9 @@ lesser = {{ row = "Fast", column = "rounds", printed = 20.0 }}
 
 
 def timed(row: str, values: list[float | None], first: int = 1) -> list[Run]:
-    """Runs that reach a target in so many rounds; None: not at all."""
-    return [run(row, seed, {"rounds to 90%": value}, rounds=500, curves={"round": [first, 500], "global": [1.0, 2.0]})
-            for seed, value in enumerate(values)]  # fmt: skip
+    """Runs that reach a target in so many rounds; None: not at all, and then the number is absent."""
+    return [run(row, seed, {} if value is None else {"rounds_to_90": value}, rounds=500,
+                curves={"round": [first, 500], "global": [1.0, 2.0]}) for seed, value in enumerate(values)]  # fmt: skip
 
 
 def test_rounds_are_compared_as_ratios(repository: Repository) -> None:
@@ -293,8 +294,8 @@ def test_levels_and_exits_are_columns(repository: Repository) -> None:
 def test_seeds_of_one_experiment_may_lie_in_two_files(repository: Repository) -> None:
     repository.claims(table(above("both", "Ten")))
     ten = spread("Ten", 10)
-    repository.results([*flat()[:2], *ten[:2]], "first", settings_of_file={"rounds": 5, "name": "a"})
-    repository.results([flat()[2], ten[2]], "second", settings_of_file={"rounds": 5, "name": "b", "seed": 2})
+    repository.results([*flat()[:2], *ten[:2]], "first", settings_of_file={"local": {"lr": 1}, "engine": 1})
+    repository.results([flat()[2], ten[2]], "second", settings_of_file={"local": {"lr": 1}, "engine": 2})
     assert repository.judged()["both"][1:] == ["+10.00 points [+7.52, +12.48]", "3", "0.003", "holds"]
     assert "[first.json](../experiments/results/first.json), [second.json]" in repository.page
 
@@ -303,13 +304,13 @@ def test_two_files_with_other_settings_or_the_same_run_are_refused(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository.claims(table(above("both", "Ten")))
-    repository.results(flat(), "first", settings_of_file={"rounds": 5})
-    repository.results(spread("Ten", 10), "second", settings_of_file={"rounds": 6})
+    repository.results(flat(), "first", settings_of_file={"local": 5})
+    repository.results(spread("Ten", 10), "second", settings_of_file={"local": 6})
     assert main([], repository.root) == 2
-    assert "first.json and second.json hold results of experiments/small/made-up.toml with other settings (rounds)" in (
+    assert "first.json and second.json hold results of experiments/small/made-up.toml with other settings (local)" in (
         capsys.readouterr().err
     )
-    repository.results([*spread("Ten", 10), flat()[1]], "second", settings_of_file={"rounds": 5})
+    repository.results([*spread("Ten", 10), flat()[1]], "second", settings_of_file={"local": 5})
     assert main([], repository.root) == 2
     assert 'first.json and second.json both hold row "Base", seed 1 of experiments/small/made-up.toml' in (
         capsys.readouterr().err
@@ -320,27 +321,31 @@ def test_two_files_with_other_settings_or_the_same_run_are_refused(
 def test_two_experiments_are_compared_only_with_the_same_settings(repository: Repository) -> None:
     body = 'greater = { row = "Ten", file = "small/other.toml" }\nlesser = { row = "Base" }'
     repository.claims(table(claim("across", body)))
-    repository.results(flat(), settings_of_file={"rounds": 5, "compare": {"row": [1]}})
-    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"rounds": 5, "compare": {}})
+    repository.results(flat(), settings_of_file={"local": 5, "method": 1})
+    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"local": 5})
     assert repository.verdicts() == {"across": "holds"}
-    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"rounds": 6})
+    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"local": 6})
     assert repository.verdicts() == {"across": "cannot be told at this size"}
-    assert "`experiments/small/other.toml` and `experiments/small/made-up.toml` differ in rounds" in repository.page
+    assert "`experiments/small/other.toml` and `experiments/small/made-up.toml` differ in local" in repository.page
+    longer = [one | {"rounds": 200} for one in spread("Ten", 10)]
+    repository.results(longer, "other", "small/other.toml", settings_of_file={"local": 5})
+    assert repository.verdicts() == {"across": "cannot be told at this size"}
+    assert "differ in rounds" in repository.page
 
 
 def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> None:
     repository.claims(table(above("clear", "Ten")))
     partition = {"kind": "dirichlet", "alpha": 100.0, "clients": 50}
     settings = {
-        "rounds": 75, "model": {"name": "resnet20"}, "local": {"epochs": 2, "lr": 0.1},
+        "model": {"name": "resnet20"}, "local": {"epochs": 2, "lr": 0.1},
         "data": {"name": "cifar10", "samples": 10000, "resize": 16, "partition": partition},
-        "compare": {"differs": "ResNet-20 for ResNet-110."},
     }  # fmt: skip
-    repository.results([*flat(), *spread("Ten", 10)], settings_of_file=settings)
-    repository.judged()
+    repository.results([*flat(), *(one | {"rounds": 75} for one in spread("Ten", 10))], settings_of_file=settings)
+    (repository.root / "experiments" / "small").mkdir()
+    (repository.root / "experiments" / FILE).write_text('[compare]\ndiffers = "ResNet-20 for ResNet-110."\n')
     assert (
         "Settings: resnet20, cifar10 of 16x16 pixels, 10000 training samples, 50 clients (dirichlet, alpha = 100), 75 "
-        "rounds, 2 local epochs, learning rate 0.1."
+        "to 100 rounds, 2 local epochs, learning rate 0.1."
     ) in repository.page
     assert "Differs from the paper: ResNet-20 for ResNet-110." in repository.page
 
@@ -349,29 +354,33 @@ def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> 
 
 
 def drawable(row: str, shift: float) -> list[Run]:
-    costs = [{"level": str(n), "parameters": 100.0 * n, "multiply_adds": 1000.0 * n} for n in (1, 2)]
     return [
-        run(row, s, {"global": 50 + 7 * s + shift + s * (shift > 0)}, levels=costs,
-            per_level={"1": 40.0 + shift, "2": 45.0},
+        run(row, s, {"global": 50 + 7 * s + shift + s * (shift > 0)}, per_level={"1": 40.0 + shift, "2": 45.0},
             per_exit={"1": 30.0, "2": 33.0}, curves={"round": [5, 10], "global": [20.0, 30.0 + shift]})
         for s in (0, 1, 2)
     ]  # fmt: skip
 
 
 def test_figures_are_drawn_named_and_the_same_each_time(repository: Repository) -> None:
-    repository.claims(table(above("clear", "Ten")))
-    repository.results([*drawable("Base", 0.0), *drawable("Ten", 10.0)])
+    repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
+    levels = [
+        {"row": row, "setting": "", "level": str(n), "width": n / 2, "depth": n, "blocks": 2, "parameters": 100 * n,
+         "multiply_adds": 1000 * n}
+        for row in ("HeteroFL", "ScaleFL") for n in (1, 2)
+    ]  # fmt: skip
+    repository.results([*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)], levels=levels)
     folder = repository.root / PAGE.with_suffix("")
-    repository.judged()
+    assert main([], repository.root) == 0
     first = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(first) == {
         "effects-1-paper.svg", "small-made-up-rounds.svg", "small-made-up-exits.svg", "small-made-up-levels.svg",
+        "small-made-up-shapes.svg",
     }  # fmt: skip
-    assert set(re.findall(r"\]\(results/([\w.-]+)\)", repository.page)) == set(first)
-    repository.judged()
+    assert set(re.findall(r"\]\(results/([\w.-]+)\)", (repository.root / PAGE).read_text())) == set(first)
+    assert main([], repository.root) == 0
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
-    repository.results([*flat(), *spread("Ten", 10)])
-    repository.judged()
+    repository.results([*flat("HeteroFL"), *spread("ScaleFL", 10)])
+    assert main([], repository.root) == 0
     assert {path.name for path in folder.iterdir()} == {"effects-1-paper.svg"}, "old ones go"
 
 
@@ -411,13 +420,11 @@ def test_a_broken_claims_file_gives_a_sentence(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no file of results"),
-        ('{"format": 2, "file": "experiments/x.toml", "runs": []}', "format: "),
-        ('{"format": 1, "file": "experiments/x.toml", "runs": []}', "runs: "),
-        ('{"format": 1, "file": "x.toml", "runs": [{"row": "A", "seed": 0}]}', "should be a file below experiments/"),
-        ('{"format": 1, "file": "experiments/x.toml", "runs": [{"row": "A"}]}', "runs.#1.seed: "),
-        ('{"format": 1, "file": "experiments/x.toml", "runs": [{"row": "A", "seed": 0, "final": {"global": "x"}}]}',
-         "runs.#1.final.global: "),
+        ("{", "it is no JSON"),
+        ('{"format": 2}', "has format 2; this version of FleetFit reads format 1"),
+        ('{"format": 1, "name": "x", "file": "experiments/x.toml", "runs": []}', "has no "),
+        (json.dumps({"format": 1, "name": "x", "file": "x.toml", "versions": {}, "machine": {}, "against": "",
+                     "settings_of_file": {}, "runs": [run("A", 0)]}), "should be a path through experiments/"),
     ],
 )  # fmt: skip
 def test_a_broken_file_of_results_gives_a_sentence(
