@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ import torch
 
 from fleetfit import paths
 from fleetfit.data.dataset import restored, store
-from fleetfit.engines.pool import Pool
+from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.layout import Layout
 from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.training import accelerator_named
 from fleetfit.training.devices import keep_freed_memory
-from fleetfit.values import Job, Simulation
+from fleetfit.values import Simulation
 
 
 def processes(simulation: Simulation, workers: int | None = None, device: str = "cpu", threads: int = 1) -> "Processes":
@@ -53,7 +53,7 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
 
 
 class _WorkerProcess:
-    """One worker process and the job that it has."""
+    """One worker process and the job that it has; it is given one at a time."""
 
     def __init__(self, setup: Path, device: str, layout: Layout) -> None:
         self._layout = layout
@@ -69,27 +69,27 @@ class _WorkerProcess:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.job: tuple[int, Job] | None = None
+        self.jobs: list[Placed] = []
 
     @property
     def free(self) -> bool:
-        return self.job is None
+        return not self.jobs
 
-    def give(self, place: int, job: Job, memory: Any) -> None:
-        self.job = (place, job)
+    def give(self, jobs: list[Placed], memories: list[Any]) -> None:
+        self.jobs = jobs
+        ((_, job),), (memory,) = jobs, memories
         with contextlib.suppress(OSError):
             self.connection.send_bytes(pack({"job": job_nest(job, self._layout), "memory": memory}))
 
-    def take(self) -> Mapping[str, Any] | None:
+    def take(self) -> Sequence[Mapping[str, Any]] | None:
         try:
-            found: dict[str, Any] = unpack(self.connection.recv_bytes())
+            return [unpack(self.connection.recv_bytes())]
         except (EOFError, OSError):
             return None
-        return found
 
     def end(self) -> None:
         self.connection.close()
-        if self.job is not None:  # nobody waits for what it is doing
+        if self.jobs:  # nobody waits for what it is doing
             self.process.kill()
         try:
             self.process.wait(timeout=5)
@@ -125,7 +125,7 @@ class Processes(Pool):
         return _WorkerProcess(self._folder / "setup", self._devices[place], self._layout)
 
     def _ready(self) -> list[_WorkerProcess]:
-        busy = {w.connection: w for w in self._workers if w.job is not None}
+        busy = {w.connection: w for w in self._workers if w.jobs}
         return [busy[ready] for ready in wait(list(busy))]
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """Actors of a Ray cluster, on this machine or on many; same bits as `local`. It needs the extra `ray`.
 
 An actor is made once and keeps its modules. The data set lies in Ray's object store, one copy for each machine, and the
-tensors of a level are put there once, however many clients train them; jobs and updates are messages.
-An actor or a machine that dies loses no round. Images that are read from files when they are needed are read by each
-machine, from the same place.
+tensors of a level are put there once, however many clients train them; jobs and updates are messages. A call of an
+actor costs some milliseconds of CPU in several processes, so short jobs go several at a time (`Batches`). An actor or a
+machine that dies loses no round. Images that are read from files when they are needed are read by each machine, from
+the same place.
 
 Differs from Ray's habits: workers run at this process's niceness, with as many threads for torch and BLAS as `threads`
 says. What comes out of the store is copied before it is trained on, since the store is memory that all actors share,
@@ -15,18 +16,20 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fleetfit.data.dataset import put_together, taken_apart
-from fleetfit.engines.pool import Pool
+from fleetfit.engines.batches import Batches
+from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
@@ -105,10 +108,11 @@ class Actors(Pool):
         each: Mapping[str, float], address: str | None,
     ) -> None:  # fmt: skip
         """Connect to a cluster or start one, put the data set into its store, and start the actors."""
-        super().__init__("ray", workers or 0, simulation.problem.layout)
+        super().__init__("ray", workers or 0, simulation.problem.layout, Batches())
         self._ray, self._each, self._started = library, each, False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._shared: dict[int, tuple[State, Any]] = {}
+        self._shared: dict[int, _Shared] = {}
+        self._numbered = 0
         keep_freed_memory()
         self._connect(address)
         try:
@@ -172,15 +176,23 @@ class Actors(Pool):
     def _put(self, message: bytes) -> Any:
         return self._ray.put(np.frombuffer(message, dtype=np.uint8))
 
-    def share(self, state: State, piece: Submodel) -> Any:
-        """Return a reference to a state in the object store, the same one while the same state is asked for."""
+    def share(self, state: State, piece: Submodel) -> "_Shared | None":
+        """Return a state as it lies in the object store, the same one while the same state is asked for."""
         if not state:
             return None
-        found = self._shared.pop(id(state), None) or (state, self._put(pack(state_nest(state, self._layout, piece))))
-        self._shared[id(state)] = found  # the latest stand last; the state is held so that its id stays its own
+        found = self._shared.pop(id(state), None)
+        if found is None:
+            self._numbered += 1
+            found = _Shared(self._numbered, self._put(pack(state_nest(state, self._layout, piece))), state)
+        self._shared[id(state)] = found  # the latest stand last
         while len(self._shared) > _SHARED:
             del self._shared[next(iter(self._shared))]
-        return found[1]
+        return found
+
+    @property
+    def shared(self) -> set[int]:
+        """Numbers of the states that are kept in the store."""
+        return {one.number for one in self._shared.values()}
 
     def nest_of(self, job: Job) -> dict[str, Any]:
         """Return a job as a nest."""
@@ -217,34 +229,53 @@ def _check_somebody_listens(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
+class _Shared(NamedTuple):
+    """A state in the object store."""
+
+    number: int
+    reference: Any
+    state: State  # held so that its id stays its own
+
+
 class _ActorWorker:
-    """One actor and the job that it has; its first reply is that it has started."""
+    """One actor and the jobs that it has; its first reply is that it has started."""
 
     def __init__(self, engine: Actors, actor: Any, setup: list[Any]) -> None:
         self.engine, self.actor, self.started = engine, actor, False
-        self.job: tuple[int, Job] | None = None
+        self.jobs: list[Placed] = []
+        self.holds: set[int] = set()  # numbers of the states that the actor has at hand: each is sent to it once
         self.reply = actor.start.remote(*setup)
 
     @property
     def free(self) -> bool:
-        return self.started and self.job is None
+        return self.started and not self.jobs
 
-    def give(self, place: int, job: Job, memory: Any) -> None:
-        self.job = (place, job)
-        states = self.engine.share(job.state, job.submodel), self.engine.share(job.statistics, job.submodel)
-        message = pack({"job": self.engine.nest_of(replace(job, state={}, statistics={})), "memory": memory})
-        self.reply = self.actor.answer.remote(np.frombuffer(message, dtype=np.uint8), *states)
+    def give(self, jobs: list[Placed], memories: list[Any]) -> None:
+        self.jobs = jobs
+        needed: dict[int, Any] = {}
+        tasks = []
+        for (_, job), memory in zip(jobs, memories, strict=True):
+            numbers = {}
+            for name in ("state", "statistics"):
+                if (found := self.engine.share(getattr(job, name), job.submodel)) is not None:
+                    numbers[name], needed[found.number] = found.number, found.reference
+            nest = self.engine.nest_of(replace(job, state={}, statistics={}))
+            tasks.append({"job": nest, "memory": memory, "shared": numbers})
+        new = [number for number in needed if number not in self.holds]
+        self.holds = {*needed, *(self.holds & self.engine.shared)}
+        message = pack({"tasks": tasks, "new": new, "holds": sorted(self.holds)})
+        references = [needed[number] for number in new]
+        self.reply = self.actor.answer.remote(np.frombuffer(message, dtype=np.uint8), *references)
 
-    def take(self) -> Mapping[str, Any] | None:
+    def take(self) -> Sequence[Mapping[str, Any]] | None:
         library = self.engine._ray
         reply, self.reply = self.reply, None
         try:
-            message = library.get(reply)
+            messages, seconds = library.get(reply)
         except (library.exceptions.RayActorError, library.exceptions.ObjectLostError):
             return None
-        found: dict[str, Any] = unpack(bytearray(message))
         self.started = True
-        return found
+        return [{**unpack(bytearray(message)), "seconds": s} for message, s in zip(messages, seconds, strict=True)]
 
     def end(self) -> None:
         with contextlib.suppress(Exception):  # Ray is gone already
@@ -258,10 +289,12 @@ class Actor:
     """What Ray runs in a process of its own."""
 
     simulation: Simulation
+    states: Mapping[int, np.ndarray]
 
-    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> "Answers":
         """Take the data set and rebuild the problem; return an empty message, or what is wrong."""
         torch.set_num_interop_threads(1)
+        self.states = {}
         nest = unpack(bytearray(setup))
         try:
             with warnings.catch_warnings():
@@ -269,16 +302,31 @@ class Actor:
                 data = put_together(nest["data"], {"x": x, "y": y})
             self.simulation = simulation_of(nest, data, nest["device"])
         except BaseException as error:
-            return _array(pack(said(error)))
-        return _array(pack({}))
+            return [_array(pack(said(error)))], [0.0]
+        return [_array(pack({}))], [0.0]
 
-    def answer(self, message: np.ndarray, state: np.ndarray | None, statistics: np.ndarray | None) -> np.ndarray:
-        """Run a job; see `fleetfit.engines.work.answer`."""
+    def answer(self, message: np.ndarray, *states: np.ndarray) -> "Answers":
+        """Run jobs one after the other; see `fleetfit.engines.work.answer`.
+
+        Args:
+            message: The jobs, each with the numbers of its states, and which states are new or still needed later.
+            states: The new ones, as they lie in the store.
+        """
         nest = unpack(bytearray(message))
-        for name, shared in (("state", state), ("statistics", statistics)):
-            if shared is not None:
-                nest["job"][name] = unpack(bytearray(shared))
-        return _array(answer(nest, self.simulation))
+        known = {**self.states, **dict(zip(nest["new"], states, strict=True))}
+        self.states = {number: known[number] for number in nest["holds"]}
+        replies, seconds = [], []
+        for task in nest["tasks"]:
+            began = time.perf_counter()
+            for name, number in task["shared"].items():  # a copy for each job, which may write to it
+                task["job"][name] = unpack(bytearray(self.states[number]))
+            replies.append(_array(answer(task, self.simulation)))
+            seconds.append(time.perf_counter() - began)
+        return replies, seconds
+
+
+Answers = tuple[list[np.ndarray], list[float]]
+"""Replies as messages, and the seconds that each job took."""
 
 
 def _array(message: bytes) -> np.ndarray:

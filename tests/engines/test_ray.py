@@ -17,6 +17,7 @@ from tiny import spec_of
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit import names
+from fleetfit.engines import ray as engines_ray
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.engines.ray import Actors, _ray, ray
@@ -104,6 +105,26 @@ def test_the_tensors_of_a_level_are_put_into_the_store_once(
     _, report = one_round(federation, two_actors, SETTINGS, start(federation))
     assert report["train"]["clients"] == 7
     assert len(puts) == len(set(puts)) == len({federation.level_of[c] for c in range(7)}) == 3
+
+
+def test_short_jobs_go_several_at_a_time_and_a_state_to_an_actor_once(
+    two_actors: Actors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    sent: list[tuple[int, int]] = []
+    give = engines_ray._ActorWorker.give
+
+    def noted(worker: Any, jobs: Any, memories: Any) -> None:
+        before = set(worker.holds)
+        give(worker, jobs, memories)
+        counts.append(len(jobs))
+        sent.extend((id(worker), number) for number in worker.holds - before)
+
+    monkeypatch.setattr(engines_ray._ActorWorker, "give", noted)
+    federation, simulation = fleets({"name": "scalefl"})
+    same(finished(federation, local(simulation)), finished(federation, two_actors))
+    assert max(counts) > 1
+    assert len(sent) == len(set(sent)) < sum(counts)
 
 
 def test_one_thread_means_one(two_actors: Actors) -> None:
