@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,53 @@ def test_side_by_side_has_the_bits_of_one_after_the_other(place: Path) -> None:
     for one, other in zip(alone.runs.values(), beside.runs.values(), strict=True):
         assert [run.columns for run in one] == [run.columns for run in other]
     assert compared(place, text, "beside", 1).table == beside.table, "and the one goes on where the other was"
+
+
+FAST = (
+    HEAD.replace('"tiny:tiny"', '"cnn"').replace("rounds = 3", "rounds = 2")
+    + """
+engine = { speed = "fast" }
+[[compare.row]]
+method.name = "scalefl"
+[[compare.row]]
+label = "both in bf16"
+method.name = "scalefl"
+engine.precision = "bf16"
+"""
+)
+
+
+def chosen(folder: Path) -> dict[str, Mapping[str, str]]:
+    """How each run of a comparison computes, by row."""
+    configs = sorted(folder.rglob("config.toml"))
+    return {found.parts[-3]: tomllib.loads(found.read_text())["engine"]["chosen"] for found in configs}
+
+
+def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) -> None:
+    """Stopped in the middle, they go on side by side, and finished ones are found again."""
+    alone = compared(place, FAST, "alone", 1)
+    both, tiny = chosen(alone.folder)["both-in-bf16"], chosen(alone.folder)["scalefl"]
+    assert set(both.values()) == {"bf16 channels_last"} and set(tiny.values()) == {"fp32 channels_last"}
+
+    class Stopped(Exception):
+        pass
+
+    def on_run(*told: Any) -> Any:
+        def stop(report: Mapping[str, Any]) -> None:
+            raise Stopped
+
+        return stop
+
+    with pytest.raises(Stopped):
+        compared(place, FAST, "beside", 2, on_run=on_run)
+    assert chosen(place / "beside").items() <= chosen(alone.folder).items()
+    assert not list((place / "beside").rglob("summary.json"))
+    assert content(compared(place, FAST, "beside", 2).folder) == content(alone.folder)
+    assert compared(place, FAST, "beside", 1).table == alone.table
+    exact = compared(place, FAST.replace("fast", "exact"), "exact", 1)
+    states = [content(found.folder) for found in (alone, exact)]
+    last = {name for name in states[0] if name.endswith("2.safetensors")}
+    assert len(last) == 2 and all(states[0][name] != states[1][name] for name in last), "and are not exact"
 
 
 def test_runs_go_at_the_same_time_with_one_thread_each(place: Path) -> None:

@@ -286,6 +286,16 @@ def with_chosen(experiment: Experiment, how: Computing) -> Experiment:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"chosen": dict(how.chosen)})})
 
 
+def as_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
+    """Return the experiment with what was measured and chosen for a run of it, as the run's folder says."""
+    found = with_measured(experiment, recorded.fleet.measured)
+    with used.looking():
+        fast, given = found.engine.speed == "fast", found.engine.chosen
+    if not fast or given:
+        return found
+    return found.model_copy(update={"engine": found.engine.model_copy(update={"chosen": recorded.engine.chosen})})
+
+
 # ---- what names stand for ----------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,20 @@ def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
     assert same_state(base, lab.serve())
 
 
+@pytest.mark.parametrize("how", [{}, {"precision": "bf16"}], ids=["chosen", "bf16"])
+def test_a_fast_run_has_the_bits_of_local(how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 too where that is emulated: nodes go back to fp32 where they lack it, which one machine must not."""
+    monkeypatch.setattr(nodes_side, "within_reach", lambda problem, accelerator: problem)
+    fast = {"speed": "fast", **how}
+    lab, base = lab_of(tmp_path, described({"name": "scalefl"}, model={"name": "cnn"}, engine=fast))
+    run = lab.serve(**fast)
+    assert same_state(base, run)
+    assert run.experiment.engine.chosen == base.experiment.engine.chosen
+    assert set(run.experiment.engine.chosen.values()) == {f"{'bf16' if how else 'fp32'} channels_last"}
+    exact = ff.run(described({"name": "scalefl"}, model={"name": "cnn"}), out=tmp_path / "exact")
+    assert not same_state(exact, run)
+
+
 def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
     """What devices cannot run they do not evaluate; the accuracy at a client's own level is the simulation's."""
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}))

@@ -22,7 +22,7 @@ from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
-from fleetfit.config.assembly import with_measured
+from fleetfit.config.assembly import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
@@ -250,7 +250,7 @@ class _RowRunner:
         if not (place / "config.toml").is_file():
             return None
         found = load(place)
-        same = with_measured(settled(checked(asked.table)), found.experiment.fleet.measured)
+        same = as_recorded(settled(checked(asked.table)), found.experiment)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
                 f"{place} holds a run of something else: {_difference(place, same)}. Choose another folder with --out, "
