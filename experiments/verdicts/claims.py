@@ -59,6 +59,7 @@ class Claim(_Table):
         by: How much greater at least, in points or as a ratio; more than nothing where it is not said. Below zero: how
             much may be lost.
         exact: Chance plays no part in it, as with numbers of parameters: it needs no interval, and one run is enough.
+        rounds_differ: The experiments that it compares have different numbers of rounds; the table's note says why.
         greater, lesser: Each of the first is greater than each of the second.
         pairs: The first of each pair is greater than its second.
         chain: Each is greater than the next.
@@ -72,6 +73,7 @@ class Claim(_Table):
     measure: Measure = "difference"
     by: Number | None = None
     exact: bool = False
+    rounds_differ: bool = False
     greater: Sides | None = None
     lesser: Sides | None = None
     pairs: Annotated[list[Pair], Field(min_length=1)] | None = None

@@ -161,7 +161,9 @@ def _estimated(claim: Claim, contrast: Contrast, results: Mapping[str, Experimen
     if not seeds:
         return "no seed that all sides share"
     by_seed = [[found[seed] for found in numbers] for seed in seeds]
-    problem = next((v.problem for values in by_seed for v in values if v.problem), "") or _files_differ(places, results)
+    problem = next((v.problem for values in by_seed for v in values if v.problem), "") or _files_differ(
+        claim, places, results
+    )
     if claim.measure == "ratio" and any(v.number <= 0 for values in by_seed for v in values):
         problem = "a number that is divided by is not above zero"
         return Estimate(contrast, len(seeds), math.nan, problem=problem)
@@ -182,13 +184,14 @@ def _numbers(place: Place, results: Mapping[str, ExperimentResults]) -> dict[int
     return known or f'row "{place.row}" of `experiments/{place.file}` was stored without "{place.column}"'
 
 
-def _files_differ(places: Sequence[Place], results: Mapping[str, ExperimentResults]) -> str:
+def _files_differ(claim: Claim, places: Sequence[Place], results: Mapping[str, ExperimentResults]) -> str:
     """Return why numbers of two experiments cannot be compared, or an empty string."""
     first = results[places[0].file]
     for place in places:
         other = results[place.file]
         said = differing(first.settings, other.settings)
-        if not said and other is not first and _rounds_of(first, places[0]) != _rounds_of(other, place):
+        rounds = _rounds_of(first, places[0]), _rounds_of(other, place)
+        if not said and other is not first and not claim.rounds_differ and rounds[0] != rounds[1]:
             said = "rounds"
         if said:
             return f"`experiments/{first.file}` and `experiments/{other.file}` differ in {said}"

@@ -119,7 +119,15 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResu
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return the sections in which two files' settings differ, but for those that may, as text."""
     keys = {*one, *other} - set(_MAY_DIFFER)
-    return ", ".join(sorted(key for key in keys if one.get(key) != other.get(key)))
+    return ", ".join(sorted(key for key in keys if _that_counts(one, key) != _that_counts(other, key)))
+
+
+def _that_counts(settings: Mapping[str, Any], key: str) -> Any:
+    """Return a section; that of the evaluation without how often it is done on the way."""
+    found = settings.get(key)
+    if key != "evaluate" or not isinstance(found, Mapping):
+        return found
+    return {name: value for name, value in found.items() if name != "every"}
 
 
 # ---- a number of a run -----------------------------------------------------------------------------------------------

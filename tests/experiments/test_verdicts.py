@@ -321,16 +321,19 @@ def test_two_files_with_other_settings_or_the_same_run_are_refused(
 def test_two_experiments_are_compared_only_with_the_same_settings(repository: Repository) -> None:
     body = 'greater = { row = "Ten", file = "small/other.toml" }\nlesser = { row = "Base" }'
     repository.claims(table(claim("across", body)))
-    repository.results(flat(), settings_of_file={"local": 5, "method": 1})
-    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"local": 5})
+    repository.results(flat(), settings_of_file={"local": 5, "method": 1, "evaluate": {"every": 5}})
+    other = {"local": 5, "evaluate": {"every": 9}}
+    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file=other)
     assert repository.verdicts() == {"across": "holds"}
-    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file={"local": 6})
+    repository.results(spread("Ten", 10), "other", "small/other.toml", settings_of_file=other | {"local": 6})
     assert repository.verdicts() == {"across": "cannot be told at this size"}
     assert "`experiments/small/other.toml` and `experiments/small/made-up.toml` differ in local" in repository.page
     longer = [one | {"rounds": 200} for one in spread("Ten", 10)]
-    repository.results(longer, "other", "small/other.toml", settings_of_file={"local": 5})
+    repository.results(longer, "other", "small/other.toml", settings_of_file=other)
     assert repository.verdicts() == {"across": "cannot be told at this size"}
     assert "differ in rounds" in repository.page
+    repository.claims(table(claim("across", body + "\nrounds_differ = true")))
+    assert repository.verdicts() == {"across": "holds"}
 
 
 def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> None:
