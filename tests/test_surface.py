@@ -75,7 +75,7 @@ SIGNATURES = {
     "run": "source, *, out, overrides, on_round, **sections",
     "resume": "folder, *, on_round, **sections",
     "load": "folder, **sections",
-    "compare": "file, *, out, overrides, on_run, jobs, against, record",
+    "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",

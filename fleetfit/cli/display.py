@@ -5,7 +5,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fleetfit.api import Comparison, Run
+from fleetfit.api.comparison import ComparisonProgress
 from fleetfit.api.runs import proceed
 from fleetfit.cli.interrupts import Interrupted
 from fleetfit.cli.printing import say as say
@@ -69,10 +70,18 @@ class Rounds:
         title: What stands before each.
         experiment: Of the run.
         beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
+        of_all: Says what else is left, of a comparison.
     """
 
-    def __init__(self, title: str, experiment: Experiment, beside: Progress | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        experiment: Experiment,
+        beside: Progress | None = None,
+        of_all: Callable[[], str] = str,
+    ) -> None:
         """Begin to count the time."""
+        self._of_all = of_all
         self._title, self._rounds = title, experiment.rounds
         self._norm, self._accuracy = experiment.evaluate.norms[0], ""
         self._began, self._first = time.monotonic(), 0
@@ -96,15 +105,19 @@ class Rounds:
             self._say(f"Round {done} was {in_words(report['undone'])}")
         shown = now if self._bar is None else self._accuracy
         what = f"loss {'-' if loss is None else f'{loss:.3f}'}  {shown}".rstrip()
+        every = self._of_all()
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, what=escape(what))
+            self._bar.update(self._task, completed=done, what=escape(f"{what}  {every}".rstrip()))
             if done == self._rounds:
                 self.close()
             return
         each = (time.monotonic() - self._began) / (done - self._first + 1)
         lost = f"  {len(report['failures'])} jobs failed" if report["failures"] else ""
         left = duration(each * (self._rounds - done))
-        say(f"{self._title}{'  ' if self._title else ''}round {done}/{self._rounds}  {what}{lost}  {left} left")
+        say(
+            f"{self._title}{'  ' if self._title else ''}round {done}/{self._rounds}  {what}{lost}  {left} left"
+            f"{'  ' if every else ''}{every}"
+        )
 
     def _say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
@@ -187,6 +200,7 @@ class ComparedRuns:
     def __init__(self, quiet: bool, jobs: int) -> None:
         """Take whether only notes are shown, and how many runs there are at a time."""
         self._quiet, self._known = quiet, set[tuple[str, str]]()
+        self._begun, self._left = False, ""
         self._bars: Progress | None = None
         if jobs > 1 and not quiet and sys.stdout.isatty():
             self._bars = _bars()
@@ -204,12 +218,42 @@ class ComparedRuns:
         if run.finished:
             say(f"{heading}: finished before.")
             return None
-        return Rounds(heading, run.experiment, self._bars)
+        return Rounds(heading, run.experiment, self._bars, lambda: self._left)
+
+    def progress(self, found: ComparisonProgress) -> None:
+        """Say how many runs there are, and once it is known how long they will take; go on showing that."""
+        if self._quiet:
+            return
+        if not self._begun:
+            self._begun = True
+            self._say(runs_in_words(found))
+        if found.seconds_left:
+            first, about = not self._left, duration(found.seconds_left)
+            self._left = f"{about} left of all"
+            if first:
+                self._say(f"The whole comparison takes about {about} more, by the rounds measured so far.")
+
+    def _say(self, text: str) -> None:
+        """Print a line, above the bars where there are some."""
+        if self._bars is not None:
+            self._bars.console.print(escape(text), soft_wrap=True, highlight=False)
+        else:
+            say(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
         if self._bars is not None:
             self._bars.stop()
+
+
+def runs_in_words(found: ComparisonProgress) -> str:
+    """Return how many runs a comparison has: "8 runs, of which 4 tune before the others; 3 are finished."."""
+    text = f"{found.runs} run{'' if found.runs == 1 else 's'}"
+    if found.tuning:
+        text += f", of which {found.tuning} tune before the others"
+    if found.jobs > 1:
+        text += f", {found.jobs} at a time"
+    return text + (f"; {found.finished} {'is' if found.finished == 1 else 'are'} finished." if found.finished else ".")
 
 
 def compared(found: Comparison) -> None:

@@ -180,6 +180,7 @@ def compare(
             jobs=jobs,
             against=against,
             record=record,
+            on_progress=on_run.progress,
         )
     display.compared(found)
 

@@ -16,6 +16,7 @@ from fleetfit import files
 from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
+from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.comparison.tuned import candidates, chosen
 from fleetfit.api.described import settled
@@ -26,7 +27,7 @@ from fleetfit.config.assembly import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
-from fleetfit.errors import ConfigError, RunError, shown
+from fleetfit.errors import ConfigError, FleetFitError, RunError, shown
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
@@ -35,8 +36,10 @@ __all__ = [
     "ComparedRun",
     "Comparison",
     "ComparisonPlan",
+    "ComparisonProgress",
     "ComparisonResults",
     "Difference",
+    "OnProgress",
     "OnRun",
     "RunResult",
     "TriedValues",
@@ -49,6 +52,8 @@ __all__ = [
 
 _WITH_WORKERS = ("processes", "ray")
 
+OnProgress = Callable[[ComparisonProgress], None]
+"""Called with how far a comparison is."""
 OnRun = Callable[[str, int, int, Run], OnRound | None]
 """Called before each run with its title, its number, how many there are, and the run, perhaps finished already."""
 
@@ -62,6 +67,7 @@ def compare(
     jobs: int = 1,
     against: str | None = None,
     record: str | Path | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
@@ -73,6 +79,8 @@ def compare(
         jobs: Runs at a time. With more than one, each is in a process of its own with one thread and its own data, and
             all have the same bits.
         against: Label of the row that the others are measured against; `compare.against`, or the first row, by default.
+        on_progress: Called before the first run, after each round and after each run with how far all of it is, and how
+            long it will take yet.
         record: A folder where `results.json` is kept as well, under the name of the run file, once all is finished.
 
     Raises:
@@ -91,7 +99,8 @@ def compare(
         if jobs > 1:  # each process has its own
             sharing.close()
             give_back_freed_memory()
-        tuned, runs = _compared(_RowRunner(rehearsal, on_run, jobs), plan, folder, results)
+        following = _Following(_remaining(plan, folder, jobs, rehearsal), on_run, on_progress)
+        tuned, runs = _compared(_RowRunner(rehearsal, following, jobs), plan, folder, results)
     if kept is not None:
         keep(results.results, kept)
     said = {key: label(choice) for key, choice in tuned.items()}
@@ -180,6 +189,53 @@ class _Asked:
     count: int
 
 
+class _Following:
+    """Tells how far a comparison is, and passes on what its runs report."""
+
+    def __init__(self, left: Remaining, on_run: OnRun | None, on_progress: OnProgress | None) -> None:
+        self._left, self._on_run, self._on_progress = left, on_run, on_progress
+        self._tell()
+
+    def began(self, asked: _Asked, found: Run) -> OnRound:
+        """Announce a run; return what its rounds are told to."""
+        on_round = None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
+        if not found.finished:
+            self._left.began(asked.entry.place)
+
+        def after_round(report: Mapping[str, Any]) -> None:
+            self._left.round(asked.entry.place, report)
+            self._tell()
+            if on_round is not None:
+                on_round(report)
+
+        return after_round
+
+    def finished(self, asked: _Asked) -> None:
+        """Count a run that has been finished."""
+        self._left.finished(asked.entry.place)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._left.progress)
+
+
+def _remaining(plan: ComparisonPlan, folder: Path, jobs: int, rehearsal: Rehearsal) -> Remaining:
+    """Return what says how long a comparison will take yet, with what its folder has from before."""
+    expected = {}
+    for tunes, entries in ((True, [entry for entry, _ in candidates(plan)]), (False, plan.entries())):
+        for entry in entries:
+            run = checked(entry.table)
+            expected[entry.place] = ExpectedRun((entry.row, entry.setting), run.rounds, run.evaluate.every, tunes)
+    left = Remaining(expected, jobs, rehearsal.work)
+    for place in expected:
+        if (folder / place / "config.toml").is_file():
+            with contextlib.suppress(FleetFitError):  # a damaged one says so when it is run
+                found = load(folder / place)
+                left.known(place, found.metrics, found.finished)
+    return left
+
+
 OnFinished = Callable[[Sequence[tuple[_Asked, Run]]], None]
 """Called with those that were finished before, if there are any, and then with each one that has been finished."""
 
@@ -187,8 +243,8 @@ OnFinished = Callable[[Sequence[tuple[_Asked, Run]]], None]
 class _RowRunner:
     """Runs what is asked for: one after the other, or side by side."""
 
-    def __init__(self, rehearsal: Rehearsal, on_run: OnRun | None, jobs: int) -> None:
-        self._rehearsal, self._on_run, self._jobs = rehearsal, on_run, jobs
+    def __init__(self, rehearsal: Rehearsal, following: _Following, jobs: int) -> None:
+        self._rehearsal, self._following, self._jobs = rehearsal, following, jobs
 
     def run(self, asked: Sequence[_Asked], finished: OnFinished | None = None) -> Iterator[Run]:
         """Yield the finished runs, in the order in which they are asked for."""
@@ -206,10 +262,11 @@ class _RowRunner:
     def _alone(self, asked: _Asked, there: Run | None, finished: OnFinished | None) -> Run:
         """Run one, go on with it, or open it if it is finished."""
         found = there if there is not None and there.finished else self._task(asked).begun()
-        on_round = self._announced(asked, found)
+        on_round = self._following.began(asked, found)
         if found is not there:
             if not found.finished:
                 proceed(found, on_round)
+            self._following.finished(asked)
             if finished is not None:
                 finished([(asked, found)])
         found._let_go()  # a comparison may have many runs, each with its own data in memory
@@ -222,19 +279,17 @@ class _RowRunner:
         left = []
         for one, found in zip(asked, there, strict=True):
             if found is not None and found.finished:
-                self._announced(one, found)
+                self._following.began(one, found)
             else:
                 left.append(one)
         tasks = [self._task(one) for one in left]
 
         def done(number: int) -> None:
+            self._following.finished(left[number])
             if finished is not None:
                 finished([(left[number], load(left[number].place))])
 
-        run_side_by_side(tasks, self._jobs, lambda number, found: self._announced(left[number], found), done)
-
-    def _announced(self, asked: _Asked, found: Run) -> OnRound | None:
-        return None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
+        run_side_by_side(tasks, self._jobs, lambda number, found: self._following.began(left[number], found), done)
 
     def _task(self, asked: _Asked) -> RowTask:
         known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured

@@ -106,6 +106,8 @@ class Rehearsal:
         self._measured: dict[tuple[str, str], dict[str, list[float]]] = {}
         self._entries = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
         self._unused: dict[tuple[str, str], tuple[Unused, ...]] = {}
+        self.work: dict[tuple[str, str], float] = {}
+        """Multiply-adds of a round that the plan foresees, by row and setting, of those that were assembled."""
 
     def check(self) -> list[str]:
         """Refuse keys that no run uses, and return a note for each that all rows share.
@@ -220,6 +222,7 @@ class Rehearsal:
             error.args = (f"{entry.title}: {error}",)
             raise
         self._measured[entry.row, entry.setting] |= found.experiment.fleet.measured
+        self.work[entry.row, entry.setting] = _work_of(found)
         return found
 
 
@@ -232,3 +235,11 @@ def _check_validation(assembly: Assembly) -> None:
     parts = assembly.simulation.parts if assembly.simulation is not None else ()
     if not any(len(part.get("validation", ())) for part in parts):
         raise ConfigError(NO_VALIDATION)
+
+
+def _work_of(assembly: Assembly) -> float:
+    """Return the multiply-adds of a round as the plan foresees them, up to a factor that all rows share."""
+    levels, clients = assembly.plan.levels, assembly.federation.clients
+    each = sum(level.multiply_adds * level.clients for level in levels) / max(1, sum(level.clients for level in levels))
+    samples = float(clients.num_examples.mean()) if len(clients) else 0.0
+    return float(each * samples * assembly.settings.local.epochs * assembly.federation.cohort)
