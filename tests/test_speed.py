@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import fleetfit as ff
 from fleetfit.api import runs
 from fleetfit.errors import ConfigError
+from fleetfit.submodel import whole
 from fleetfit.training.local_model import LocalModel
-from fleetfit.training.speed import has_bf16, paying
+from fleetfit.training.speed import has_bf16, paying, prepared
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import PLAIN, Arithmetic, Computed, arithmetic_of
 
@@ -270,6 +271,8 @@ def test_a_layer_that_sees_one_vector_per_sample_stays_in_fp32() -> None:
         ("cnn", (1, 8, 8), {}, "fp32 channels_last"),
         ("mobilenetv2", (3, 32, 32), {}, "fp32 channels_last"),
         ("vit", (3, 32, 32), {"hidden": 192, "depth": 2, "attention_heads": 3, "patch": 4}, "bf16 contiguous"),
+        ("vit", (3, 32, 32), {"hidden": 48, "depth": 2, "attention_heads": 3, "patch": 4}, "bf16 contiguous"),
+        ("vit", (3, 32, 32), {"hidden": 24, "depth": 2, "attention_heads": 3, "patch": 4}, "fp32 contiguous"),
         ("mlp_2nn", (1, 28, 28), {}, "fp32 contiguous"),
         ("char_lstm", (20,), {}, "bf16 contiguous"),
         ("char_lstm", (20,), {"hidden": 32}, "fp32 contiguous"),
@@ -283,6 +286,57 @@ def test_what_pays_is_a_rule_of_the_layers(
     module = problem.architecture.build(problem.layout.full_sizes, problem.exits)
     expected = expected if has_bf16(HOST) else expected.replace("bf16", "fp32")
     assert str(paying(module, shape, HOST)) == expected
+
+
+def stepped(precision: str, dropout: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the last logits of a small BERT in training, and the gradient of their sum of squares.
+
+    One of the texts is shorter than the others, and one shows nothing at all.
+    """
+    sizes = {"hidden": 48, "layers": 2, "attention_heads": 3, "max_positions": 16}
+    problem = problem_of("bert", (16,), **sizes, dropout=dropout)
+    full = whole(problem.layout)
+    how = Computed(problem.layout.full_sizes, problem.exits, Arithmetic(precision))  # type: ignore[arg-type]
+    piece = LocalModel(problem.with_computed((how,)), full, HOST)
+    rng = torch.Generator().manual_seed(1)
+    piece.load({name: torch.randn(shape, generator=rng) * 0.2 for name, shape in piece.shapes.items()})
+    x = torch.randint(1, 50, (6, 16), generator=rng)
+    x[1, 9:], x[2] = 0, 0
+    torch.manual_seed(seed)
+    logits: Tensor = piece.module.train()(x)[-1]
+    logits.square().sum().backward()
+    return logits.detach(), piece.grad.clone()
+
+
+def test_attention_in_bf16_trains_like_that_in_fp32() -> None:
+    """It has steps of its own there: query, key and value in one product, padding left out, also of an empty text."""
+    (half, gradient), (full, expected) = stepped("bf16", 0.0), stepped("fp32", 0.0)
+    assert not torch.equal(half, full)
+    assert (half - full).norm() < 0.05 * full.norm()
+    assert (gradient - expected).norm() < 0.05 * expected.norm()
+
+
+def test_dropout_beside_bf16_is_seeded() -> None:
+    (one, first), (two, second), (other, _) = stepped("bf16", 0.3), stepped("bf16", 0.3), stepped("bf16", 0.3, seed=1)
+    assert torch.equal(one, two) and torch.equal(first, second)
+    assert not torch.allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.001, 0.0, 1.0])
+def test_dropout_beside_bf16_drops_its_share(share: float) -> None:
+    """Of 200,000 elements as many as asked for, within five standard deviations, in the gradient the same ones; the
+    others are scaled, so that the mean stays."""
+    layer = prepared(nn.Sequential(nn.Dropout(share)), Arithmetic("bf16"), HOST)
+    x = torch.full((200, 1000), 3.0, requires_grad=True)
+    torch.manual_seed(0)
+    found: Tensor = layer.train()(x)
+    found.sum().backward()
+    assert x.grad is not None and torch.equal(found == 0, x.grad == 0)
+    dropped = float((found == 0).double().mean())
+    assert abs(dropped - share) <= 5 * (share * (1 - share) / x.numel()) ** 0.5
+    kept = found[found != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 3 / (1 - share) if share < 1 else 3), rtol=1e-4, atol=0)
+    assert torch.equal(layer.eval()(x), x)
 
 
 def test_a_shape_of_which_nothing_is_said_is_computed_as_the_nearest() -> None:

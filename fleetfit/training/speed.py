@@ -11,9 +11,12 @@ repeats it), against the default:
 
 - images with channels last: a training step takes 0.6 to 0.9 of the time, if the weights of convolutions lie so too;
   group norm has no good kernel for it, and patches that do not overlap gain nothing;
-- bf16: dense convolutions 0.5 to 0.7, linear layers over many tokens 0.4 to 0.7. Depthwise convolutions, small linear
-  layers, and classifiers on one vector per sample are slower than in fp32; so is the backward pass of attention (see
-  `fleetfit.models.transformer`).
+- bf16: dense convolutions 0.5 to 0.7, linear layers over many tokens 0.3 to 0.7. Depthwise convolutions, small linear
+  layers, and classifiers on one vector per sample are slower than in fp32; so is the backward pass of torch's
+  attention, in place of which stand steps of their own (see `fleetfit.models.transformer`), with one product for query,
+  key and value;
+- dropout beside bf16: torch draws a number for each element, a fourth of a step of a small BERT; one for four is 0.2 of
+  that.
 """
 
 import contextlib
@@ -35,6 +38,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from fleetfit.errors import ConfigError
+from fleetfit.models.transformer import dropout
 from fleetfit.values import Problem
 from fleetfit.values.arithmetic import PLAIN, Arithmetic, MemoryFormat
 
@@ -92,7 +96,8 @@ def within_reach(problem: Problem, accelerator: torch.device) -> Problem:
 
 # ---- which arithmetic pays for a shape -----------------------------------------------------------------------------
 
-_FAN_IN = 96  # inputs of a weight's row from which on its product in bf16 saves more than conversions cost
+_FAN_IN = 96  # inputs of a convolution's filter from which on its product in bf16 saves more than conversions cost
+_TOKENS_FAN_IN = 40  # the same of a linear layer over many tokens, the smaller of its sides
 _PIXELS = 256  # of an image; with fewer the calls cost more than the products
 _RECURRENT = 128  # the same of the units of a recurrent layer
 
@@ -139,7 +144,7 @@ def _tokens_gain(parts: Sequence[nn.Module]) -> bool:
     if not any(isinstance(p, nn.Embedding | nn.Conv2d) for p in parts):  # one vector per sample
         return False
     linear = [p for p in parts if isinstance(p, nn.Linear)]
-    return _mostly((p.weight.numel(), min(p.weight.shape) >= _FAN_IN) for p in linear)
+    return _mostly((p.weight.numel(), min(p.weight.shape) >= _TOKENS_FAN_IN) for p in linear)
 
 
 def _mostly(weighed: Iterable[tuple[int, bool]]) -> bool:
@@ -189,6 +194,8 @@ def prepared(module: nn.Module, arithmetic: Arithmetic, accelerator: torch.devic
         for part in module.modules():
             if type(part) is nn.Linear:
                 part.forward = partial(_linear, part)  # type: ignore[method-assign]
+            if type(part) is nn.Dropout:
+                part.forward = partial(_dropped, part)  # type: ignore[method-assign]
     for name in _ENTRIES:
         own = getattr(module, name, None)
         if callable(own):
@@ -204,6 +211,11 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
         return F.linear(x, layer.weight, layer.bias)
     with torch.autocast("cpu", enabled=False):
         return F.linear(x.float(), layer.weight, layer.bias)
+
+
+def _dropped(layer: nn.Dropout, x: Tensor) -> Tensor:
+    """Drop elements by cheaper random numbers."""
+    return dropout(x, layer.p) if layer.training and layer.p else x
 
 
 class _Entered:
