@@ -298,10 +298,26 @@ def _summed(update: Update, job: Job, federation: Federation) -> str | None:
                                 for key, size in (("sum", width), ("squares", width), ("count", 1))})  # fmt: skip
     if not all(tensor.dtype == torch.float64 for tensor in update.state.values()):
         return "its sums are not in torch.float64."
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in update.state.values()):
+    if not bool(torch.isfinite(torch.cat([tensor.flatten() for tensor in update.state.values()])).all()):
         return "it has sums that are not finite."
+    if _possible(update.state, positions, n):
+        return None
     wrongs = (_impossible(update.state, name, n, each) for name, (_, each) in positions.items())
     return next((wrong for wrong in wrongs if wrong is not None), None)
+
+
+def _possible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int | None]], n: int) -> bool:
+    """Tell whether `_impossible` would object to no layer, all of them looked at at once; False where it may."""
+    if any(each is None for _, each in positions.values()):
+        return False
+    total, squares = (torch.cat([sums[f"{name}.{key}"] for name in positions]) for key in ("sum", "squares"))
+    counts = [n * (each or 0) for _, each in positions.values()]
+    if torch.cat([sums[f"{name}.count"] for name in positions]).tolist() != counts or not min(counts) > 0:
+        return False
+    widths = torch.tensor([width for width, _ in positions.values()])
+    count = torch.tensor(counts, dtype=torch.float64).repeat_interleave(widths)
+    fine = (squares >= 0) & (total * total <= count * (squares * (1 + 1e-5) + count * 1e-37))
+    return max(counts) < _MOST_UNITS and bool((fine & (squares <= count * _LARGEST)).all())
 
 
 def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import plain, tiny_federation
+from tiny import TinyNet, plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.engines.local import local as local_engine
@@ -438,6 +438,41 @@ def test_statistics_take_at_most_so_many_samples_and_at_least_two() -> None:
 
     statistics(federation, Counting(simulation), start(federation), replace(ALL, statistics_samples=1))
     assert counted == [2.0] * 18
+
+
+def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stem, both layers of two blocks and the first of the third, in front of its norm: six linear layers a batch."""
+    federation, simulation = fleet()
+    ran: list[int] = []
+    plain_forward = nn.Linear.forward
+
+    def counted(layer: nn.Linear, x: Tensor) -> Tensor:
+        ran.append(len(x))
+        return plain_forward(layer, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", counted)
+    for _ in range(2):  # the first pass of all shows which norm is the last
+        ran.clear()
+        run_job(job_for(federation, 4, 2, kind="statistics", evaluation=ALL.evaluation), simulation.device(4))
+    assert len(ran) == 6
+
+
+def test_a_norm_layer_that_not_every_batch_reaches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third block is left out of the first batch: whoever takes the second one for the last misses it."""
+    federation, simulation = fleet()
+    plain_segment, batches = TinyNet.segment, [0]
+
+    def segment(net: TinyNet, i: int, carry: Tensor) -> Tensor:
+        batches[0] += i == 0
+        return carry if i == len(net.exits) - 1 and batches[0] == 1 else plain_segment(net, i, carry)
+
+    monkeypatch.setattr(TinyNet, "segment", segment)
+    job = job_for(federation, 4, 2, kind="statistics", evaluation=Evaluation(split="train", batch_size=4))
+    update, _ = run_job(job, simulation.device(4))
+    assert isinstance(update, Update)
+    n = update.num_examples
+    assert float(update.state["blocks.0.1.count"]) == n
+    assert float(update.state["blocks.2.1.count"]) == n - 4
 
 
 def test_one_image_alone_is_classified_as_in_a_batch() -> None:

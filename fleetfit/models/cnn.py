@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, norm_layer
 
 _STAGES = {"stage1": 28, "stage2": 42}
 _PER_STAGE = 3
@@ -30,7 +30,7 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height, width], each side halved where the block pools."""
-        x = F.max_pool2d(x, 2) if self.halve else x
+        x = halved(x) if self.halve else x
         return F.relu(self.norm(self.conv(x)), inplace=True)
 
 

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
-from fleetfit.models.blocks import Head, kaiming
+from fleetfit.models.blocks import Head, halved, kaiming
 from fleetfit.names import Row, entries
 
 
@@ -37,7 +37,8 @@ class PooledConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height / 2, width / 2]."""
-        return F.max_pool2d(F.relu(self.conv(x)), self.pool, stride=2, ceil_mode=self.pool > 2)
+        x = F.relu(self.conv(x))
+        return halved(x) if self.pool == 2 else F.max_pool2d(x, self.pool, stride=2, ceil_mode=True)
 
 
 class FullBlock(nn.Module):

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, norm_layer
 
 _TIMES = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # channels of the convolutions, in those of the first
 _HALVED = (1, 3, 6, 9, 12)  # blocks after whose convolution the map is halved
@@ -42,7 +42,7 @@ class VggBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, after, height, width], each side halved where the block pools."""
         x = F.relu(self.norm(self.conv(x)), inplace=True)
-        return F.max_pool2d(x, 2) if self.halve else x
+        return halved(x) if self.halve else x
 
 
 class WideBlock(nn.Module):

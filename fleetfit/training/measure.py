@@ -1,11 +1,12 @@
 """Evaluation and statistics jobs: one forward pass yields every exit; sums over the inputs of batch-norm layers."""
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -115,56 +116,15 @@ def _scored(
 @torch.no_grad()
 def _summed_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
     piece = _made_ready(jobs[0], devices[0])
-    sums: dict[str, Tensor] = {}
-    hooks = [norm.register_forward_pre_hook(_summing(name, sums)) for name, norm in batch_norms(piece.module).items()]
+    passes = _passes_of(piece.module)
     found = []
-    try:
-        with uncompiled(piece.arithmetic):  # whose kernels call no hooks
-            for job, device in zip(jobs, devices, strict=True):
-                indices, body = _chosen(job, device), _body(piece.module)
-                for batch in joined(indices, job.evaluation.batch_size):
-                    body(device.put(device.data.batch(batch)[0]))
-                found.append(_measured(job, indices, {}, {name: value.cpu() for name, value in sums.items()}))
-                sums.clear()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with uncompiled(piece.arithmetic), passes.watched() as sums:  # compiled kernels call no hooks
+        for job, device in zip(jobs, devices, strict=True):
+            indices = _chosen(job, device)
+            for batch in joined(indices, job.evaluation.batch_size):
+                passes.run(device.put(device.data.batch(batch)[0]))
+            found.append(_measured(job, indices, {}, sums.taken()))
     return found
-
-
-_headless: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Whether a model's classifiers have no batch norm, so that its statistics need not run them."""
-
-
-def _body(module: nn.Module) -> Callable[[Tensor], Any]:
-    """Return what runs all batch-norm layers of a module, without its classifiers where these have none."""
-    if not isinstance(module, ExitModel) or type(module).forward is not ExitModel.forward:
-        return partial(outputs, module)
-    if _headless.get(module):
-        return partial(_below, module)
-
-    def noting(x: Tensor) -> None:
-        ran: list[nn.Module] = []
-        hooks = [n.register_forward_pre_hook(lambda one, _: ran.append(one)) for n in batch_norms(module).values()]
-        try:
-            in_heads, carry = 0, module.start(x)
-            for i in range(len(module.exits)):
-                carry = module.segment(i, carry)
-                before = len(ran)
-                module.head(i, carry)
-                in_heads += len(ran) - before
-            _headless[module] = not in_heads
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    return partial(outputs, module) if module in _headless else noting
-
-
-def _below(module: ExitModel, x: Tensor) -> None:
-    carry = module.start(x)
-    for i in range(len(module.exits)):
-        carry = module.segment(i, carry)
 
 
 def _made_ready(job: Job, device: Device) -> LocalModel:
@@ -180,16 +140,106 @@ def _measured(job: Job, indices: Tensor, metrics: dict[str, Any], state: State) 
     return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, len(indices), metrics)
 
 
-def _summing(name: str, sums: dict[str, Tensor]) -> Any:
-    def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].float().transpose(0, 1).flatten(1)  # [C, B * positions]
-        found = {"sum": x.sum(1, dtype=torch.float64), "squares": (x * x).sum(1, dtype=torch.float64),
-                 "count": torch.tensor([x.shape[1]], dtype=torch.float64, device=x.device)}  # fmt: skip
-        for key, value in found.items():
-            place = f"{name}.{key}"
-            sums[place] = sums[place] + value if place in sums else value
+# ---- passes that sum the inputs of batch-norm layers, and end with the last of them --------------------------------
 
-    return hook
+
+class _Sums:
+    """Sums over the inputs of batch-norm layers, by layer: of the values, of their squares, and how many."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Tensor, Tensor, int]] = {}
+
+    def add(self, name: str, x: Tensor) -> None:
+        """Add the inputs of a layer [B, C, ...]."""
+        x = x.float().transpose(0, 1).flatten(1)  # [C, B * positions]
+        total, squares, count = x.sum(1, dtype=torch.float64), (x * x).sum(1, dtype=torch.float64), x.shape[1]
+        if name in self._found:
+            before = self._found[name]
+            total, squares, count = before[0] + total, before[1] + squares, before[2] + count
+        self._found[name] = total, squares, count
+
+    def taken(self) -> dict[str, Tensor]:
+        """Return the sums on the host as a job's state has them, and begin anew."""
+        found = {}
+        for name, (total, squares, count) in self._found.items():
+            found[f"{name}.sum"], found[f"{name}.squares"] = total.cpu(), squares.cpu()
+            found[f"{name}.count"] = torch.tensor([count], dtype=torch.float64)
+        self._found.clear()
+        return found
+
+
+class _Enough(Exception):
+    """Ends a pass whose last batch norm has been reached."""
+
+
+class _Passes:
+    """Passes of a module that end with the input of its last batch norm; what comes after that changes no sum.
+
+    The first one is whole, and shows in what order the layers run, and whether any is in a classifier.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._norms, self._module = batch_norms(module), ref(module)
+        self._in_parts = isinstance(module, ExitModel) and type(module).forward is ExitModel.forward
+        self._sums, self._ran = _Sums(), list[str]()
+        self._last: list[str] | None = None
+        self._body = self._first
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[_Sums]:
+        """Sum what the passes inside give to the layers."""
+        hooks = [norm.register_forward_pre_hook(partial(self._reached, name)) for name, norm in self._norms.items()]
+        try:
+            yield self._sums
+        finally:
+            self._sums.taken()
+            for hook in hooks:
+                hook.remove()
+
+    def run(self, x: Tensor) -> None:
+        """Pass one batch."""
+        self._ran.clear()
+        with contextlib.suppress(_Enough):
+            self._body(self._module(), x)
+
+    def _reached(self, name: str, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._sums.add(name, inputs[0])
+        self._ran.append(name)
+        if self._ran == self._last:
+            raise _Enough
+
+    def _first(self, module: Any, x: Tensor) -> None:
+        in_heads = 0
+        if self._in_parts:
+            carry = module.start(x)
+            for i in range(len(module.exits)):
+                carry = module.segment(i, carry)
+                before = len(self._ran)
+                module.head(i, carry)
+                in_heads += len(self._ran) - before
+        else:
+            outputs(module, x)
+        self._body = self._below if self._in_parts and not in_heads else self._whole
+        if set(self._ran) == self._norms.keys():  # else another batch may reach more
+            self._last = list(self._ran)
+
+    def _whole(self, module: Any, x: Tensor) -> None:
+        outputs(module, x)
+
+    def _below(self, module: Any, x: Tensor) -> None:
+        carry = module.start(x)
+        for i in range(len(module.exits)):
+            carry = module.segment(i, carry)
+
+
+_passes: WeakKeyDictionary[nn.Module, _Passes] = WeakKeyDictionary()
+
+
+def _passes_of(module: nn.Module) -> _Passes:
+    found = _passes.get(module)
+    if found is None:
+        found = _passes[module] = _Passes(module)
+    return found
 
 
 class with_statistics:
