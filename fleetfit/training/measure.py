@@ -168,7 +168,7 @@ class _Sums:
         return found
 
 
-class _Enough(Exception):
+class _AllSummed(Exception):
     """Ends a pass whose last batch norm has been reached."""
 
 
@@ -199,14 +199,14 @@ class _Passes:
     def run(self, x: Tensor) -> None:
         """Pass one batch."""
         self._ran.clear()
-        with contextlib.suppress(_Enough):
+        with contextlib.suppress(_AllSummed):
             self._body(self._module(), x)
 
     def _reached(self, name: str, norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._sums.add(name, inputs[0])
         self._ran.append(name)
         if self._ran == self._last:
-            raise _Enough
+            raise _AllSummed
 
     def _first(self, module: Any, x: Tensor) -> None:
         in_heads = 0
