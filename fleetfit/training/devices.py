@@ -2,12 +2,17 @@
 
 glibc maps each large block anew and zeroes it page by page; training allocates the same blocks at every step. Keeping
 them saves up to a third of the CPU time of small models. Where there is no glibc, nothing happens.
+
+The library behind torch's convolutions compiles a kernel for each shape and keeps the last 1,024. Batches of clients
+have many sizes, levels many shapes: an evaluation of the default run alone takes more, and would compile them anew each
+time, and those of training after it.
 """
 
 import contextlib
 import ctypes
 import functools
 import gc
+import os
 import sys
 
 import torch
@@ -38,11 +43,13 @@ def accelerator_named(device: str) -> torch.device:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _LARGEST = 32 * 1024 * 1024  # the largest threshold that glibc takes
+_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # environment variable, read when the first kernel is made
 
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Ask this process's allocator to keep what is freed; once per process."""
+    """Ask this process's allocator to keep what is freed, and torch's library its kernels; once per process."""
+    os.environ.setdefault(_KERNELS, "4096")
     if not sys.platform.startswith("linux"):
         return
     try:
