@@ -16,7 +16,7 @@ from fleetfit.config.reading import anchored, checked, read_table
 from fleetfit.method import build, by_count, by_samples
 
 ROOT = Path(__file__).parents[1] / "experiments"
-FILES = [path for path in sorted(ROOT.rglob("*.toml")) if not path.name.startswith("plan-")]
+FILES = [path for path in sorted(ROOT.rglob("*.toml")) if not path.name.startswith(("plan-", "claims"))]
 
 
 @dataclass(frozen=True)
