@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +118,189 @@ def test_decoupled_is_that_of_the_paper_whose_table_it_stands_in() -> None:
                 seen.add(ours)
                 assert ours == (("pool", "able") if path.stem.startswith("adaptivefl-") else ("width", "own")), path
     assert len(seen) == 2
+
+
+# ---- rounds, epochs, rates, clients of the full-size files -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a paper says of training; None where it is silent.
+
+    Attributes:
+        rounds: Rounds of a run.
+        epochs: e or E.
+        batch_size: Samples of a step.
+        lr: Learning rate, and that of FedDyn where it has one of its own.
+        falls: The schedule: its rounds, or what the rate falls to.
+        momentum: Of SGD.
+        clients: K by data set and setting.
+        share: p or C, or the number of clients in a round.
+        alphas: The Dirichlet parameters of the table.
+        budgets: What the groups of clients afford.
+    """
+
+    rounds: int | None
+    epochs: int
+    batch_size: int
+    lr: tuple[float, ...]
+    falls: Any
+    momentum: float | None
+    clients: Mapping[str, tuple[int, ...]]
+    share: float
+    alphas: tuple[float, ...] = ()
+    budgets: tuple[float, ...] | None = None
+
+
+QUARTERS, HALVES = (0.125, 0.25, 0.5, 1.0), (0.25, 0.5, 1.0)
+CIFAR = {"cifar10": (100,), "cifar100": (100,)}
+# ScaleFL 4.2 and 4.3; AdaptiveFL 4.1, Figure 4 and 4.5; ReeFL appendix A and its section on data (FedDyn's rate: the
+# authors' configurations). What FedAvg's tables vary stands in the labels of their rows and settings.
+SCALEFL_IMAGES = Training(400, 5, 16, (0.1,), [100, 200], None, CIFAR, 0.1, (100.0, 1.0), QUARTERS)
+SCALEFL_IMAGENET = Training(90, 5, 64, (0.1,), [30, 60], None, {"imagenet": (50,)}, 0.2, (100.0, 1.0), QUARTERS)
+SCALEFL_TEXTS = Training(
+    100, 5, 16, (3e-5,), None, None, {"sst2": (50,), "ag_news": (50,)}, 0.2, (100.0, 1.0), QUARTERS
+)
+POOLS = Training(None, 5, 50, (0.01,), 0.998, 0.5, CIFAR | {"femnist": (180,)}, 0.1, (0.6, 0.3), HALVES)
+EXITS = Training(
+    1000, 1, 32, (0.05, 0.1), (0.001, 0.01), 0.0,
+    {"cifar100": (100,), "femnist": (381,), "speech_commands": (250,)}, 0.1, (1000.0, 1.0, 0.1),
+)  # fmt: skip
+TRAINING = {
+    "scalefl-cifar10": replace(SCALEFL_IMAGES, alphas=(1.0,)),
+    "scalefl-table3": SCALEFL_IMAGES,
+    "scalefl-table4": SCALEFL_IMAGENET,
+    "scalefl-table5": SCALEFL_TEXTS,
+    "adaptivefl-table2": POOLS,
+    "adaptivefl-table3": replace(POOLS, alphas=()),
+    "adaptivefl-table4": POOLS,
+    "adaptivefl-figure4": replace(POOLS, alphas=(0.6,), clients={"cifar10": (50, 100, 200, 500)}),
+    "adaptivefl-figure5": replace(POOLS, alphas=()),
+    "adaptivefl-testbed": replace(POOLS, alphas=(), clients={"widar": (17,)}, share=10, budgets=None),
+    "reefl-appendix-g": replace(EXITS, alphas=(1000.0,)),
+    "reefl-figure7": replace(EXITS, alphas=()),
+    **dict.fromkeys([f"reefl-table{n}" for n in (1, 2, 3, 4, 5, 8, 9)], EXITS),
+    "heterofl-original": Training(800, 5, 10, (0.1,), [300, 500], 0.9, {"cifar10": (100,)}, 0.1),
+}
+FULL = [path for path in FILES if path.parent == ROOT]
+ELSEWHERE = {"ablation-scalefl", "client-choice", "deadlines", "demo", "reefl-grid"}
+"""Full files that ask what no paper has settings for, and the grid that is tuned."""
+
+
+def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield label and tables of every row in every setting."""
+    table = read_table(path)
+    if "compare" not in table:
+        yield path.stem, table
+        return
+    for entry in ComparisonPlan(table, path.stem).entries():
+        yield f"{entry.row}; {entry.setting}", dict(entry.table)
+
+
+def falls_to(local: Mapping[str, Any]) -> Any:
+    """Return what a schedule says that papers print: its rounds, its factor, or the last rate."""
+    schedule = local.get("schedule", {"kind": "constant"})
+    if schedule["kind"] == "step":
+        return schedule["at"] if schedule["factor"] == 0.1 else schedule
+    if schedule["kind"] == "cosine":
+        return round(schedule["minimum"] * local["lr"], 9)
+    return schedule.get("factor")
+
+
+@pytest.mark.parametrize("stem", sorted(TRAINING))
+def test_a_full_file_trains_as_its_paper(stem: str) -> None:
+    said, wrong, alphas = TRAINING[stem], {}, set()
+    for label, table in tables_of(ROOT / f"{stem}.toml"):
+        local, data, cohort = table["local"], table["data"], table["cohort"]
+        partition = data["partition"]
+        fed_dyn = table["method"]["name"] == "depthfl" and table["method"].get("alpha", 0.1) > 0
+        number = 1 if fed_dyn and len(said.lr) > 1 else 0
+        falls = said.falls[number] if isinstance(said.falls, tuple) else said.falls
+        ours = {
+            "epochs": (local["epochs"], said.epochs),
+            "batch_size": (local["batch_size"], said.batch_size),
+            "lr": (local["lr"], said.lr[number]),
+            "falls": (falls_to(local), falls),
+            "share": (cohort.get("count", cohort.get("fraction")), said.share),
+        }
+        if said.rounds is not None:
+            ours["rounds"] = (table["rounds"], said.rounds)
+        if said.momentum is not None:
+            ours["momentum"] = (local["momentum"], said.momentum)
+        if said.budgets is not None:
+            ours["budgets"] = (tuple(group["budget"] for group in table["fleet"]["groups"]), said.budgets)
+        wrong |= {f"{label}: {key}": pair for key, pair in ours.items() if pair[0] != pair[1]}
+        if partition["clients"] not in said.clients[data["name"]]:
+            wrong[f"{label}: clients"] = partition["clients"]
+        alphas.add(partition.get("alpha"))
+    assert not wrong, "what the file has, what the paper says"
+    assert alphas - {None} == set(said.alphas)
+
+
+def test_every_full_file_is_held_to_its_paper() -> None:
+    held = {*TRAINING, *ELSEWHERE} | {path.stem for path in FULL if path.stem.startswith("fedavg-")}
+    assert {path.stem for path in FULL} == held
+
+
+@pytest.mark.parametrize("path", [p for p in FULL if p.stem.startswith("fedavg-")], ids=lambda path: path.stem)
+def test_fedavg_trains_as_the_labels_say(path: Path) -> None:
+    """E, B and C stand in the labels of rows and settings, as in the paper's tables; K is 100, or the paper's roles."""
+    for label, table in tables_of(path):
+        if label.startswith("SGD"):
+            continue  # the yardstick, one client
+        local, cohort = table["local"], table.get("cohort", {})
+        batch, epochs, share = (re.search(f"{key} = ([0-9.]+|all)", label) for key in "BEC")
+        sgd = table["method"]["name"] == "fedsgd"
+        if batch and not sgd:
+            assert str(local["batch_size"]) == batch[1], label
+        if epochs and not sgd:
+            assert local["epochs"] == int(epochs[1]), label
+        if share and share[1] == "0":
+            assert cohort == {"count": 1}, label
+        else:
+            assert cohort == {"fraction": float(share[1]) if share else 0.1}, label
+        assert local["momentum"] == 0.0, label
+        roles = path.stem == "fedavg-shakespeare"
+        partition = table["data"]["partition"]
+        assert partition.get("clients") in ((1146, None) if roles else (100,)), label
+        assert partition["kind"] != "shards" or partition["per_client"] == 2, label
+
+
+# ---- what differs, said in each file ---------------------------------------------------------------------------------
+
+
+def said_by(path: Path) -> str:
+    return str(read_table(path).get("compare", {}).get("differs", ""))
+
+
+@pytest.mark.parametrize("path", [p for p in FULL if said_by(p)], ids=lambda path: path.stem)
+def test_what_differs_from_a_paper_is_said(path: Path) -> None:
+    """Hold-out, batch-norm statistics, weights of exits, crops, weight decay and rounds where a paper is silent."""
+    said, wrong = said_by(path), []
+    for label, experiment in experiments(path):
+        data, method = experiment.data, experiment.method
+        held = key_of(data, "validation") or 0.0
+        if (
+            path.stem.startswith(("adaptivefl-", "fedavg-"))
+            and held
+            and not re.search("held out|a tenth|450|540", said)
+        ):
+            wrong.append(f"{label}: {held} of the training data is held out, the paper holds nothing out")
+        if path.stem.startswith("scalefl-") and data.name == "imagenet" and "held out" not in said:
+            wrong.append(f"{label}: {held} held out for the paper's 25,000 images")
+        if path.stem.startswith("scalefl-") and method.name == "scalefl" and "twice the printed weight" not in said:
+            wrong.append(f"{label}: Eq. 5's weights")
+        normed = path.stem.startswith(("scalefl-", "adaptivefl-")) and data.name not in ("sst2", "ag_news")
+        if normed and "static batch-norm" not in said:
+            wrong.append(f"{label}: batch statistics in the paper")
+        if path.stem.startswith("scalefl-") and "weight decay" not in said:
+            wrong.append(f"{label}: weight decay is the authors' code's")
+        if path.stem.startswith("adaptivefl-") and not re.search("rounds", said):
+            wrong.append(f"{label}: rounds, decay and weight decay are the authors' code's")
+        if (
+            path.stem.startswith("adaptivefl-")
+            and "shares of classes" not in said
+            and "alpha" in data.partition.settings
+        ):
+            wrong.append(f"{label}: their weak clients have the smallest shares of the data")
+    assert not sorted(set(wrong))
