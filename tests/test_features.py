@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tiny_federation
 from torch import Tensor
 
 import fleetfit as ff
 from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.records import RunFolder
 from fleetfit.report import drawing
+from fleetfit.training.features import _unmade
 
 RUN: dict[str, Any] = {
     "rounds": 3,
@@ -246,3 +248,13 @@ def test_what_no_module_tells_is_found_by_trying(
     plain, _ = finished(tmp_path / "plain")
     found, _ = finished(tmp_path / "kept", kept(1e9))
     assert equal(plain, found)
+
+
+def test_samples_that_are_not_made_yet_are_made_for_whoever_looks() -> None:
+    """By a function's arguments, by their places and their names, and by methods."""
+    _, simulation = tiny_federation({"name": "fedavg"})
+    device, made = simulation.device(1), torch.arange(12.0).view(3, 1, 2, 2)
+    x = _unmade(device, lambda: made, 3)
+    assert torch.equal(torch.sum(x, dim=0, keepdim=True), made.sum(0, keepdim=True))
+    assert torch.equal(torch.add(input=torch.ones(()), other=x), made + 1)
+    assert torch.equal(x.flatten(1) * 2, made.flatten(1) * 2)

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch.nn.functional import dropout
+
 from fleetfit.method.functions import alike, mentions
 
 
@@ -45,6 +47,16 @@ def test_a_partial_is_searched_with_all_that_it_binds() -> None:
         assert mentions(found, "choose"), found
     for missing in (functools.partial(silent, other=5), functools.partial(given, silent), functools.partial(silent)):
         assert not mentions(missing, "choose"), missing
+
+
+def test_packages_that_call_no_hook_are_not_searched() -> None:
+    assert "warnings" in dropout.__code__.co_names or "ValueError" in dropout.__code__.co_names
+    assert not mentions(dropout, "ValueError") and not mentions(dropout, "warnings")
+
+
+def test_tables_are_alike_key_by_key() -> None:
+    assert alike({"a": [1, (2,)]}, {"a": [1, (2,)]})
+    assert not alike({"a": 1}, {"a": 2}) and not alike({"a": 1}, {"b": 1}) and not alike({"a": 1}, {"a": 1.0})
 
 
 def test_partials_are_alike_by_all_of_their_parts() -> None:

@@ -372,7 +372,8 @@ def known(file: Path, drawn: Sequence[Mutant]) -> dict[str, Outcome]:
         return {}
     old = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
     wanted = {m.key: m for m in drawn}
-    return {o.key: o for o in old if o.key in wanted and (o.found != "survived" or o.tests == hashed(o.module))}
+    asked = {o.key: o for o in old if o.key in wanted}
+    return {k: o for k, o in asked.items() if o.found != "survived" or accepted(o) or o.tests == hashed(o.module)}
 
 
 def accepted(found: Outcome) -> str | None:
