@@ -34,6 +34,7 @@ from fleetfit.layout import (
     product,
     segments,
 )  # fmt: skip
+from fleetfit.layout.undeclared import about_input
 from fleetfit.submodel import Submodel, cut
 
 S = Segment
@@ -583,3 +584,19 @@ def test_another_token_leaves_the_rest_of_the_carry() -> None:
     changed = Carrying().with_token((tokens, mask, more), token)
     assert len(changed) == 3 and changed[1] is mask and changed[2] is more
     assert torch.equal(changed[0][:, 0], token) and torch.equal(changed[0][:, 1:], tokens[:, 1:])
+
+
+class Texts:
+    tokens = 50
+
+
+def test_what_a_failed_call_has_to_do_with_its_input() -> None:
+    """PyTorch's embedding on real numbers, its linear layer on tokens, and what has nothing to do with either."""
+    with pytest.raises(RuntimeError) as real_to_embedding:
+        nn.Embedding(3, 2)(torch.rand(4))
+    with pytest.raises(RuntimeError) as tokens_to_linear:
+        nn.Linear(4, 2)(torch.tensor([1, 2, 3, 0]))
+    assert "set self.tokens = vocabulary" in about_input(object(), real_to_embedding.value)
+    assert "given tokens below 50" in about_input(Texts(), tokens_to_linear.value)
+    assert about_input(object(), IndexError("too many indices for a tensor of dimension 2")) == ""
+    assert about_input(object(), tokens_to_linear.value) == about_input(Texts(), IndexError("indices")) == ""

@@ -98,26 +98,28 @@ def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]
     return found
 
 
-WAYS = pytest.mark.parametrize(
-    ("large", "few"), [(1 << 20, 1 << 20), (1 << 20, 0), (0, 0)], ids=["by index", "by strips", "by strips and slices"]
-)
+@pytest.fixture(params=["by index", "by strips", "by slices"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways of moving elements, each made to be the one that is taken, whatever the sizes."""
+    strips = import_module("fleetfit.strips")
+    if request.param == "by slices":
+        monkeypatch.setattr(CUT, "LARGE", 0)
+        monkeypatch.setattr(strips, "_MOST", 0)
+    else:
+        monkeypatch.setattr(CUT, "FEW", 1 << 20 if request.param == "by index" else 0)
 
 
-@WAYS
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("how", ["prefix", "window", "rolling", "random"])
 @pytest.mark.parametrize("name", RIGHT)
-def test_extract_is_numpy_indexing(name: str, how: str, large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CUT, "LARGE", large)
-    monkeypatch.setattr(CUT, "FEW", few)
+def test_extract_is_numpy_indexing(name: str, how: str) -> None:
     layout = infer_layout(RIGHT[name]())
     piece = Submodel(some_channels(layout, how), layout.exits)
     same(extract(layout, numbered(layout), piece), by_hand(layout, numbered(layout), piece))
 
 
-@WAYS
-def test_put_back_changes_exactly_the_kept_elements(large: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CUT, "LARGE", large)
-    monkeypatch.setattr(CUT, "FEW", few)
+@pytest.mark.usefixtures("way")
+def test_put_back_changes_exactly_the_kept_elements() -> None:
     layout = infer_layout(attention())
     piece = Submodel({"hidden": (0, 1, 2, 3, 8, 9, 10, 11), "inner": (1, 4)}, (1,))
     before = numbered(layout)
@@ -140,13 +142,9 @@ def test_extract_is_a_copy() -> None:
     same(state, numbered(LAYOUT))
 
 
-@WAYS
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kept", [range(6), range(1, 4), (5, 0, 3)])
-def test_scatter_adds_or_writes(
-    kept: range | tuple[int, ...], large: int, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CUT, "LARGE", large)
-    monkeypatch.setattr(CUT, "FEW", few)
+def test_scatter_adds_or_writes(kept: range | tuple[int, ...]) -> None:
     piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
     compiled = Cut(LAYOUT, piece)
     total = flat_of(numbered(LAYOUT)).clone()
