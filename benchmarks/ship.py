@@ -56,9 +56,9 @@ def ship(folder: str) -> None:
         x, y = shipped(run, names[-1], None).samples("test", 10**6)
         np.save(Path(place) / "x.npy", x[:256].numpy())
         works = {key: work for name in names for key, work in _works(run, name, Path(place) / name).items()}
-        times = _times(works, x[:256].numpy())
+        times = quartiles_ms(works, x[:256].numpy())
         memory = {name: _memory(Path(place), name) for name in names}
-        stopped = {name: _stopped(Path(place) / name, x.numpy(), y.numpy()) for name in names}
+        stopped = {name: stopping(Path(place) / name, x.numpy(), y.numpy()) for name in names}
     _print_levels(run, names, exports, times, memory)
     _print_stopping(names, times, stopped)
 
@@ -77,7 +77,7 @@ def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:
         opened = session(out / file)
         key = opened.get_inputs()[0].name
         whole[form] = lambda x, opened=opened, key=key: opened.run(None, {key: x})
-    model = _loader(out)
+    model = loader(out)
     scale, shift = data.normalisation
 
     def in_pytorch(x: np.ndarray) -> Any:
@@ -90,7 +90,7 @@ def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:
     return {(name, form): work for form, work in found.items()}
 
 
-def _loader(out: Path) -> Any:
+def loader(out: Path) -> Any:
     return runpy.run_path(str(out / "run.py"))["Model"](out) if (out / "run.py").exists() else _Whole(out)
 
 
@@ -105,10 +105,12 @@ class _Whole:
         return logits.argmax(1), np.ones(len(x))
 
 
-def _times(works: dict[tuple[str, str], Work], x: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+def quartiles_ms(
+    works: dict[tuple[str, str], Work], x: np.ndarray, turns: int = TURNS
+) -> dict[tuple[str, str], np.ndarray]:
     """Return quartiles of the milliseconds of one sample."""
     rows: dict[tuple[str, str], list[float]] = {key: [] for key in works}
-    for turn in range(-20, TURNS):
+    for turn in range(-20, turns):
         sample = x[turn % len(x)][None]
         for key, work in works.items():
             began = time.perf_counter()
@@ -125,9 +127,9 @@ def _memory(place: Path, name: str) -> list[float]:
     return [float(number) for number in done.stdout.split()]
 
 
-def _stopped(out: Path, x: np.ndarray, y: np.ndarray) -> tuple[float, float, list[float]]:
+def stopping(out: Path, x: np.ndarray, y: np.ndarray) -> tuple[float, float, list[float]]:
     """Return accuracy at the last exit and when stopping, and the shares that leave."""
-    model = _loader(out)
+    model = loader(out)
     parts = [x[i : i + _BATCH] for i in range(0, len(x), _BATCH)]
     whole = np.concatenate([model.predict(part, stop=False)[0] for part in parts])
     classes, exits = (
