@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from deployment import Deployment
 from fleet.waiting import finished, stop_run, until
 
 import fleetfit as ff
+from fleetfit.training.speed import has_bf16
 
 pytestmark = pytest.mark.fleet
 
@@ -73,6 +75,19 @@ def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
     assert run.columns["static"]["per_client"]["local"].keys() == base.columns["static"]["per_client"]["local"].keys()
     if method == "scalefl":  # their own levels, statistics apart: those the smallest cannot measure elsewhere
         assert run.accuracy("local") == pytest.approx(base.accuracy("local"), abs=0.02)
+
+
+def test_a_fast_fleet_ends_with_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
+    """On one machine; in bf16 where it has the instructions, which both sides find out by themselves."""
+    model = {"name": "vit", "hidden": 192, "depth": 6, "attention_heads": 12, "patch": 2}
+    table, engine = run_file("scalefl", model=model), {"name": "flower", "nodes": 4}
+    base = ff.run({**table, "fleet": fleet(), "engine": {"speed": "fast"}}, out=tmp_path / "local")
+    run = finished(lab, "fast", {**table, "engine": {**engine, "speed": "fast"}}, tmp_path / "run")
+    assert run.experiment.engine.chosen == base.experiment.engine.chosen
+    assert any("bf16" in how for how in run.experiment.engine.chosen.values()) == has_bf16(torch.device("cpu"))
+    ours, theirs = run.server.state, base.server.state
+    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
+    assert [r["train"] for r in run.metrics] == [r["train"] for r in base.metrics]
 
 
 def test_the_smallest_device_trains_its_level_where_the_whole_model_does_not_fit(
