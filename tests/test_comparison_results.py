@@ -111,6 +111,18 @@ def test_rounds_to_a_target_are_among_the_numbers_where_they_are_reached(tmp_pat
         assert "rounds_to_100" not in run["final"], "absent, not a number that stands for none"
 
 
+def test_paths_are_as_the_file_has_them(tmp_path: Path) -> None:
+    """Of a plug-in beside the file, in its tables and in a row: nothing of the machine's folders is committed."""
+    (tmp_path / "own.py").write_text("from tiny import tiny, tiny_data\n")
+    text = HEAD.replace('"tiny:tiny_data"', '"own.py:tiny_data"').replace("cohort.count = 2", "cohort.count = 1")
+    (tmp_path / "two.toml").write_text(text.replace("rounds = 3", "rounds = 1") + 'model.name = "own.py:tiny"\n')
+    ff.compare(tmp_path / "two.toml", out=tmp_path / "out")
+    nest = stored(tmp_path)
+    assert nest["settings_of_file"]["data"]["name"] == "own.py:tiny_data"
+    assert nest["runs"][1]["overrides"] == {"method.name": "fedavg", "model.name": "own.py:tiny"}
+    assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()
+
+
 def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
     compared(tmp_path, SETTINGS)
     found = read_results(tmp_path / "out" / "results.json")
