@@ -227,7 +227,7 @@ def test_a_full_file_trains_as_its_paper(stem: str) -> None:
             ours["rounds"] = (table["rounds"], said.rounds)
         if said.momentum is not None:
             ours["momentum"] = (local["momentum"], said.momentum)
-        if said.budgets is not None:
+        if said.budgets is not None and "matched in multiply-adds" not in label:  # which the paper has not
             ours["budgets"] = (tuple(group["budget"] for group in table["fleet"]["groups"]), said.budgets)
         wrong |= {f"{label}: {key}": pair for key, pair in ours.items() if pair[0] != pair[1]}
         if partition["clients"] not in said.clients[data["name"]]:
