@@ -83,8 +83,12 @@ def result(place: Path, parts: bool = False) -> dict[str, Any]:
         if path.suffix in (".json", ".jsonl", ".toml", ".csv", ".md"):
             text = re.sub(r"killed-\d+|unbroken", "PLACE", content.decode())
             content = re.sub(
-                r'"seconds_of": \{[^}]*\}|"(seconds|time)": [^,}\n]+|took .*|\(\d+(\.\d+)? ?m?s\)', "", text
+                r'"seconds_of": \{[^}]*\}|"((training_)?seconds|time)": ?[^,}\n]+|took .*|\(\d+(\.\d+)? ?m?s\)',
+                "",
+                text,
             )
+            if path.name == "table.csv":  # its last two columns are seconds
+                content = re.sub(r"(,[^,\n]*){2}$", "", content, flags=re.MULTILINE)
         elif path.suffix in (".png", ".pt2", ".onnx"):
             content = bool(content)  # they hold names and times of their own
         found[name] = content
