@@ -232,6 +232,9 @@ def test_inside() -> None:
     assert not big.inside(small)
     assert not Submodel({"a": (0, 5)}, (1,)).inside(big)
     assert not Submodel({"a": range(2)}, (3,)).inside(big)
+    assert not Submodel({"a": range(2, 6)}, (1,)).inside(big)
+    assert not Submodel({"a": range(1, 3)}, (1,)).inside(Submodel({"a": range(2, 3)}, (1,)))
+    assert Submodel({"a": range(5, 5)}, (1,)).inside(big)
 
 
 @pytest.mark.parametrize("piece", [Submodel({"a": range(1, 3), "b": (0, 2)}, (1, 4)), Submodel({}, (2,))])
