@@ -14,6 +14,7 @@ import fleetfit as ff
 from fleetfit.api import runs
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import whole
+from fleetfit.training import speed
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.speed import has_bf16, paying, prepared
 from fleetfit.values import Problem
@@ -159,6 +160,20 @@ def test_fast_keeps_to_fp32_where_bf16_is_emulated_and_says_so(tmp_path: Path, m
     found = images(tmp_path / "b", {"speed": "fast"})
     assert set(found.experiment.engine.chosen.values()) == {"fp32 channels_last"}
     assert any("keeps to fp32: this machine has no bf16 instructions" in note for note in found.assembly.notes)
+
+
+@pytest.mark.parametrize(
+    ("flag", "known"), [("avx512_bf16", True), ("amx_bf16", True), ("avx512f", False), ("AVX512_BF16", False)]
+)
+def test_bf16_is_known_by_its_flags(flag: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t: fpu {flag} sse\nmodel name : x\n")
+    speed._cpu_flags.cache_clear()
+    try:
+        assert has_bf16(HOST) == known
+    finally:
+        speed._cpu_flags.cache_clear()
 
 
 def test_bf16_that_was_asked_for_or_begun_with_is_computed_and_said(

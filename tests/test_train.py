@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tiny import TinyNet, plain, tiny_federation
 from torch import Tensor, nn
 
+from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import EvaluationScope, level_module, statistics
 from fleetfit.layout import State, outputs
@@ -119,6 +120,24 @@ def failed(job: Job, device: Device) -> str:
     assert isinstance(reply, Failure)
     assert memory is device.memory
     return reply.reason
+
+
+def test_augmentation_is_of_training_and_not_of_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of the training have the job's generator, those of an evaluation have none."""
+    federation, simulation = fleet(norm=False)
+    device, asked = simulation.device(5), []
+    plain_batch = Data.batch
+
+    def noted(self: Data, indices: Tensor, rng: Any = None) -> tuple[Tensor, Tensor]:
+        asked.append(rng)
+        return plain_batch(self, indices, rng)
+
+    monkeypatch.setattr(Data, "batch", noted)
+    trained(job_for(federation, 5, 2), device)
+    assert asked and all(isinstance(rng, torch.Generator) for rng in asked)
+    asked.clear()
+    trained(job_for(federation, 5, 2, kind="evaluate", evaluation=Evaluation()), device)
+    assert asked and not any(asked)
 
 
 def leaving(job: Job, device: Device) -> Any:

@@ -26,6 +26,7 @@ from fleetfit.submodel import Submodel, extract
 from fleetfit.tasks import task_named
 from fleetfit.training import run_job
 from fleetfit.validation import (
+    _impossible,
     examined,
     paired,
     problem_with,
@@ -233,6 +234,13 @@ def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tenso
     name = next(n for n in update.state if n.endswith(f".{key}"))
     wrong = replace(update, state={**update.state, name: change(update.state[name])})
     assert message in str(problem_with(wrong, job, FEDERATION))
+
+
+@pytest.mark.parametrize(("counted", "right"), [(20, True), (60, True), (19, False), (20.5, False), (0, False)])
+def test_inputs_are_counted_in_whole_ones_where_a_sample_s_are_not_known(counted: float, right: bool) -> None:
+    """A layer whose shapes do not tell has at least one input of each sample."""
+    moments = {"norm.sum": torch.zeros(3), "norm.squares": torch.ones(3), "norm.count": torch.tensor([counted])}
+    assert (_impossible(moments, "norm", 20, None) is None) == right
 
 
 def test_no_more_samples_are_measured_than_asked_for() -> None:

@@ -78,7 +78,7 @@ MORE: Mapping[str, Sequence[str]] = {
     "layout/axes.py": ("test_layout", "test_reefl", "test_peft"),
     "method/functions.py": ("test_functions", "test_used_keys"),
     "method/building.py": ("test_method_spec",),
-    "training/job.py": ("test_train", "test_limits", "test_deadlines"),
+    "training/job.py": ("test_compression", "test_train", "test_limits", "test_deadlines"),
 }
 
 LIMIT_S = 300  # of processor time, a multiple of what the slowest list of tests takes; three times that by the clock
