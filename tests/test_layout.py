@@ -389,6 +389,15 @@ def test_declared_blocks_and_exits_must_be_true(declares: Mapping[str, Any], mes
         infer_layout(few(declares))
 
 
+def test_a_tensor_of_the_first_exit_is_not_there_with_the_last_one_alone() -> None:
+    """Models with more and more exits do not tell; the one with the last exit alone does."""
+    names = lambda exits: [*(f"blocks.{i}.w" for i in range(exits[-1])), *(f"heads.{e}.w" for e in exits), "stem"]  # noqa: E731
+    with pytest.raises(
+        ModelError, match=r"declared exit_after\(1\), but a model that is built with exits \(6,\) has it"
+    ):
+        infer_layout(Staged(names, {"stem": exit_after(1)}))
+
+
 # ---- fixed groups ----------------------------------------------------------------------------------------------------
 
 FIXED = r'make axis "wide" the channels of one {one}.*build 4 \* axes\["wide"\].*declare blocked\(4\)'
