@@ -18,6 +18,7 @@ a change only what it touched runs again. The sample keeps most of its mutants w
 
 import argparse
 import ast
+import contextlib
 import functools
 import hashlib
 import json
@@ -260,7 +261,8 @@ def forked(tree: Path, tests: Sequence[str], log: Path, cpu_s: float, first: boo
         import pytest
 
         limits = ["-x"] if first else []
-        status = pytest.main([*limits, "-q", "--tb=line", "-p", "no:cacheprovider", *QUIET, *tests])
+        own = f"--basetemp={log.with_suffix('')}"  # pytest's usual place is tidied by whoever else runs it
+        status = pytest.main([*limits, "-q", "--tb=line", "-p", "no:cacheprovider", own, *QUIET, *tests])
     except BaseException as error:
         print("driver:", repr(error))
     finally:
@@ -328,8 +330,9 @@ class Slot:
         """End what runs, and put the module back."""
         if self.mutant is None:
             return
-        os.killpg(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended, and in an odd way
+            os.killpg(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         (self.tree / "fleetfit" / self.mutant.module).write_text(self.original)
         self._forget(self.mutant.module)
         self.mutant = None
