@@ -227,8 +227,8 @@ def test_a_size_that_only_looks_like_a_product_is_told_by_growing_both() -> None
         (lambda: product(0, "h"), r"product\(...\) takes whole numbers of at least 1, got 0"),
         (lambda: product(1.5, "h"), "whole numbers of at least 1, got 1.5"),  # type: ignore[arg-type]
         (lambda: blocked("3"), "whole numbers of at least 1, got '3'"),  # type: ignore[arg-type]
-        (lambda: block(-1), "whole numbers of at least 0, got -1"),
-        (lambda: exit_after(0), "whole numbers of at least 1, got 0"),
+        (lambda: block(-1), r"block\(...\) takes whole numbers of at least 0, got -1"),
+        (lambda: exit_after(0), r"exit_after\(...\) takes whole numbers of at least 1, got 0"),
         (lambda: segments(), "has no parts"),
         (lambda: segments(blocked(3)), r"takes axes, numbers and product\(...\) of them, got blocked\(3\)"),
         (lambda: interleaved(3, dim=True), "dim of interleaved"),

@@ -368,7 +368,7 @@ def test_a_module_that_cannot_be_run_block_by_block_is_refused() -> None:
      {"temperature": 0.0}, {"ramp": -1}, {"teacher": "deepest"}, {"estimate": "zero"}],
 )  # fmt: skip
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(FleetFitError):
+    with pytest.raises(FleetFitError, match=next(iter(wrong))):
         tiny_federation({"name": "reefl", **wrong})
 
 
