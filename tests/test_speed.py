@@ -277,6 +277,14 @@ def test_a_layer_that_sees_one_vector_per_sample_stays_in_fp32() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_logits_of_tokens_come_out_in_fp32() -> None:
+    """A classifier that sees a vector for each token computes in bf16; who asks for logits gets fp32."""
+    problem = computed(problem_of("char_lstm", (20,)), Arithmetic(precision="bf16"))
+    piece = LocalModel(problem, problem.submodel(1.0, problem.exits), HOST)
+    (logits,) = piece.module.eval()(torch.randint(50, (2, 20)))
+    assert logits.dim() == 3 and logits.dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "settings", "expected"),
     [

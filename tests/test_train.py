@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
+from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, level_module, statistics
 from fleetfit.layout import State, outputs
 from fleetfit.method import Method
 from fleetfit.rounds import Settings, one_round, start
 from fleetfit.submodel import extract
 from fleetfit.training import joined, run_job
+from fleetfit.training.devices import accelerator_named
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Local, Simulation, Update
 
 Moments = Callable[[str, Tensor], tuple[Tensor, Tensor]]
@@ -120,6 +122,22 @@ def failed(job: Job, device: Device) -> str:
     assert isinstance(reply, Failure)
     assert memory is device.memory
     return reply.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda", "this machine has 0 CUDA devices"),
+        ("cuda:3", "has 0 CUDA"),
+        ("mps", "must be"),
+        ("", "must be"),
+        ("7", "must be"),
+    ],
+)
+def test_a_device_that_is_not_there_is_a_sentence(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        accelerator_named(name)
 
 
 def test_augmentation_is_of_training_and_not_of_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
