@@ -389,6 +389,12 @@ def test_declared_blocks_and_exits_must_be_true(declares: Mapping[str, Any], mes
         infer_layout(few(declares))
 
 
+def test_declarations_keep_the_dimension_that_they_are_for() -> None:
+    for made in (product(3, "heads", dim=1), blocked(3, dim=1), interleaved(3, dim=1), segments("a", 2, dim=1)):
+        assert made.dim == 1
+    assert product(3, "heads").dim is None
+
+
 def test_a_tensor_of_the_first_exit_is_not_there_with_the_last_one_alone() -> None:
     """Models with more and more exits do not tell; the one with the last exit alone does."""
     names = lambda exits: [*(f"blocks.{i}.w" for i in range(exits[-1])), *(f"heads.{e}.w" for e in exits), "stem"]  # noqa: E731

@@ -172,6 +172,16 @@ def test_a_keeps_its_singular_values_and_lies_nearest_to_what_it_was() -> None:
             assert (a - was).norm() < (other - was).norm()
 
 
+def test_matrices_of_rank_one() -> None:
+    """The best approximation of rank one is the largest singular value's; A keeps its length."""
+    rng = torch.Generator().manual_seed(0)
+    product, a = torch.randn(5, 4, generator=rng).double(), torch.randn(1, 4, generator=rng).double()
+    b, found = nearest(product, a)
+    u, s, v = np.linalg.svd(product.numpy())
+    np.testing.assert_allclose((b @ found).numpy(), s[0] * np.outer(u[:, 0], v[0]), atol=1e-12)
+    assert float(found.norm()) == pytest.approx(float(a.norm()))
+
+
 def test_a_layer_without_product_can_still_learn() -> None:
     """Where B is zero for everybody, as at first, A is its mean and not zero too."""
     old, found = drawn(0), []
