@@ -444,7 +444,7 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
 
 
 def _from_0_on(value: Any) -> bool:
-    return _number(value) and bool(0 <= value <= _LARGEST)
+    return _count(value) if type(value) is int else _number(value) and bool(0 <= value <= _LARGEST)
 
 
 def _sent(job: Job, problem: Problem) -> str | None:

@@ -27,7 +27,7 @@ from fleetfit.rounds import start
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.toml"))
-RUN_FILES = [path for path in EXPERIMENTS if not path.name.startswith("plan-")]
+RUN_FILES = [path for path in EXPERIMENTS if not path.name.startswith(("plan-", "claims"))]
 
 # Stand-ins for data sets that are not in the package: classes, channels and side, which is all that planning needs.
 SHAPES = {

@@ -22,6 +22,7 @@ BATCH = ", batch"
 """What the name of an accuracy with each batch's own batch-norm statistics ends in: "global, batch"."""
 COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", ROUNDS, f"local{BATCH}", f"global{BATCH}")
 """What `[compare] columns` may name; `docs/guide.md` explains each."""
+_OF_THE_HEADLINE = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))
 
 FURTHER = ("local", "global", "avg", "full")
 """Accuracies that `final_numbers` also has with the other batch-norm policy, where a run evaluates both."""
@@ -83,12 +84,12 @@ def names_of_numbers(targets: Sequence[float]) -> list[str]:
     """Return the names of all numbers that `final_numbers` may have, in their order."""
     other = [f"{name}_{norm}" for norm in ("static", "batch") for name in FURTHER]
     rounds = [number_name(rounds_column(target)) for target in targets]
-    return [*(name for name in COLUMNS if name != ROUNDS), *other, *rounds, *COSTS]
+    return [*_OF_THE_HEADLINE, *other, *rounds, *COSTS]
 
 
 def number_name(column: str) -> str:
-    """Return a column's name in files of numbers: that of the table, and "rounds_to_97" for "rounds to 97%"."""
-    return column.removesuffix("%").replace(" ", "_") if is_rounds(column) else column
+    """Return a column's name in files of numbers: the table's; "rounds_to_97" for "rounds to 97%", "local_batch"."""
+    return column.removesuffix("%").replace(" ", "_") if is_rounds(column) else column.replace(BATCH, "_batch")
 
 
 def final_numbers(
@@ -106,8 +107,7 @@ def final_numbers(
         Accuracies and waste in percent, rounded to 4 decimals; rounds; costs. What was not measured is absent. With
         the other batch-norm policy than the headline's, an accuracy is `local_batch` or `local_static`.
     """
-    names = [name for name in COLUMNS if name != ROUNDS]
-    shares = numbers_of(summary, metrics, names)
+    shares = numbers_of(summary, metrics, _OF_THE_HEADLINE)
     for norm in ("static", "batch"):
         columns = summary["evaluate"].get(norm) if norm != summary["norm"] else None
         shares |= {f"{name}_{norm}": (columns or {}).get(name) for name in FURTHER}

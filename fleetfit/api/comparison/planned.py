@@ -91,7 +91,8 @@ class ComparisonPlan:
         self.columns = _columns(experiment)
         self.seeds = self.grid.get("seed", [experiment.seed])
         self.tuning = list(product(tune))
-        self.tune_seeds = section.tune_seeds or [max(self.seeds) + 1]
+        whole = [seed for seed in self.seeds if isinstance(seed, int)]  # any other is refused with its run, below
+        self.tune_seeds = section.tune_seeds or [max(whole, default=0) + 1]
         self.count = len(self.rows) * len(self.settings) * len(self.seeds)
         self.printed = _printed(base)
         self._names_stay()
