@@ -573,6 +573,7 @@ def test_the_server_never_sees_a_budget() -> None:
         ({"fleet": {"reports_budget": True}}, "adaptivefl never learns a budget"),
         ({"method": {"name": "adaptivefl", "choose": "best"}}, "choose"),
         ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, "at least tau = 2"),
+        ({"method": {"name": "adaptivefl", "starts": []}}, "one or more, each at least tau"),
         ({"method": {"name": "adaptivefl", "tau": 2}}, "keeps 0 layers whole, fewer than tau = 2"),
         ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
     ],

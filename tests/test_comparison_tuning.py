@@ -175,7 +175,8 @@ def test_tuning_that_was_cut_off_goes_on(place: Path, jobs: int) -> None:
         was[title] = run.finished
 
     again = compared(place, text, jobs=jobs, on_run=on_run)
-    assert was["tuning, Scale, lr = 0.1"] and not was["tuning, fedavg, lr = 0.05"]
+    assert not was["tuning, fedavg, lr = 0.05"]
+    assert jobs > 1 or was["tuning, Scale, lr = 0.1"]  # side by side, it may have been cut off, too
     whole = compared(place, text, "whole")
     assert again.tuning == whole.tuning and again.table == whole.table
 

@@ -485,3 +485,10 @@ def test_levels_that_are_given_are_taken_as_they_are() -> None:
 def test_levels_that_do_not_grow_are_refused(levels: list[dict[str, Any]], message: str) -> None:
     text = said(lambda: given(levels))
     assert text.startswith("[fleet] levels: ") and message in text
+
+
+def test_a_key_without_a_name_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        experiment_of({"": {"lr": 1}}, [])
+    with pytest.raises(ConfigError):
+        experiment_of({"rounds": 1}, [".lr=1"])

@@ -142,6 +142,8 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"level": 10**5000}, "more than 64 bits"),
         ({"num_examples": 10**5000}, "more than 64 bits"),
         ({"metrics": None}, "no table"),
+        ({"scales": {"a": 1.0}}, "of its scales is"),
+        ({"scales": None}, "its scales is no table"),
         ({"simulated_s": -1.0}, "simulated_s"),
         ({"simulated_s": math.inf}, "simulated_s"),
         ({"multiply_adds": 1.5}, "multiply_adds"),

@@ -389,8 +389,8 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any], where: str = "", 
         gone: Gets the dotted keys that went with another name.
     """
     result = dict(base)
-    chooser = _CHOOSER.get(where, "")
-    if chooser in change and base.get(chooser, _default_name(where)) != change[chooser]:
+    chooser = _CHOOSER.get(where)
+    if chooser is not None and chooser in change and base.get(chooser, _default_name(where)) != change[chooser]:
         result = {key: value for key, value in result.items() if key in _STAYS.get(where, ())}
         left = {key: value for key, value in base.items() if key not in result and key != chooser}
         if gone is not None:

@@ -67,8 +67,8 @@ def adaptivefl(
             model is L_1, as in the "authors'" code.
         prune: To which models a device shrinks: those "contained" in the one sent, or all smaller ones of the "server".
     """
-    if starts is not None and min(starts, default=tau) < tau:
-        raise ConfigError(f"adaptivefl's starts must be at least tau = {tau}, got {list(starts)}.")
+    if starts is not None and (not starts or min(starts) < tau):
+        raise ConfigError(f"adaptivefl's starts must be one or more, each at least tau = {tau}; got {list(starts)}.")
     make = partial(pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
 
     def models(problem: Problem) -> tuple[PoolModel, ...]:
