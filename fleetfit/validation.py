@@ -316,8 +316,16 @@ def _possible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int
         return False
     widths = torch.tensor([width for width, _ in positions.values()])
     count = torch.tensor(counts, dtype=torch.float64).repeat_interleave(widths)
-    fine = (squares >= 0) & (total * total <= count * (squares * (1 + 1e-5) + count * 1e-37))
-    return max(counts) < _MOST_UNITS and bool((fine & (squares <= count * _LARGEST)).all())
+    fine = (squares >= 0) & _has_variance(total, squares, count) & (squares <= count * _LARGEST)
+    return max(counts) < _MOST_UNITS and bool(fine.all())
+
+
+def _has_variance(total: Tensor, squares: Tensor, count: Tensor | float) -> Tensor:
+    """Tell of each channel whether (sum x)^2 <= n sum x^2, but for what float32 loses in a square.
+
+    That is a part of it, and all of one below float32's range.
+    """
+    return total * total <= count * (squares * (1 + 1e-5) + count * 1e-37)
 
 
 def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:
@@ -336,8 +344,7 @@ def _impossible(sums: Mapping[str, Tensor], name: str, n: int, positions: int | 
         return f'it counts {counted:g} inputs of "{name}", for {n} samples.'
     if not bool((squares >= 0).all()):
         return f'it has sums of squares below 0 for "{name}".'
-    # (sum x)^2 <= n sum x^2, but for what float32 loses in a square: a part, and all of one below its range
-    if not bool((total * total <= counted * (squares * (1 + 1e-5) + counted * 1e-37)).all()):
+    if not bool(_has_variance(total, squares, counted).all()):
         return f'it has sums for "{name}" whose variance would be below 0.'
     if not bool((squares <= counted * _LARGEST).all()):
         return f'it has sums for "{name}" whose variance is not finite.'
