@@ -141,7 +141,7 @@ def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_interrupted_has_what_is_finished(tmp_path: Path, jobs: int) -> None:
-    """The third run stops; the file then has the first two, and all four after the same command."""
+    """The third run stops; the file then has those that had ended, and all four after the same command."""
 
     def stopping(title: str, number: int, count: int, run: ff.Run) -> Any:
         def stop(report: Any) -> None:
@@ -152,7 +152,8 @@ def test_what_is_interrupted_has_what_is_finished(tmp_path: Path, jobs: int) -> 
     with pytest.raises(Stop):
         compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n", jobs=jobs, on_run=stopping)
     done = [(run["row"], run["seed"]) for run in stored(tmp_path)["runs"]]
-    assert done[0] == ("Scale", 0) and ("fedavg", 0) not in done
+    first = [("Scale", 0), ("Scale", 1)]  # two at a time: the third begins when either has ended
+    assert done and set(done) <= set(first) and (done == first or jobs == 2)
     seen: list[int] = []
 
     def counting(title: str, number: int, count: int, run: ff.Run) -> None:

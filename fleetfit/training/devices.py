@@ -43,6 +43,7 @@ def accelerator_named(device: str) -> torch.device:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
 _LARGEST = 32 * 1024 * 1024  # the largest threshold that glibc takes
+_SMALLEST = 128 * 1024  # the one that glibc begins with
 _KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # environment variable, read when the first kernel is made
 
 
@@ -50,14 +51,28 @@ _KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # environment variable, read when 
 def keep_freed_memory() -> None:
     """Ask this process's allocator to keep what is freed, and torch's library its kernels; once per process."""
     os.environ.setdefault(_KERNELS, "4096")
+    _set_allocator({_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: 2**31 - 1})
+
+
+@functools.cache
+def keep_no_freed_memory() -> None:
+    """Ask this process's allocator to give each large block back where it is freed; once per process.
+
+    Left alone, glibc raises its threshold with each block that is freed, until tensors lie in the heap, between small
+    things that stay: what they leave there counts as this process's, and fits fewer and fewer of the next ones.
+    """
+    _set_allocator({_MMAP_THRESHOLD: _SMALLEST, _TRIM_THRESHOLD: _SMALLEST})
+
+
+def _set_allocator(thresholds: dict[int, int]) -> None:
     if not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_MMAP_THRESHOLD, _LARGEST)
-    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    for name, value in thresholds.items():
+        mallopt(name, value)
 
 
 def give_back_freed_memory() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import mmap
 import stat
 import tomllib
 from pathlib import Path
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives import serialization
 from fleetfit.engines.flower import worker
 from fleetfit.engines.flower.app_folder import write_app
 from fleetfit.engines.flower.certificates import make_certificates, make_node_key
+from fleetfit.engines.flower.memory_limit import MemoryLimit
 from fleetfit.engines.flower.node import NodeMemory, answer, node_of
 from fleetfit.engines.flower.protocol import answer_of, checked_header, digest_of, hello_of, packed
 from fleetfit.engines.flower.settings import read_settings
@@ -444,3 +446,22 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     )
     assert len(calls) == min(fails, 1) + 1, found
     assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found
+
+
+def test_the_memory_limit_counts_what_was_written_to() -> None:
+    """Kernels that earlier jobs compiled take much address space and little memory; what is in memory counts."""
+
+    def fits(size_mb: int) -> bool:
+        try:
+            with limit.held(), mmap.mmap(-1, size_mb << 20, mmap.MAP_PRIVATE):
+                return True
+        except OSError:
+            return False
+
+    limit = MemoryLimit(100 << 20)
+    assert fits(80) and not fits(120)
+    with mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE) as kept:
+        assert fits(80) and not fits(120)
+        kept[: 60 << 20] = bytes(60 << 20)
+        assert fits(20) and not fits(80)
+    assert fits(80)

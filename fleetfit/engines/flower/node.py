@@ -25,6 +25,7 @@ import torch
 from fleetfit import files, names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts
+from fleetfit.engines.flower.memory_limit import MemoryLimit
 from fleetfit.engines.flower.protocol import Header, checked_header, digest_of, facts_of, hello_of, packed, refusal
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
@@ -159,7 +160,7 @@ class Node:
         self.settings = settings
         self._memory = NodeMemory(Path(settings.folder))
         self._problems: dict[str, Problem] = {}
-        self._memory_limit = _MemoryLimit(settings.limit_bytes)
+        self._memory_limit = MemoryLimit(settings.limit_bytes)
 
     @cached_property
     def data(self) -> Data:
@@ -381,33 +382,3 @@ class _OutOfMemory(Exception):
     def __init__(self, reply: Failure) -> None:
         super().__init__(reply.reason)
         self.reply = reply
-
-
-class _MemoryLimit:
-    """Lets a job take no more than so much memory beyond what the process had before the first one (Linux)."""
-
-    def __init__(self, limit_bytes: float | None) -> None:
-        if limit_bytes is not None and not Path("/proc/self/status").exists():
-            raise ConfigError("memory_limit is known on Linux only; leave it out.")
-        self._limit, self._before = limit_bytes, 0
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        if self._limit is None:
-            yield
-            return
-        import resource
-
-        self._before = self._before or _data_bytes()
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (self._before + int(self._limit), hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _data_bytes() -> int:
-    """Return the private memory that this process may write to."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
