@@ -101,7 +101,7 @@ def test_a_table_survives_the_resolved_file() -> None:
 
 def test_a_plan_shows_further_costs_as_columns() -> None:
     asked = planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
-    plan, _ = planning.of_model(asked, ())
+    plan = planning.of_model(asked, ()).plan
     table = plan_table(plan)
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     small = plan.levels[0]
@@ -155,7 +155,7 @@ def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Pa
 
 def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
     """As made up, a pass takes ten nanoseconds a parameter, and a little more each time something is measured."""
-    plan, _ = planning.of_model(planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ())
+    plan = planning.of_model(planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ()).plan
     table = plan_table(plan)
     (column,) = [i for i, name in enumerate(table.columns) if name == "latency ± spread (ms)"]
     for level, row in zip(plan.levels, table.rows, strict=True):

@@ -93,6 +93,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
         (["plan", "--paper", "table-10"], '"table-10" is no table of the papers'),
+        (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),
+        (["plan", "--latency", "--passes", "many"], "'--passes': 'many' is not a valid int"),
+        (["plan", "--passes", "10", "--threads", "2"], "--passes, --threads: only with --latency, which measures."),
+        (["plan", "--latency", "--threads", "9999"], "--threads takes at most as many as there are processors"),
+        (["plan", "--paper", "reefl-table-1", "--latency"], "--latency measures models, and the rows of "),
         (["plan", "--budgets", "0.3,1", "--mode", "width"], "--budgets, --mode: only with --model"),
         (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
         (

@@ -1,5 +1,6 @@
 """Costs against a formula for convolutions written out by hand, and the grid against sub-models really built."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -23,10 +24,13 @@ from fleetfit.cost import (
     WIDTHS,
     Conditions,
     Cost,
+    Latency,
+    Timed,
     cost_grid,
     cost_of,
     count,
     full_cost,
+    latencies_in_turn,
     latency,
     latency_of,
     message_size,
@@ -439,8 +443,12 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    def thread_time(self) -> float:
+        return self.now / 4  # another process computes three quarters of the time
+
 
 CLOCK = Clock()
+RAN: list[int] = []  # widths of the modules that ran, one after another
 
 
 class Slow(nn.Module):
@@ -452,6 +460,7 @@ class Slow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        RAN.append(len(self.weight))
         CLOCK.now += self.seconds * (100 if self.calls % 3 == 0 else 1)
         return x * self.weight.sum()
 
@@ -499,6 +508,41 @@ def test_what_was_measured_is_not_measured_again(clock: Clock) -> None:
     assert again.exactly(0.5, (1, 2)) == before
     assert (again.trunk == grid.trunk).all()
     assert clock.now == at  # no module ran
+
+
+def in_turn(passes: int, threads: int = 1, widths: tuple[int, ...] = (6, 3)) -> tuple[list[Latency], list[int]]:
+    """Latencies of sub-models of one block, and what was told of the passes."""
+    told: list[int] = []
+    models = [Timed(Sluggish(), {"a": width, "classes": 3}, (1,), (5,)) for width in widths]
+    RAN.clear()
+    return latencies_in_turn(models, passes, threads, told.append), told
+
+
+def test_latencies_are_measured_in_turn_and_only_the_passes_asked_for_count(clock: Clock) -> None:
+    """A channel is 1 ms in the stem, 2 ms in the block, half a one in the classifier; 6 channels, then 3.
+
+    Each module takes a hundred times as long in every third call, so a third of the passes. Three passes warm up, one
+    begins each turn of ten, and 25 passes are three turns; no model runs more than its turn while the other waits.
+    """
+    found, told = in_turn(25)
+    assert [one.count for one in found] == [25, 25]
+    assert [one.median_s for one in found] == pytest.approx([0.021, 0.0105])
+    assert told == [10, 20, 30, 40, 45, 50]
+    turns = [(width, len(list(calls)) // 3) for width, calls in itertools.groupby(RAN)]
+    assert turns == [(6, 3), (3, 3), (6, 11), (3, 11), (6, 11), (3, 11), (6, 6), (3, 6)]
+
+
+def test_the_processors_seconds_are_told_of_one_thread(clock: Clock) -> None:
+    assert [one.processor_s for one in in_turn(9)[0]] == pytest.approx([0.021 / 4, 0.0105 / 4])
+    assert [one.processor_s for one in in_turn(1, threads=2)[0]] == [None, None]
+
+
+def test_measuring_in_turn_has_the_threads_asked_for_and_leaves_them_as_they_were(clock: Clock) -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    latencies_in_turn([Timed(cnn(), cnn().sizes(0.25), (1,), (1, 8, 8))], 1, 2,
+                      lambda _: seen.append(torch.get_num_threads()))  # fmt: skip
+    assert seen == [2] and torch.get_num_threads() == before
 
 
 def test_measuring_leaves_threads_and_randomness_as_they_were() -> None:

@@ -128,7 +128,7 @@ def test_with_a_model_the_levels_are_those_of_plan(measuring: Any, tmp_path: Pat
         main(["profile", "--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1", "--out",
               str(tmp_path / "b.toml")])  # fmt: skip
     assert end.value.code == 0, capsys.readouterr().err
-    planned, _ = planning.of_model(planning.PlanOptions("cnn", "0.15,0.4,1", input_shape="1,8,8"), ())
+    planned = planning.of_model(planning.PlanOptions("cnn", "0.15,0.4,1", input_shape="1,8,8"), ()).plan
     shares = [f"{level.share:.3f}" for level in planned.levels]
     rows = [line.split() for line in (tmp_path / "b.toml").read_text().splitlines() if line.startswith("# ")]
     assert [row[2] for row in rows if row[1:2] and row[1].isdigit()] == shares

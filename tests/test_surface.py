@@ -87,7 +87,8 @@ OPTIONS = {
     "compare": ["FILE", "--out", "--jobs/-j", "--against", "--record", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",
-        "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--save", "--set",
+        "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--latency",
+        "--passes", "--threads", "--save", "--set",
     ],
     "profile": [
         "FILE", "--model", "--budgets", "--cost", "--input-shape", "--classes", "--task", "--vocabulary", "--step-s",

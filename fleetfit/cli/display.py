@@ -16,10 +16,10 @@ from fleetfit.api import Comparison, Run
 from fleetfit.api.comparison import ComparisonProgress
 from fleetfit.api.runs import proceed
 from fleetfit.cli.interrupts import Interrupted
+from fleetfit.cli.planning import Shown
 from fleetfit.cli.printing import say as say
 from fleetfit.cli.printing import show as show
 from fleetfit.config import Experiment
-from fleetfit.planner import Plan
 from fleetfit.report import drawing
 from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent
@@ -55,9 +55,10 @@ def drawn(files: Sequence[Path], known: Sequence[str]) -> None:
         say(f"Drawn: {file}")
 
 
-def plan(found: Plan, title: str) -> None:
-    """Print a plan."""
-    show(plan_table(found, title))
+def plan(found: Shown) -> None:
+    """Print a plan, and what is to be known beforehand."""
+    notes(found.notes)
+    show(plan_table(found.plan, found.title, found.latencies, found.how))
 
 
 # ---- progress ------------------------------------------------------------------------------------------------------

@@ -1,18 +1,18 @@
 """What `plan` shows: from the options of the command line to plans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 from fleetfit.config import Assembly, assemble
+from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import architecture_of
 from fleetfit.config.reading import override
-from fleetfit.cost import BATCH_SIZE, Conditions, kind_of
+from fleetfit.cost import BATCH_SIZE, Conditions, Latency, Timed, kind_of
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
-from fleetfit.report.text import Table
 
 _IMAGE = (3, 32, 32)
 
@@ -47,12 +47,18 @@ class Shown:
     Attributes:
         plan: The plan.
         title: For whom it is.
+        models: The sub-model of each of its levels as it is counted, and behind them the full model.
         notes: What is to be known beforehand.
+        latencies: Of its models, where they were measured.
+        how: What is to be known of these.
     """
 
     plan: Plan
     title: str
+    models: tuple[Timed, ...] = ()
     notes: tuple[str, ...] = ()
+    latencies: tuple[Latency, ...] = ()
+    how: tuple[str, ...] = ()
 
 
 def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
@@ -63,11 +69,14 @@ def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
 
     asked = described(file, overrides)
     if file is not None and asked.compare.is_set:
-        return [Shown(assembly.plan, _title(assembly, rows)) for rows, assembly in plans_of(file, overrides)]
+        return [
+            Shown(assembly.plan, _title(assembly, rows), _models(assembly))
+            for rows, assembly in plans_of(file, overrides)
+        ]
     assembly = assemble(asked)
     runs.check_asked(assembly.unused, asked)
     notes = (*runs.gone(asked), *map(str, assembly.unused))
-    return [Shown(assembly.plan, _title(assembly), notes)]
+    return [Shown(assembly.plan, _title(assembly), _models(assembly), notes)]
 
 
 def _title(assembly: Assembly, rows: Sequence[str] = ()) -> str:
@@ -76,8 +85,25 @@ def _title(assembly: Assembly, rows: Sequence[str] = ()) -> str:
     return f"{who}{name} on {data}, {len(assembly.fleet.group)} clients"
 
 
-def of_model(asked: PlanOptions, overrides: Sequence[str]) -> tuple[Plan, str]:
-    """Return the plan for a model and budgets, and a title."""
+def _models(assembly: Assembly) -> tuple[Timed, ...]:
+    problem = assembly.federation.problem
+    pieces = [counted_piece(problem, level) for level in assembly.federation.levels]
+    return _timed(problem.architecture, [(piece.sizes, piece.exits) for piece in pieces], problem.input_shape)
+
+
+def _timed(
+    architecture: Architecture,
+    pieces: Sequence[tuple[Mapping[str, int], tuple[int, ...]]],
+    shape: tuple[int, ...],
+) -> tuple[Timed, ...]:
+    """Return sub-models by sizes and exits, and behind them the full model without early classifiers."""
+    whole = architecture.sizes(1.0)
+    every = [*pieces, (whole, (architecture.blocks,))]
+    return tuple(Timed(architecture, {**whole, **sizes}, exits, shape) for sizes, exits in every)
+
+
+def of_model(asked: PlanOptions, overrides: Sequence[str]) -> Shown:
+    """Return the plan for a model and budgets."""
     shape = shape_of(asked.input_shape)
     assert asked.model is not None
     architecture = model_of(asked.model, asked.classes, shape, overrides)
@@ -98,7 +124,10 @@ def of_model(asked: PlanOptions, overrides: Sequence[str]) -> tuple[Plan, str]:
         () if asked.also is None else costs_of(asked.also),
         Conditions(asked.batch_size),
     )
-    return found, f"{asked.model}, samples of {' x '.join(map(str, shape))}, {asked.classes} classes"
+    title = f"{asked.model}, samples of {' x '.join(map(str, shape))}, {asked.classes} classes"
+    pieces = [(architecture.sizes(level.width), level.exits) for level in found.levels[:-1]]
+    pieces.append((architecture.sizes(1.0), (architecture.blocks,)))  # as which the last level is counted
+    return Shown(found, title, _timed(architecture, pieces, shape))
 
 
 def costs_of(text: str) -> tuple[str, ...]:
@@ -111,13 +140,6 @@ def costs_of(text: str) -> tuple[str, ...]:
     for cost in found:
         kind_of(cost)
     return found
-
-
-def of_paper(name: str) -> list[Table]:
-    """Return a table of the papers, theirs beside ours, and the tables that belong under it."""
-    from fleetfit.papers import paper_table
-
-    return paper_table(name).as_text()
 
 
 def model_of(name: str, classes: int, shape: tuple[int, ...], overrides: Sequence[str]) -> Architecture:

@@ -16,7 +16,10 @@ from fleetfit.cli.streams import hear, only_the_result, said
 from fleetfit.errors import ConfigError, did_you_mean, shown
 
 if TYPE_CHECKING:
+    from fleetfit.cli.measuring import Measuring
     from fleetfit.planner import Plan
+
+_PASSES = 1000  # as in ScaleFL's tables
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -215,6 +218,12 @@ def plan(
             "reefl-table-1, reefl-table-2."
         ),
     ] = None,
+    latency: Annotated[
+        bool,
+        typer.Option("--latency", help="Measure how long one sample takes in each level here; also with --paper."),
+    ] = False,
+    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes that the median is of.")] = _PASSES,
+    threads: Annotated[int, typer.Option(min=1, help="With --latency: threads that compute.")] = 1,
     save: Annotated[
         Path | None,
         typer.Option(
@@ -236,18 +245,18 @@ def plan(
     asked = planning.PlanOptions(
         model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
     )
+    measuring = _measuring(latency, passes, threads)
     if paper is not None:
         further = [*asked.changed(), *(["a run file"] if file else []), *(["--save"] if save else []),
                    *(["--set"] if overrides else [])]  # fmt: skip
         if further:
             raise ConfigError(f"{', '.join(further)}: not with --paper, which prints a table of a paper as it is.")
-        for table in planning.of_paper(paper):
-            display.show(table)
+        _show_paper(paper, measuring)
         return
     if model is not None:
         if file is not None:
             raise ConfigError("plan takes a run file or --model, not both.")
-        plans = [planning.Shown(*planning.of_model(asked, overrides or ()))]
+        plans = [planning.of_model(asked, overrides or ())]
     else:
         if asked.changed():
             raise ConfigError(
@@ -256,12 +265,36 @@ def plan(
             )
         plans = planning.of_run_file(file, overrides or ())
     for one in plans:
-        display.notes(one.notes)
-        display.plan(one.plan, one.title)
+        with display.interruptible():
+            display.plan(one if measuring is None else measuring.of_plan(one))
     if save is not None:
         if len(plans) > 1:
             raise ConfigError(f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.")
         _save(plans[0].plan, save)
+
+
+def _measuring(latency: bool, passes: int, threads: int) -> "Measuring | None":
+    """Return how latencies are to be measured; None: not at all."""
+    if not latency:
+        given = [*(["--passes"] if passes != _PASSES else []), *(["--threads"] if threads != 1 else [])]
+        if given:
+            raise ConfigError(f"{', '.join(given)}: only with --latency, which measures.")
+        return None
+    from fleetfit.cli.measuring import Measuring
+
+    return Measuring(passes, threads)
+
+
+def _show_paper(name: str, measuring: "Measuring | None") -> None:
+    from fleetfit.cli import display
+    from fleetfit.papers import paper_table
+
+    found = paper_table(name)
+    if measuring is not None:
+        with display.interruptible():
+            found = measuring.of_table(found)
+    for table in found.as_text():
+        display.show(table)
 
 
 app.command()(profile)

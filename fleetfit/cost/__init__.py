@@ -19,7 +19,7 @@ three add up exactly. Memory and latency do not: their grid is an estimate, and 
 
 from fleetfit.cost.count import BATCH_SIZE, Conditions, Cost, Piece, accepting, full_cost, submodel_cost
 from fleetfit.cost.grid import COSTS, WIDTHS, CostKind, Grid, cost_grid, cost_of, kind_of
-from fleetfit.cost.latency import Latency, latency_now, latency_of
+from fleetfit.cost.latency import Latency, Timed, latencies_in_turn, latency_now, latency_of
 from fleetfit.cost.memory import training_memory
 from fleetfit.cost.parts import Measure, Profile, message_size
 
@@ -35,11 +35,13 @@ __all__ = [
     "Measure",
     "Piece",
     "Profile",
+    "Timed",
     "accepting",
     "cost_grid",
     "cost_of",
     "full_cost",
     "kind_of",
+    "latencies_in_turn",
     "latency_now",
     "latency_of",
     "message_size",

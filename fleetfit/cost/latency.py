@@ -1,13 +1,17 @@
 """How long one sample takes on this machine: warm-up, then the median and the spread of many passes, one thread.
 
+Sub-models that are to be compared are measured in turn, a few passes of each at a time: whatever else the machine does
+meanwhile hits all of them alike.
+
 What is measured differs from run to run, so it is kept in `Conditions.measured`, which a run records: planning from a
 latency is a choice made by measuring, and a run that is taken up again must make the same.
 """
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +24,7 @@ from fleetfit.seeds import own_randomness
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
 _PATIENCE_S = 1.0  # no more passes after so long
+_TURN = 10  # passes of one sub-model before it is the next one's turn
 _DIGITS = 7  # of what is kept: tenths of a microsecond
 _PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
 
@@ -32,11 +37,31 @@ class Latency:
         median_s: Its median in seconds.
         spread_s: Between its quartiles.
         count: Of how many passes; 0 where that is not known any more.
+        processor_s: The median of the seconds in which the thread had a processor: less where the machine is busy;
+            None where that was not measured.
     """
 
     median_s: float
     spread_s: float
     count: int = 0
+    processor_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A sub-model whose latency is asked for.
+
+    Attributes:
+        architecture: The model family.
+        sizes: Size of every axis.
+        exits: Its exits.
+        input_shape: Shape of one sample.
+    """
+
+    architecture: Architecture
+    sizes: Mapping[str, int]
+    exits: tuple[int, ...]
+    input_shape: tuple[int, ...]
 
 
 def latency_of(
@@ -97,6 +122,45 @@ def latency_now(
     module = prepared(module)
     with accepting(architecture, input_shape):
         times = [sum(row.values()) for row in _times(module, x, {}, threads, patience_s)]
+    return _summed_up(times)
+
+
+def latencies_in_turn(
+    models: Sequence[Timed], passes: int, threads: int = 1, on_passes: Callable[[int], None] = lambda done: None
+) -> list[Latency]:
+    """Measure the latencies of sub-models with random weights beside each other, a few passes of each in turn.
+
+    Args:
+        models: The sub-models; all of them are held in memory.
+        passes: How many passes of each count; those that warm up, at the beginning and in each turn, come on top.
+        threads: Threads that they compute with.
+        on_passes: Called after each turn with the passes that are done, of all sub-models together.
+
+    Raises:
+        ModelError: A model cannot be built or does not accept the input.
+    """
+    built = [_real(model.architecture, model.sizes, model.exits, model.input_shape) for model in models]
+    times: list[list[float]] = [[] for _ in models]
+    processor: list[list[float]] = [[] for _ in models]
+    with torch.no_grad(), _computing_with(threads):
+        for model, (module, x) in zip(models, built, strict=True):
+            with accepting(model.architecture, model.input_shape):
+                for _ in range(_WARM_UP):
+                    module(x)
+        for first in range(0, passes, _TURN):
+            for i, (module, x) in enumerate(built):
+                module(x)  # its weights come back into the caches
+                for _ in range(min(_TURN, passes - first)):
+                    before = time.thread_time()
+                    times[i].append(_pass_s(module, x))
+                    processor[i].append(time.thread_time() - before)
+                on_passes(sum(map(len, times)))
+    if threads > 1:  # the other threads' seconds are not this one's
+        return [_summed_up(own) for own in times]
+    return [replace(_summed_up(t), processor_s=float(np.median(p))) for t, p in zip(times, processor, strict=True)]
+
+
+def _summed_up(times: Sequence[float]) -> Latency:
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return Latency(median, high - low, len(times))
 
@@ -165,26 +229,39 @@ def _times(
         hooks.append(part.register_forward_pre_hook(lambda *_: began.append(time.perf_counter())))
         hooks.append(part.register_forward_hook(leave))
     rows: list[dict[Part, float]] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _computing_with(threads):
             end = 0.0
             for i in range(-_WARM_UP, _MOST):
                 row.clear()
-                start = time.perf_counter()
-                module(x)
-                if x.is_cuda:  # kernels run behind the host's back
-                    torch.cuda.synchronize(x.device)
+                took = _pass_s(module, x)
+                row[None] = took - sum(row.values())
                 now = time.perf_counter()
-                row[None] = now - start - sum(row.values())
                 end = now + patience_s if i < 0 else end
                 if i >= 0:
                     rows.append(dict(row))
                 if i >= _FEWEST - 1 and now > end:
                     break
     finally:
-        torch.set_num_threads(before)
         for hook in hooks:
             hook.remove()
     return rows
+
+
+def _pass_s(module: nn.Module, x: Tensor) -> float:
+    """Return the seconds of one pass."""
+    start = time.perf_counter()
+    module(x)
+    if x.is_cuda:  # kernels run behind the host's back
+        torch.cuda.synchronize(x.device)
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _computing_with(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

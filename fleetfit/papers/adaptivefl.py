@@ -1,6 +1,6 @@
 """AdaptiveFL's Table 1 (DAC 2024): the pool of sub-models of VGG-16."""
 
-from fleetfit.cost import submodel_cost
+from fleetfit.cost import Timed, submodel_cost
 from fleetfit.methods._pool import pool
 from fleetfit.papers.table import PaperTable, Value, beside, built_in
 
@@ -24,10 +24,13 @@ def adaptivefl_table_1() -> PaperTable:
     found = {model.name: model for model in pool(architecture)}
     costs = {name: submodel_cost(architecture, model.submodel, _INPUT) for name, model in found.items()}
     rows: list[tuple[Value, ...]] = []
+    models = []
     for name, (parameters, multiply_adds, ratio) in TABLE_1.items():
         share = round(costs[name].parameters / costs["L1"].parameters, 2)
         numbers = beside(costs[name], parameters, multiply_adds)
         rows.append((name, found[name].width, found[name].whole, *numbers, share, ratio))
+        submodel = found[name].submodel
+        models.append(Timed(architecture, {**architecture.sizes(1.0), **submodel.sizes}, submodel.exits, _INPUT))
     return PaperTable(
         "AdaptiveFL, Table 1: the pool of VGG-16 (p = 3)",
         ("model", "r_w", "I", "parameters (M)", "printed", "multiply-adds (M)", "printed", "ratio", "printed"),
@@ -36,4 +39,5 @@ def adaptivefl_table_1() -> PaperTable:
             "Batch norm, ten classes, 32x32 images. The paper's count has four more for each number that a convolution "
             "returns (bias, norm and activation), which is what its rows are above ours: 0.9 to 1.1 M.",
         ),
+        models=tuple(models),
     )

@@ -1,17 +1,18 @@
 """ScaleFL's tables of sizes (CVPR 2023): Table 1, and Tables 6 to 9 of its appendix, with what Eq. 1 picks.
 
 Some printed ratios do not give the printed costs; such a row stands there twice, at the ratio that does and as printed.
+Latencies are printed in Tables 6 to 9 only; `fleetfit plan --paper NAME --latency` measures ours.
 Table 9 has two counts: what the paper prints as FLOPs (`counted_as_printed` says what that is), and the multiply-adds
 of the whole sentence.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from fleetfit.cost import cost_grid, full_cost, submodel_cost
+from fleetfit.cost import Timed, cost_grid, full_cost, submodel_cost
 from fleetfit.layout import Architecture, build_module
 from fleetfit.papers.table import PaperTable, Value, beside, built_in
 from fleetfit.planner import LevelShape, Targets, one_level, search
@@ -30,6 +31,7 @@ class Printed:
         s_w: The printed split ratio along width.
         parameters: In millions, as printed.
         multiply_adds: In millions, as printed.
+        latency_ms: As printed, in the appendix only.
         exits: The classifiers that count.
         fits: The width whose costs are the printed ones, where that is not the printed one.
     """
@@ -39,6 +41,7 @@ class Printed:
     s_w: float
     parameters: float
     multiply_adds: float
+    latency_ms: float
     exits: tuple[int, ...]
     fits: float | None = None
 
@@ -48,17 +51,44 @@ class Printed:
         return self.s_w if self.fits is None else self.fits
 
 
-def rows_of(
-    architecture: Architecture, input_shape: Sequence[int], printed: Sequence[Printed]
-) -> tuple[tuple[Value, ...], ...]:
-    """Return a row for each printed one, and a second one where the printed ratio does not give the printed costs."""
-    rows: list[tuple[Value, ...]] = []
+def variants(printed: Sequence[Printed]) -> list[tuple[str, float, Printed]]:
+    """Return a name and a width for each row, and a second one where the printed ratio does not give the costs."""
+    found = []
     for row in printed:
-        widths = {row.level: row.width} | ({} if row.fits is None else {f"{row.level}, as printed": row.s_w})
-        for name, width in widths.items():
-            cost = submodel_cost(architecture, (architecture.sizes(width), row.exits), input_shape)
-            rows.append((name, row.s_d, width, row.exits[-1], *beside(cost, row.parameters, row.multiply_adds)))
-    return tuple(rows)
+        found.append((row.level, row.width, row))
+        if row.fits is not None:
+            found.append((f"{row.level}, as printed", row.s_w, row))
+    return found
+
+
+def models_of(
+    architecture: Architecture, input_shape: tuple[int, ...], printed: Sequence[Printed]
+) -> tuple[Timed, ...]:
+    """Return the sub-model of each row, with the classifiers that count."""
+    return tuple(
+        Timed(architecture, architecture.sizes(width), row.exits, input_shape) for _, width, row in variants(printed)
+    )
+
+
+def _sizes(
+    title: str,
+    architecture: Architecture,
+    input_shape: tuple[int, ...],
+    printed: Sequence[Printed],
+    notes: tuple[str, ...],
+    parts: tuple[PaperTable, ...] = (),
+) -> PaperTable:
+    """Return a table of parameters and multiply-adds, each beside the printed ones."""
+    rows: list[tuple[Value, ...]] = []
+    for name, width, row in variants(printed):
+        cost = submodel_cost(architecture, (architecture.sizes(width), row.exits), input_shape)
+        rows.append((name, row.s_d, width, row.exits[-1], *beside(cost, row.parameters, row.multiply_adds)))
+    models = models_of(architecture, input_shape, printed)
+    return PaperTable(title, COLUMNS, tuple(rows), notes, parts, models, _latencies(printed))
+
+
+def _latencies(printed: Sequence[Printed]) -> tuple[float, ...]:
+    return tuple(row.latency_ms for _, _, row in variants(printed))
 
 
 # ---- Tables 1 and 6: ResNet-110 --------------------------------------------------------------------------------------
@@ -67,18 +97,18 @@ _DEPTHS, _WIDTHS = (36, 42, 48), (0.70, 0.70, 0.75)
 _RATIOS = (0.125, 0.25, 0.5, 1.0)
 _TOLERANCE = 0.1
 
-FULL = Printed("4", "1.00", 1.00, 1.73, 253.1, (54,))
+FULL = Printed("4", "1.00", 1.00, 1.73, 253.1, 47.2, (54,))
 DEPTH_AND_WIDTH = (
-    Printed("3", "0.88", 0.75, 0.86, 138.5, _DEPTHS),
-    Printed("2", "0.77", 0.70, 0.46, 99.7, _DEPTHS[:2]),
-    Printed("1", "0.66", 0.70, 0.21, 83.4, _DEPTHS[:1]),
+    Printed("3", "0.88", 0.75, 0.86, 138.5, 39.2, _DEPTHS),
+    Printed("2", "0.77", 0.70, 0.46, 99.7, 33.1, _DEPTHS[:2]),
+    Printed("1", "0.66", 0.70, 0.21, 83.4, 27.9, _DEPTHS[:1]),
 )
 TABLE_6 = (
     FULL,
-    Printed("3-w", "1.00", 0.70, 0.82, 119.7, (54,)),
-    Printed("2-w", "1.00", 0.45, 0.44, 63.2, (54,), fits=0.50),
-    Printed("1-w", "1.00", 0.30, 0.21, 28.0, (54,), fits=0.35),
-    *(Printed(f"{r.level}-dw", r.s_d, r.s_w, r.parameters, r.multiply_adds, r.exits) for r in DEPTH_AND_WIDTH),
+    Printed("3-w", "1.00", 0.70, 0.82, 119.7, 37.7, (54,)),
+    Printed("2-w", "1.00", 0.45, 0.44, 63.2, 35.6, (54,), fits=0.50),
+    Printed("1-w", "1.00", 0.30, 0.21, 28.0, 28.3, (54,), fits=0.35),
+    *(replace(row, level=f"{row.level}-dw") for row in DEPTH_AND_WIDTH),
 )
 _EXITS = (
     "Exits after blocks 36, 42 and 48 of 54 (0.667, 0.778, 0.889) reproduce the printed costs; the released code ships "
@@ -91,10 +121,11 @@ def table_1() -> PaperTable:
     architecture = built_in("resnet110")
     whole = submodel_cost(architecture, ({}, (*_DEPTHS, 54)), IMAGE)
     heads = whole.parameters - full_cost(architecture, IMAGE).parameters
-    return PaperTable(
+    found = _sizes(
         "ScaleFL, Table 1: ResNet-110, split along depth and width",
-        COLUMNS,
-        rows_of(architecture, IMAGE, (FULL, *DEPTH_AND_WIDTH)),
+        architecture,
+        IMAGE,
+        (FULL, *DEPTH_AND_WIDTH),
         (
             _EXITS,
             "Levels 1 to 3 count their own and the shallower classifiers. Level 4 leaves the early ones out, which "
@@ -103,14 +134,16 @@ def table_1() -> PaperTable:
         ),
         (eq_1_table(),),
     )
+    return replace(found, printed_ms=())  # they stand in Table 6
 
 
 def table_6() -> PaperTable:
     """Return ScaleFL's Table 6: ResNet-110 split along width only, and along depth and width."""
-    return PaperTable(
+    return _sizes(
         "ScaleFL, Table 6 (appendix): ResNet-110, split along width only (w) and along depth and width (dw)",
-        COLUMNS,
-        rows_of(built_in("resnet110"), IMAGE, TABLE_6),
+        built_in("resnet110"),
+        IMAGE,
+        TABLE_6,
         ("The rows printed with s_w = 0.45 and 0.30 have the costs of 0.50 and 0.35.", _EXITS),
     )
 
@@ -153,22 +186,23 @@ def _sum(splits: Sequence[LevelShape], blocks: int) -> float:
 _MSDNET_EXITS = (15, 18, 21, 24)
 
 TABLE_7 = (
-    Printed("4", "1.00", 1.00, 2.64, 101.9, _MSDNET_EXITS),
-    Printed("3-w", "1.00", 0.75, 1.33, 48.1, _MSDNET_EXITS),
-    Printed("2-w", "1.00", 0.50, 0.66, 25.6, _MSDNET_EXITS),
-    Printed("1-w", "1.00", 0.35, 0.30, 12.4, _MSDNET_EXITS),
-    Printed("3-dw", "0.875", 0.85, 1.38, 59.7, _MSDNET_EXITS[:3]),
-    Printed("2-dw", "0.75", 0.70, 0.64, 32.4, _MSDNET_EXITS[:2]),
-    Printed("1-dw", "0.625", 0.65, 0.28, 15.8, _MSDNET_EXITS[:1]),
+    Printed("4", "1.00", 1.00, 2.64, 101.9, 46.6, _MSDNET_EXITS),
+    Printed("3-w", "1.00", 0.75, 1.33, 48.1, 42.1, _MSDNET_EXITS),
+    Printed("2-w", "1.00", 0.50, 0.66, 25.6, 34.9, _MSDNET_EXITS),
+    Printed("1-w", "1.00", 0.35, 0.30, 12.4, 31.6, _MSDNET_EXITS),
+    Printed("3-dw", "0.875", 0.85, 1.38, 59.7, 40.9, _MSDNET_EXITS[:3]),
+    Printed("2-dw", "0.75", 0.70, 0.64, 32.4, 37.8, _MSDNET_EXITS[:2]),
+    Printed("1-dw", "0.625", 0.65, 0.28, 15.8, 28.6, _MSDNET_EXITS[:1]),
 )
 
 
 def table_7() -> PaperTable:
     """Return ScaleFL's Table 7: MSDNet-24 split along width only, and along depth and width."""
-    return PaperTable(
+    return _sizes(
         "ScaleFL, Table 7 (appendix): MSDNet-24, split along width only (w) and along depth and width (dw)",
-        COLUMNS,
-        rows_of(built_in("msdnet24"), IMAGE, TABLE_7),
+        built_in("msdnet24"),
+        IMAGE,
+        TABLE_7,
         (
             "Level 4 and the rows split along width only count all four classifiers, after layers 15, 18, 21 and 24.",
             "No width has both costs of row 1-w: 0.35 has its parameters, and 12.4 M multiply-adds need more of both.",
@@ -181,23 +215,24 @@ def table_7() -> PaperTable:
 _EFFICIENTNET_EXITS = (22, 26, 30)
 
 TABLE_8 = (
-    Printed("4", "1.00", 1.00, 17.2, 1223.5, (32,)),
-    Printed("3-w", "1.00", 0.70, 8.6, 613.3, (32,)),
-    Printed("2-w", "1.00", 0.48, 4.2, 299.2, (32,)),
-    Printed("1-w", "1.00", 0.33, 2.1, 148.8, (32,)),
-    Printed("3-dw", "0.94", 0.82, 8.6, 799.6, _EFFICIENTNET_EXITS),
-    Printed("2-dw", "0.81", 0.65, 4.5, 641.5, _EFFICIENTNET_EXITS[:2], fits=0.75),
-    Printed("1-dw", "0.69", 0.65, 2.1, 534.1, _EFFICIENTNET_EXITS[:1], fits=0.75),
+    Printed("4", "1.00", 1.00, 17.2, 1223.5, 212.8, (32,)),
+    Printed("3-w", "1.00", 0.70, 8.6, 613.3, 120.3, (32,)),
+    Printed("2-w", "1.00", 0.48, 4.2, 299.2, 81.3, (32,)),
+    Printed("1-w", "1.00", 0.33, 2.1, 148.8, 59.5, (32,)),
+    Printed("3-dw", "0.94", 0.82, 8.6, 799.6, 146.9, _EFFICIENTNET_EXITS),
+    Printed("2-dw", "0.81", 0.65, 4.5, 641.5, 110.1, _EFFICIENTNET_EXITS[:2], fits=0.75),
+    Printed("1-dw", "0.69", 0.65, 2.1, 534.1, 103.9, _EFFICIENTNET_EXITS[:1], fits=0.75),
 )
 
 
 def table_8() -> PaperTable:
     """Return ScaleFL's Table 8: EfficientNet-B4 split along width only, and along depth and width."""
-    return PaperTable(
+    return _sizes(
         "ScaleFL, Table 8 (appendix): EfficientNet-B4 at 224x224, split along width only (w), along depth and width "
         "(dw)",
-        COLUMNS,
-        rows_of(built_in("efficientnet_b4"), (3, 224, 224), TABLE_8),
+        built_in("efficientnet_b4"),
+        (3, 224, 224),
+        TABLE_8,
         (
             "The rows printed with s_w = 0.65 have the costs of 0.75. Exits after stages 5, 6 and 7: blocks 22, 26 and "
             "30 of 32.",
@@ -212,13 +247,13 @@ _TOKENS = 64
 _BERT_EXITS = (4, 6, 9)
 
 TABLE_9 = (
-    Printed("4", "1.00", 1.00, 109.5, 163.5, (12,)),
-    Printed("3-w", "1.00", 0.70, 57.3, 106.2, (12,)),
-    Printed("2-w", "1.00", 0.45, 27.1, 72.0, (12,)),
-    Printed("1-w", "1.00", 0.30, 14.7, 22.3, (12,)),
-    Printed("3-dw", "0.75", 0.75, 54.8, 85.3, _BERT_EXITS),
-    Printed("2-dw", "0.50", 0.55, 26.1, 42.9, _BERT_EXITS[:2]),
-    Printed("1-dw", "0.33", 0.40, 13.7, 22.2, _BERT_EXITS[:1]),
+    Printed("4", "1.00", 1.00, 109.5, 163.5, 155.9, (12,)),
+    Printed("3-w", "1.00", 0.70, 57.3, 106.2, 84.5, (12,)),
+    Printed("2-w", "1.00", 0.45, 27.1, 72.0, 44.8, (12,)),
+    Printed("1-w", "1.00", 0.30, 14.7, 22.3, 32.9, (12,)),
+    Printed("3-dw", "0.75", 0.75, 54.8, 85.3, 79.7, _BERT_EXITS),
+    Printed("2-dw", "0.50", 0.55, 26.1, 42.9, 26.6, _BERT_EXITS[:2]),
+    Printed("1-dw", "0.33", 0.40, 13.7, 22.2, 15.3, _BERT_EXITS[:1]),
 )
 
 
@@ -240,9 +275,11 @@ def table_9() -> PaperTable:
             'All 12 heads are kept and made smaller (heads = "fixed"). Level 4 and the rows split along width only '
             "leave the early classifiers out.",
             "As the paper counts: linear layers for one token, attention for 64 (one of its two products at full width "
-            "in every row), two per number of a layer norm. The last column is the multiply-adds of all 64 tokens.",
+            "in every row), two per number of a layer norm. The multiply-adds are those of all 64 tokens.",
             "Row 1-w is printed with 22.3 M, which is what row 1-dw has; counted like the others it has 57.2 M.",
         ),
+        models=models_of(architecture, (_TOKENS,), TABLE_9),
+        printed_ms=_latencies(TABLE_9),
     )  # fmt: skip
 
 

@@ -20,6 +20,6 @@ tensors by their layout in `fleetfit.soundness`.
 """
 
 from fleetfit.records.checkpoints import FORMAT
-from fleetfit.records.folder import RunFolder, checksums, environment, jsonable, new_path, write_atomically
+from fleetfit.records.folder import RunFolder, checksums, environment, jsonable, new_path, processor, write_atomically
 
-__all__ = ["FORMAT", "RunFolder", "checksums", "environment", "jsonable", "new_path", "write_atomically"]
+__all__ = ["FORMAT", "RunFolder", "checksums", "environment", "jsonable", "new_path", "processor", "write_atomically"]

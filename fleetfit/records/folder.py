@@ -61,7 +61,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -83,7 +83,7 @@ def _own_commit() -> str | None:
     return f"{commit}-dirty" if commit and changes else commit
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's name, as far as the system tells it."""
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

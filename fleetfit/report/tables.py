@@ -7,7 +7,7 @@ from fleetfit.report.columns import cell, is_rounds
 from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spread
 
 if TYPE_CHECKING:  # `list` prints a table without them
-    from fleetfit.cost import Cost
+    from fleetfit.cost import Cost, Latency
     from fleetfit.planner import Plan
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -58,8 +58,15 @@ def total_table(summary: Mapping[str, Any]) -> Table:
     return Table(("", summary["method"]), tuple(rows), notes=tuple(summary["notes"]))
 
 
-def plan_table(plan: "Plan", title: str = "") -> Table:
-    """Return the levels of a plan with their costs."""
+def plan_table(plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (), how: Sequence[str] = ()) -> Table:
+    """Return the levels of a plan with their costs.
+
+    Args:
+        plan: The plan.
+        title: What stands above.
+        latencies: Of each level on this machine, and behind them the full model's; none where nothing was measured.
+        how: What is to be known of these.
+    """
     further = [cost for cost in plan.levels[-1].further if not cost.endswith("_spread_s")]
     columns = (
         "level",
@@ -69,6 +76,7 @@ def plan_table(plan: "Plan", title: str = "") -> Table:
         "parameters",
         "multiply-adds",
         *(_FURTHER.get(cost, cost).format(batch=plan.batch_size) for cost in further),
+        *(LATENCIES if latencies else ()),
         "target",
         f"{plan.cost} / full",
         "clients",
@@ -83,13 +91,14 @@ def plan_table(plan: "Plan", title: str = "") -> Table:
             short(level.parameters),
             short(level.multiply_adds),
             *(_further_cell(level.further, cost) for cost in further),
+            *(latency_cells(latencies[i], latencies[-1]) if latencies else ()),
             f"{level.target:.3g} ± {100 * level.tolerance:.3g}%",
             f"{level.share:.3f}",
             str(level.clients),
         )
-        for level in plan.levels
+        for i, level in enumerate(plan.levels)
     )
-    notes = []
+    notes = list(how)
     if plan.early_heads.parameters:
         notes.append(without_early(plan.levels[-1].name, plan.early_heads))
     if plan.left_out:
@@ -112,12 +121,26 @@ _FURTHER = {
 }
 
 
+LATENCIES = ("measured latency ± spread (ms)", "measured / full")
+"""Titles of the columns of `latency_cells`."""
+
+
+def latency_cells(latency: "Latency", full: "Latency") -> tuple[str, str]:
+    """Return a median with its spread in milliseconds, and the median as a fraction of the full model's."""
+    return _milliseconds(latency.median_s, latency.spread_s), f"{latency.median_s / full.median_s:.3f}"
+
+
+def _milliseconds(median_s: float, spread_s: float) -> str:
+    median, spread = float(f"{1e3 * median_s:.3g}"), float(f"{1e3 * spread_s:.2g}")
+    return f"{median:g} ± {spread:g}"
+
+
 def _further_cell(costs: Mapping[str, float], cost: str) -> str:
     """Return one of a level's further costs as text; a latency is a median, and its spread is between quartiles."""
     if cost not in costs:
         return "-"
     if cost == "latency_s":
-        return f"{1e3 * costs[cost]:.3g} ± {1e3 * costs.get('latency_spread_s', 0.0):.2g}"
+        return _milliseconds(costs[cost], costs.get("latency_spread_s", 0.0))
     return size(costs[cost]) if cost.endswith("_bytes") else short(costs[cost])
 
 
