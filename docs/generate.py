@@ -1,4 +1,4 @@
-"""Write what docs/ takes from the code: hooks.md, and the keys in methods.md.
+"""Write what docs/ takes from the code: hooks.md, and the keys in methods.md and trust.md.
 
     .venv/bin/python docs/generate.py
 
@@ -162,12 +162,22 @@ def keys_of(factory: Callable[..., Any]) -> list[str]:
 
 def methods_page(page: str) -> str:
     """Return methods.md with the keys between the marks as the docstrings say them."""
-    for kind in ("methods", "options", "selection"):
+    return with_keys(page, ("methods", "options", "selection"))
+
+
+def trust_page(page: str) -> str:
+    """Return trust.md with the keys of the attacks between the marks."""
+    return with_keys(page, ("attacks",))
+
+
+def with_keys(page: str, kinds: tuple[str, ...]) -> str:
+    """Return a page that has a section for each built-in of some kinds, with their keys between the marks."""
+    for kind in kinds:
         for name in names.available(kind):
             keys = keys_of(names.resolve(kind, name))
             section = re.search(rf"^## {name}\n.*?(?=^#|\Z)", page, re.DOTALL | re.MULTILINE)
             if section is None or (keys and BEGIN not in section[0]):
-                raise ValueError(f"methods.md has no section ## {name}, or no {BEGIN} ... {END} in it")
+                raise ValueError(f"the page has no section ## {name}, or no {BEGIN} ... {END} in it")
             if keys:
                 made = "\n".join([BEGIN, *keys, END])
                 before, _, rest = section[0].partition(BEGIN)
@@ -179,3 +189,5 @@ if __name__ == "__main__":
     (DOCS / "hooks.md").write_text(hooks_page(), encoding="utf-8")
     methods = DOCS / "methods.md"
     methods.write_text(methods_page(methods.read_text(encoding="utf-8")), encoding="utf-8")
+    trust = DOCS / "trust.md"
+    trust.write_text(trust_page(trust.read_text(encoding="utf-8")), encoding="utf-8")

@@ -76,6 +76,8 @@ class EvaluationScope:
         clients: At most so many clients, or None for all.
         always: Whether evaluations on the way are `whole` too, not only the last.
         beyond: Whether clients run models that they do not afford, which only simulated devices can.
+        triggered: A device of the server's whose test set is what a backdoor attack's success is measured on; part of
+            what is `whole`.
     """
 
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -85,6 +87,7 @@ class EvaluationScope:
     clients: int | None = None
     always: bool = False
     beyond: bool = True
+    triggered: Device | None = None
 
 
 def has_batch_norm(federation: Federation) -> bool:
@@ -361,10 +364,33 @@ def evaluate(
     columns: dict[str, Any] = {"split": wanted.evaluation.split}
     for norm in norms:
         columns[norm] = columns_of(federation, wanted, norm, replies, own)
+        if wanted.whole and wanted.triggered is not None:
+            columns[norm] |= success(federation, server, wanted, norm, found if normed else {})
     if "batch" in columns:
         order = "shuffled with a seed" if wanted.evaluation.shuffle else "stored"
         columns["batch"] |= {"batch_size": wanted.evaluation.batch_size, "order": order}
     return (columns | {"failures": failures} if failures else columns), found
+
+
+def success(
+    federation: Federation, server: Server, wanted: EvaluationScope, norm: str, found: Statistics
+) -> dict[str, Any]:
+    """Return how often each level says what a backdoor attack wants, on test samples with its trigger.
+
+    Returns:
+        "backdoor" of the largest level that somebody trains, and "backdoor_levels".
+    """
+    assert wanted.triggered is not None
+    top, split = top_level(federation), "test"
+    tags: list[Tag] = [(norm, split, level, None) for level in range(top + 1)]
+    scores: dict[str, float] = {}
+    asked = replace(wanted, evaluation=replace(wanted.evaluation, split=split))
+    for tag, job in zip(tags, _jobs(federation, server, asked, tags, found), strict=True):
+        with one_thread():
+            reply, _ = run_job(job, wanted.triggered)
+        if isinstance(reply, Update) and reply.metrics["n"]:
+            scores[str(tag[2] + 1)] = _last(reply.metrics)
+    return {"backdoor": scores.get(str(top + 1)), "backdoor_levels": scores}
 
 
 def on_data(

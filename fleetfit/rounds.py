@@ -12,7 +12,7 @@ run: it is that reply's failure, and says what was raised.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -98,6 +98,27 @@ def counted(updates: Sequence[Update]) -> dict[str, Any]:
     return {"counts": {n: {lv: dict(c) for lv, c in levels.items()} for n, levels in found.items()}} if found else {}
 
 
+LEFT_OUT = "its update was left out by the method (receive)"
+"""The reason of a failure that stands for an update which `receive` did not give on."""
+
+
+def told_apart(hostile: Set[int], reports: Sequence[Update | Failure]) -> dict[str, Any]:
+    """Return how many hostile and honest clients sent an update in a round, and how many of these were left out.
+
+    Returns:
+        Under "sent" and "left_out" each: "hostile", and "honest" by level.
+    """
+    found: dict[str, Any] = {key: {"hostile": 0, "honest": Counter()} for key in ("sent", "left_out")}
+    for report in reports:
+        left_out = isinstance(report, Failure) and report.reason == LEFT_OUT
+        for key in ("sent", "left_out") if left_out else ("sent",) if isinstance(report, Update) else ():
+            if report.client in hostile:
+                found[key]["hostile"] += 1
+            else:
+                found[key]["honest"][str(report.level + 1)] += 1
+    return {key: {**counts, "honest": dict(sorted(counts["honest"].items()))} for key, counts in found.items()}
+
+
 def simulated_seconds(reports: Sequence[Update | Failure], deadline_s: float | None) -> float | None:
     """Return the simulated seconds of a synchronous round: those of its slowest client; None where no clock is.
 
@@ -166,6 +187,7 @@ class Settings:
         wanted: What the last evaluation covers; those on the way cover clients, with the first norm only, and the
             whole test set if `wanted.always`.
         patience: Rounds in a row without a usable update, or undone, after which the run stops.
+        hostile: Clients that are known to attack, in a simulation: the report counts them apart.
     """
 
     rounds: int
@@ -174,6 +196,7 @@ class Settings:
     evaluate_every: int = 0
     wanted: EvaluationScope = field(default_factory=EvaluationScope)
     patience: int = 5
+    hostile: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,6 +300,8 @@ def one_round(
     with watch.on("averaging"):
         after, why, further = _stepped(federation, server, replies)
     report = report_of(federation, before, local, replies.reports)
+    if settings.hostile:
+        report["attack"] = told_apart(settings.hostile, replies.reports)
     if after is None:
         nothing = report_of(federation, before, local, [])["train"]
         taken = undone(why, replies.reports, replies.norms)
@@ -433,7 +458,7 @@ def _left_out(report: Update | Failure) -> Failure:
     """Return the failure that stands for an update which `receive` did not give on."""
     return Failure(
         report.round, report.index, report.client, report.level, report.dispatched,
-        "its update was left out by the method (receive)", bytes_down=report.bytes_down, bytes_up=report.bytes_up,
+        LEFT_OUT, bytes_down=report.bytes_down, bytes_up=report.bytes_up,
         multiply_adds=report.multiply_adds, simulated_s=report.simulated_s,
     )  # fmt: skip
 

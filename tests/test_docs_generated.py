@@ -28,6 +28,11 @@ def test_the_keys_of_methods_options_and_choices_are_as_the_code_says(generate: 
     assert generate["methods_page"](page) == page, RENEW
 
 
+def test_the_keys_of_attacks_are_as_the_code_says(generate: dict[str, Any]) -> None:
+    page = (DOCS / "trust.md").read_text()
+    assert generate["trust_page"](page) == page, RENEW
+
+
 def test_every_hook_is_there_with_its_arguments_and_what_fedavg_does() -> None:
     page = (DOCS / "hooks.md").read_text()
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))

@@ -31,7 +31,7 @@ METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "optio
 CHOICES, TUNING = names.available("selection"), names.available("peft")
 DATA, ENGINES = names.available("data"), names.available("engines")
 KINDS = {"methods": METHODS, "options": OPTIONS, "selection": CHOICES, "models": MODELS, "data": DATA,
-         "engines": ENGINES, "peft": TUNING}  # fmt: skip
+         "engines": ENGINES, "peft": TUNING, "attacks": names.available("attacks")}  # fmt: skip
 EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 

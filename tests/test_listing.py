@@ -8,7 +8,7 @@ import pytest
 from fleetfit import names
 from fleetfit.cli import listing
 
-KINDS = ("methods", "options", "models", "data", "selection", "peft", "engines")
+KINDS = ("methods", "options", "models", "data", "selection", "peft", "attacks", "engines")
 NAMES = [(kind, name) for kind in KINDS for name in names.available(kind)]
 NUMBERS = ("train", "test", "classes", "resolution")
 

@@ -14,7 +14,7 @@ from fleetfit.method import Method, build
 from fleetfit.methods.fedrolex import fedrolex
 from fleetfit.models.resnet import resnet20
 
-KINDS = ["methods", "options", "selection", "models", "data", "engines"]
+KINDS = ["methods", "options", "selection", "attacks", "models", "data", "engines"]
 
 
 def test_a_built_in_name_is_its_path() -> None:

@@ -376,7 +376,7 @@ def commented_keys() -> Iterator[tuple[str, str]]:
     """Yield dotted key and value of each commented key of the block of defaults."""
     section = ""
     for line in example("defaults.toml").splitlines():
-        header = re.match(r"\[([\w.]+)\]", line)
+        header = re.match(r"(?:# )?\[([\w.]+)\]", line)
         section = f"{header[1]}." if header else section
         found = COMMENTED.match(line)
         if found:
@@ -389,6 +389,8 @@ def test_a_key_without_a_default_is_valid(key, value):
     takes = (
         ["local.optimiser=adamw"]
         if section == "local" and name in {*OPTIMISERS["adamw"]} - {*OPTIMISERS["sgd"]}
+        else ["attack.kind=sign_flip"]
+        if section == "attack"
         else []
     )
     found = to_table(experiment_of(overrides=[*takes, f"{key}={value}"]))
@@ -441,8 +443,8 @@ def test_the_guide_names_every_schedule():
 
 
 def test_the_guide_names_every_column(shown):
-    columns = ff.load(shown / "runs" / "first").columns["static"]
-    assert {name for row in tables_of_markdown(GUIDE, "column") for name in code(row[0])} == set(columns)
+    columns = {*ff.load(shown / "runs" / "first").columns["static"], "backdoor", "backdoor_levels"}
+    assert {name for row in tables_of_markdown(GUIDE, "column") for name in code(row[0])} == columns
 
 
 def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):

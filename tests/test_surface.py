@@ -168,6 +168,7 @@ KEYS = {
         "schedule_in_round",
     ],
     "cohort": ["choose", "fraction", "count", "deadline_s", "late"],
+    "attack": ["kind", "share", "among"],
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],

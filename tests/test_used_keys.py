@@ -68,6 +68,7 @@ PLACES = {
     "local.schedule": {"local.schedule.kind": "cosine"},
     "cohort": {},
     "cohort.choose": {"cohort.choose": {"name": "loss"}},
+    "attack": {"attack.kind": "sign_flip"},
     "engine": {},
     "evaluate": {},
     "checkpoint": {},
@@ -255,6 +256,9 @@ VALUES: dict[str, Any] = {
     "cohort.count": 3,
     "cohort.deadline_s": 40.0,
     "cohort.late": "drop",
+    "attack.kind": "sign_flip",
+    "attack.share": 0.5,
+    "attack.among": "each",
     "engine.name": "processes",
     "engine.features_bytes": 1e6,
     "engine.speed": "fast",
@@ -331,6 +335,7 @@ def held(assembly: Assembly) -> dict[str, Any]:
             if field.name not in ("availability", "conditions")
         },
         "availability": None if resources.availability is None else plain(dict(resources.availability.nest)),
+        "attackers": a.attackers and a.attackers.clients,
         "conditions": (resources.conditions.batch_size, dict(resources.conditions.measured)),
         "run": (experiment.name, dumped(experiment.engine), dumped(experiment.checkpoint)),
     }

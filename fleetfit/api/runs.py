@@ -372,6 +372,7 @@ def _first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
     assert simulation is not None
     parts = [dict(part) for part in simulation.parts[:count]]
     classification = simulation.data.task == "classification"
+    attackers = assembly.attackers
     return {
         "clients": len(fleet.group),
         "groups": {name: int((fleet.group == i).sum()) for i, name in enumerate(fleet.names)},
@@ -381,4 +382,5 @@ def _first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
             "samples": [len(part["train"]) for part in parts],
             "class_counts": class_counts(simulation.data, parts).tolist() if classification else None,
         },
+        **({} if attackers is None else {"hostile": list(attackers.clients)}),
     }

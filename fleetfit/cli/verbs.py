@@ -345,6 +345,7 @@ class ListKind(StrEnum):
     data = "data"
     selection = "selection"
     peft = "peft"
+    attacks = "attacks"
     engines = "engines"
     profiles = "profiles"
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fleetfit import used
+from fleetfit.attack import Attack, Attackers
 from fleetfit.config.computing import Computing, computing
 from fleetfit.config.fleet import (
     DeviceBudgets,
@@ -19,10 +20,12 @@ from fleetfit.config.fleet import (
     targets_of,
     with_further,
 )
+from fleetfit.config.hostile import attack_of, attacked, attackers_of, notes_on_attackers
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
 from fleetfit.config.participants import (
     Expected,
     ExpectedClients,
+    Joined,
     Nodes,
     Participants,
     PlannedProblem,
@@ -120,6 +123,7 @@ class Assembly:
         simulation: The simulated devices; None of a real fleet, whose devices are elsewhere.
         settings: What a round does.
         plan: The method's levels, counted, and who got which.
+        attackers: Who is hostile, and how; None where nobody is.
         notes: Sentences that the user must see, such as who does not take part.
         unused: The keys of the experiment that the run does not use; the notes say so.
     """
@@ -131,6 +135,7 @@ class Assembly:
     simulation: Simulation | None
     settings: Settings
     plan: Plan
+    attackers: Attackers | None = None
     notes: tuple[str, ...] = field(default=())
     unused: tuple[Unused, ...] = field(default=())
 
@@ -147,7 +152,7 @@ class Assembly:
                 "them to train or to evaluate."
             )
         engine: Engine = called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
-        return engine
+        return engine if self.attackers is None else self.attackers.on(engine, self.federation.problem.layout)
 
 
 def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
@@ -179,33 +184,23 @@ def assembled(
         FleetFitError: Something in the experiment does not fit.
     """
     with used.reading() as found:
-        assembly = _assembled(experiment, participants, base)
+        assembly = _assembled(experiment, participants, base, attack_of(experiment, on_a_fleet))
         unused = unused_of(experiment, found, assembly.federation.method_spec, on_a_fleet)
         return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
 
 
 def _assembled(
-    experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None
-) -> Assembly:
+    experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
+    attack: Attack | None,
+) -> Assembly:  # fmt: skip
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
     who = participants(experiment, method)
     found = planned(experiment, method_spec, who, base)
     problem, joined = found.problem, who.joined(found)
-    everything, simulation = joined.clients, joined.simulation
-    federation = Federation(
-        problem=problem,
-        clients=everything if method.needs_budgets else Clients(everything.num_examples, labels=everything.labels),
-        levels=found.levels,
-        cohort=cohort_of(experiment, who.count),
-        method=method,
-        method_spec=method_spec,
-        seed=experiment.seed,
-        device=joined.device,
-        connected=None if simulation is None else connected(simulation.resources),
-    )
-    known = replace(federation, clients=everything)  # to whoever describes the fleet, not to the server
+    federation = federation_of(experiment, who, found, joined)
+    known = replace(federation, clients=joined.clients)  # to whoever describes the fleet, not to the server
     absent, further = who.notes(known, found, joined)
     if not len(federation.able) or not len(known.able):
         raise PlanError(
@@ -214,12 +209,31 @@ def _assembled(
         )
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
+    attackers = None if attack is None else attackers_of(experiment, attack, known)
+    federation, simulation, settings = attacked(federation, joined.simulation, settings, attackers)
+    notes += notes_on_attackers(attackers)
     if simulation is None:  # devices evaluate what they afford, and nothing else
         settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
     plan = plan_of(known, found.fleet, found.targets)
     notes += tuple(notes_on_the_one_model(experiment, federation, plan))
     experiment = with_chosen(with_measured(experiment, found.fleet.conditions.measured), found.how)
-    return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, notes)
+    return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, attackers, notes)
+
+
+def federation_of(experiment: Experiment, who: Participants, found: PlannedProblem, joined: Joined) -> Federation:
+    """Return the server's view, of clients who tell the truth."""
+    method, everything, simulation = found.method, joined.clients, joined.simulation
+    return Federation(
+        problem=found.problem,
+        clients=everything if method.needs_budgets else Clients(everything.num_examples, labels=everything.labels),
+        levels=found.levels,
+        cohort=cohort_of(experiment, who.count),
+        method=method,
+        method_spec=found.method_spec,
+        seed=experiment.seed,
+        device=joined.device,
+        connected=None if simulation is None else connected(simulation.resources),
+    )
 
 
 def planned(

@@ -242,13 +242,14 @@ def read_budget(path: Path) -> dict[str, Any]:
 # ---- merging -------------------------------------------------------------------------------------------------------
 
 _CHOOSER = {"data": "name", "model": "name", "peft": "name", "method": "name", "engine": "name",
-            "data.partition": "kind", "data.server": "name", "local": "optimiser",
+            "attack": "kind", "data.partition": "kind", "data.server": "name", "local": "optimiser",
             "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
 # keys of the section itself, whatever it names
 _STAYS = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
-          "method": {"plus", "hooks"},
+          "method": {"plus", "hooks"}, "attack": {"share", "among"},
           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
-_PLUGINS = ("data.name", "data.server.name", "model.name", "peft.name", "method.name", "engine.name", "cohort.choose")
+_PLUGINS = ("data.name", "data.server.name", "model.name", "peft.name", "method.name", "engine.name", "cohort.choose",
+            "attack.kind")  # fmt: skip
 
 # ---- from files --------------------------------------------------------------------------------------------------
 

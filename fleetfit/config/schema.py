@@ -336,6 +336,21 @@ class LocalSection(Section):
         return [key for key in OF_OPTIMISERS if key in self.model_fields_set and key not in own]
 
 
+class AttackSection(Open):
+    """`[attack]`: hostile clients, in a simulation. Further keys (scale, z, target, trigger, ...) are the attack's own.
+
+    Attributes:
+        kind: What they do, such as "sign_flip" (`fleetfit list attacks`); by default all clients are honest.
+        share: Of the clients; drawn from the run's seed.
+        among: "all": drawn from all clients; "each": the same share of each level; or the levels, counted from 1, among
+            whose clients they are drawn.
+    """
+
+    kind: Any = None
+    share: Fraction = 0.2
+    among: Literal["all", "each"] | Annotated[list[Count], Field(min_length=1)] = "all"
+
+
 class CohortSection(Section):
     """`[cohort]`: who takes part in a round.
 
@@ -439,6 +454,7 @@ class Experiment(Section):
     method: MethodSection = Field(default_factory=MethodSection)
     local: LocalSection = Field(default_factory=LocalSection)
     cohort: CohortSection = Field(default_factory=CohortSection)
+    attack: AttackSection = Field(default_factory=AttackSection)
     engine: EngineSection = Field(default_factory=EngineSection)
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)

@@ -21,6 +21,8 @@ _ELSEWHERE = ("name", "compare", "checkpoint", "engine.name", "engine.settings")
 """Read by whoever runs what is assembled, whatever the rest says; an engine refuses what it does not have."""
 
 _WHY = {
+    "attack.share": "there is no kind of attack",
+    "attack.among": "there is no kind of attack",
     "cohort.late": "there is no deadline_s",
     "local.check_every": "there is no patience",
     "cohort.fraction": "count says how many",

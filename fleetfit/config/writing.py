@@ -50,6 +50,11 @@ def to_table(experiment: Experiment) -> Table:
         }
     if experiment.cohort.count is None:
         table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
+    kind = experiment.attack.kind
+    if kind is None:
+        del table["attack"]
+    elif isinstance(kind, str):
+        table["attack"] = {**_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
     del table["compare"]
     plus = {
         name: {**_defaults(names.resolve("options", name), skip=()), **values}
@@ -104,6 +109,7 @@ def objects_in(table: Mapping[str, Any]) -> list[str]:
     for section, key in (
         *((section, "name") for section in _KINDS),
         ("cohort", "choose"),
+        ("attack", "kind"),
     ):
         value = table.get(section, {}).get(key)
         if isinstance(value, str) and value.startswith("<"):

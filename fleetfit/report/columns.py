@@ -20,7 +20,9 @@ ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ens
 """Accuracies that every evaluation has; the others belong to the last one, unless `evaluate.whole` is set."""
 BATCH = ", batch"
 """What the name of an accuracy with each batch's own batch-norm statistics ends in: "global, batch"."""
-COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", ROUNDS, f"local{BATCH}", f"global{BATCH}")
+ATTACKED = ("backdoor", "hostile_excluded", "honest_excluded", *(f"honest_excluded_{n}" for n in range(1, 9)))
+"""Of runs with `[attack]`: success of a backdoor, and the shares of sent updates that a defence left out; by level."""
+COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", *ATTACKED, ROUNDS, f"local{BATCH}", f"global{BATCH}")
 """What `[compare] columns` may name; `docs/guide.md` explains each."""
 _OF_THE_HEADLINE = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))
 

@@ -61,6 +61,29 @@ def summary_of(
         "simulated_s": simulated(metrics),
         "left_out": list(plan.left_out),
         "notes": list(notes),
+        **excluded(metrics),
+    }
+
+
+def excluded(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return which share of the updates that hostile and honest clients sent a defence left out, over all rounds.
+
+    Returns:
+        "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; nothing where nobody is hostile.
+    """
+    counted: dict[str, Counter[str]] = {"sent": Counter(), "left_out": Counter()}
+    for report in metrics:
+        for key, found in report.get("attack", {}).items():
+            counted[key].update({"hostile": found["hostile"], **found["honest"]})
+    sent, left_out = counted["sent"], counted["left_out"]
+    if not sent:
+        return {}
+    levels = sorted(sent.keys() - {"hostile"}, key=int)
+    honest = sum(sent[level] for level in levels)
+    return {
+        "hostile_excluded": left_out["hostile"] / sent["hostile"] if sent["hostile"] else None,
+        "honest_excluded": sum(left_out[level] for level in levels) / honest if honest else None,
+        **{f"honest_excluded_{level}": left_out[level] / sent[level] for level in levels},
     }
 
 
@@ -120,10 +143,13 @@ _COLUMNS = forms.table(
         "exits": forms.listed(forms.number),
         "batch_size": forms.count,
         "order": forms.text,
+        "backdoor": forms.maybe(forms.number),
+        "backdoor_levels": forms.mapped(forms.number),
     },
 )  # fmt: skip
 _EVALUATED = forms.table({}, {"split": forms.text, "static": _COLUMNS, "batch": _COLUMNS,
                               "failures": forms.listed(forms.anything)})  # fmt: skip
+_CLIENTS = forms.table({"hostile": forms.count, "honest": _numbered(forms.count)})
 _REPORT = forms.table(
     {
         "round": forms.count,
@@ -140,6 +166,7 @@ _REPORT = forms.table(
         "seconds_of": forms.mapped(forms.number),
         "simulated_s": forms.maybe(forms.number),
         "counts": forms.table({}, {"teachers": _numbered(_numbered(forms.count))}),
+        "attack": forms.table({"sent": _CLIENTS, "left_out": _CLIENTS}),
     },
 )
 _LEVEL = forms.table({

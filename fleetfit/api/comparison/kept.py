@@ -30,7 +30,7 @@ from fleetfit.report.results import (
 )
 
 NAME = "results.json"
-_SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "engine", "evaluate")
+_SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")
 
 Place = tuple[str, str, int]
 """Row, setting and seed."""

@@ -19,7 +19,7 @@ from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 from fleetfit.method import build, hyperparameters
-from fleetfit.report.columns import BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
+from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
 TunedKeys = tuple[tuple[str, Any], ...]
 """Keys of a run file and their values."""
@@ -338,7 +338,7 @@ def _columns(experiment: Experiment) -> list[str]:
             f'[compare] columns: "{alone[0]}" is accuracy with batch statistics beside others; set '
             'evaluate.norms = ["static", "batch"].'
         )
-    if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", BATCH)):
+    if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", *ATTACKED, BATCH)):
         raise ConfigError(f'[compare] target_on: "{section.target_on}" is no accuracy.'
                           f'{did_you_mean(section.target_on, COLUMNS)}')  # fmt: skip
     return expanded(list(dict.fromkeys(names)), section.targets)

@@ -1,0 +1,29 @@
+"""Inner product: against the mean of all updates, so that the step points away from it (Xie et al., UAI 2020).
+
+Hostile clients collude: each sends -scale times the mean of every element, over all who trained it in the round. A
+small scale is hard to tell from honest updates; above (honest / hostile clients) a plain mean goes backwards.
+"""
+
+from functools import partial
+
+import torch
+
+from fleetfit.attack import Attack, Scene
+from fleetfit.errors import in_range
+from fleetfit.values import Update
+
+
+def inner_product(scale: float = 5.0) -> Attack:
+    """Make the attack.
+
+    Args:
+        scale: How many times the mean, above 0.
+    """
+    in_range("[attack] scale", scale, 0)
+    return Attack(forge=partial(opposed, scale=scale), together=True)
+
+
+def opposed(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+    """Return sent - scale * mean."""
+    mean, _ = scene.round.moments_of(update.submodel)
+    return scene.moved(update, -scale * mean)

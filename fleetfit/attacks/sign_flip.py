@@ -1,0 +1,24 @@
+"""Sign flip: the update moves the other way, `scale` times as far (Li et al., RSA, AAAI 2019)."""
+
+from functools import partial
+
+import torch
+
+from fleetfit.attack import Attack, Scene
+from fleetfit.errors import in_range
+from fleetfit.values import Update
+
+
+def sign_flip(scale: float = 10.0) -> Attack:
+    """Make the attack.
+
+    Args:
+        scale: How many times as far, above 0.
+    """
+    in_range("[attack] scale", scale, 0)
+    return Attack(forge=partial(flipped, scale=scale))
+
+
+def flipped(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
+    """Return sent - scale * (update - sent)."""
+    return scene.moved(update, -scale * scene.movement(update))

@@ -1,0 +1,410 @@
+"""Attacks: each formula on small numbers, who is drawn, what reaches the devices and the server, the same bits."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_data, tiny_parts, tiny_problem
+from torch import Tensor
+
+import fleetfit as ff
+from fleetfit import names
+from fleetfit.attack import Attack, Attackers, Knowledge, Scene, drawn
+from fleetfit.attacks.min_max import largest
+from fleetfit.config import assemble, experiment_of
+from fleetfit.config.assembly import assemble_fleet
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError
+from fleetfit.submodel import Submodel, extract, flat_of
+from fleetfit.values import Clients, DataDescription, Job, NodeDescription, Update
+
+PROBLEM = tiny_problem()
+LAYOUT = PROBLEM.layout
+CORE, MIDDLE, FULL = (PROBLEM.submodel(w, e) for w, e in ((0.5, (1,)), (0.75, (1, 2)), (1.0, (1, 2, 3))))
+TINY: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 10}},
+    "model": {"name": "tiny:tiny"},
+    "fleet": {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.5},
+    "local": {"epochs": 8, "batch_size": 8, "lr": 0.1},
+    "cohort": {"fraction": 1.0},
+    "evaluate": {"every": 0, "norms": ["static"], "statistics_samples": 60},
+}
+KINDS = names.available("attacks")
+
+
+def random_state(seed: int) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(s, generator=rng) for n, s in LAYOUT.shapes(LAYOUT.full_sizes, LAYOUT.exits).items()}
+
+
+SENT = random_state(0)
+
+
+def job_of(piece: Submodel, index: int = 0) -> Job:
+    return Job("train", 1, 3, index, index, piece, extract(LAYOUT, SENT, piece), {"name": "fedavg"}, 5)
+
+
+def update_of(piece: Submodel, seed: int, job: Job) -> Update:
+    state = extract(LAYOUT, random_state(seed), piece)
+    return Update(1, job.index, job.client, 0, job.submodel, piece, state, 20, {"loss": 1.0})
+
+
+def forged(kind: str, piece: Submodel = FULL, own: Submodel | None = None, **keys: Any) -> tuple[Update, Update, Job]:
+    """Return an honest update, what an attack makes of it when two others of the round are known, and its job."""
+    job = job_of(piece)
+    honest = update_of(piece, 1, job)
+    moves = [(p, flat_of(update_of(p, s, job_of(p)).state) - flat_of(extract(LAYOUT, SENT, p)))
+             for p, s in ((piece, 1), (FULL, 2), (CORE, 3))]  # fmt: skip
+    attack = names.resolve("attacks", kind)(**keys)
+    scene = Scene(LAYOUT, job, CORE, own, Knowledge(LAYOUT, moves))
+    return honest, attack.forge(honest, scene, torch.Generator().manual_seed(7)), job
+
+
+def elements(state: Mapping[str, Tensor]) -> dict[tuple[str, tuple[int, ...]], float]:
+    """Return a state, number by number; prefixes keep their places."""
+    return {(name, at): float(t[at]) for name, t in state.items() for at in itertools.product(*map(range, t.shape))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "factor"),
+    [("sign_flip", {"scale": 3.0}, -3.0), ("backdoor", {"scale": 4.0}, 4.0), ("free_rider", {}, 0.0)],
+)
+def test_an_update_that_moves_along_its_own_line(kind: str, keys: dict[str, Any], factor: float) -> None:
+    honest, found, job = forged(kind, MIDDLE, **keys)
+    sent, trained, made = elements(job.state), elements(honest.state), elements(found.state)
+    for place, number in made.items():
+        assert number == pytest.approx(sent[place] + factor * (trained[place] - sent[place]), abs=1e-4)
+
+
+def test_beyond_the_core_the_sign_is_flipped() -> None:
+    honest, found, job = forged("beyond_core", MIDDLE, scale=2.0)
+    core = elements(extract(LAYOUT, SENT, CORE)).keys()
+    sent, trained, made = elements(job.state), elements(honest.state), elements(found.state)
+    assert 0 < len(core & made.keys()) < len(made)
+    for place, number in made.items():
+        factor = 1.0 if place in core else -2.0
+        assert number == pytest.approx(sent[place] + factor * (trained[place] - sent[place]), abs=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("little_is_enough", {"z": 0.7}), ("inner_product", {"scale": 2.0})])
+def test_colluders_use_the_moments_of_those_who_cover_an_element(kind: str, keys: dict[str, float]) -> None:
+    """Three updates: of the middle sub-model, the full one and the core. An element has one to three coverers."""
+    _, found, _ = forged(kind, MIDDLE, **keys)
+    sent = elements(SENT)
+    known = [elements(update_of(p, s, job_of(p)).state) for p, s in ((MIDDLE, 1), (FULL, 2), (CORE, 3))]
+    counts = set()
+    for place, number in elements(found.state).items():
+        moves = [one[place] - sent[place] for one in known if place in one]
+        mean = sum(moves) / len(moves)
+        deviation = (sum((m - mean) ** 2 for m in moves) / (len(moves) - 1)) ** 0.5
+        moved = mean - 0.7 * deviation if kind == "little_is_enough" else -2.0 * mean
+        assert number == pytest.approx(sent[place] + moved, abs=1e-4)
+        counts.add(len(moves))
+    assert counts == {2, 3}
+
+
+def test_min_max_goes_exactly_as_far_as_two_others_are_apart() -> None:
+    """The largest gamma, by trying: just above it some update is farther away than the two that are farthest apart."""
+    rng = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        moves = torch.randn(6, 9, generator=rng).double()
+        mean, direction = moves.mean(0), -moves.std(0)
+        gamma = largest(moves, mean, direction)
+        most = max(float((a - b).norm()) for a in moves for b in moves)
+
+        def farthest(g: float, m: Tensor = mean, d: Tensor = direction, all_of: Tensor = moves) -> float:
+            return max(float((m + g * d - one).norm()) for one in all_of)
+
+        assert gamma > 0.5
+        assert farthest(gamma) <= most + 1e-9 < farthest(gamma * 1.001)
+
+
+def test_min_max_is_of_its_own_sub_model_alone_and_honest_without_company() -> None:
+    _, found, job = forged("min_max", FULL)
+    moves = torch.stack([flat_of(update_of(FULL, s, job).state) - flat_of(job.state) for s in (1, 2)])
+    moved = flat_of(found.state) - flat_of(job.state)
+    most = float((moves[0] - moves[1]).norm())
+    assert max(float((moved - one).norm()) for one in moves) == pytest.approx(most, rel=1e-4)
+    honest, alone, _ = forged("min_max", MIDDLE)
+    assert alone is honest
+
+
+def test_noise_is_as_long_as_asked_for_and_repeats_by_its_seed() -> None:
+    honest, found, job = forged("noise", MIDDLE, scale=3.0)
+    sent = flat_of(job.state)
+    noise, trained = flat_of(found.state) - sent, flat_of(honest.state) - sent
+    assert float(noise.norm()) == pytest.approx(3 * float(trained.norm()), rel=1e-4)
+    assert abs(float(torch.cosine_similarity(noise, trained, 0))) < 0.3
+    assert torch.equal(flat_of(forged("noise", MIDDLE, scale=3.0)[1].state), flat_of(found.state))
+    _, hidden, _ = forged("free_rider", MIDDLE, scale=0.1)
+    assert float((flat_of(hidden.state) - sent).norm()) == pytest.approx(0.1 * float(trained.norm()), rel=1e-3)
+
+
+def test_each_round_and_each_client_has_noise_of_its_own() -> None:
+    job = job_of(FULL, 1)
+    attackers, honest = hostile("noise"), update_of(FULL, 1, job)
+    later = replace(job, round=2)
+    first, again, next_round, other = (
+        flat_of(attackers.forged(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
+        for one in (job, job, later, replace(job, client=3))
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, next_round) and not torch.equal(first, other)
+
+
+def test_lies_about_samples_budget_and_level() -> None:
+    told = names.resolve("attacks", "false_samples")(scale=50.0).tell(Clients(np.array([10, 20, 30])), np.array([1]))
+    assert told.num_examples.tolist() == [10, 1000, 30]
+    assert forged("false_samples", scale=50.0)[1].num_examples == 1000
+
+    lie = names.resolve("attacks", "false_budget")()
+    known = Clients(np.array([9, 9]), np.array([0.1, 0.2]), further={"size_bytes": np.array([0.3, 0.4])})
+    told = lie.tell(known, np.array([0]))
+    assert (told.reported.tolist(), told.further["size_bytes"].tolist()) == ([1.0, 0.2], [1.0, 0.4])
+    honest, found, job = forged("false_budget", FULL, own=CORE)
+    core = elements(extract(LAYOUT, SENT, CORE)).keys()
+    sent, trained = elements(job.state), elements(honest.state)
+    for place, number in elements(found.state).items():
+        assert number == pytest.approx(trained[place] if place in core else sent[place], abs=1e-5)
+
+    honest, found, _ = forged("false_level", MIDDLE)
+    assert found.submodel == CORE and found.submodel.inside(MIDDLE)
+    assert elements(found.state) == {p: n for p, n in elements(honest.state).items() if p in core}
+
+
+def test_an_update_of_a_part_of_what_was_sent_is_forged_where_it_is() -> None:
+    job = job_of(FULL)
+    part = update_of(MIDDLE, 1, job)
+    scene = Scene(LAYOUT, job, CORE, None, Knowledge(LAYOUT))
+    found = names.resolve("attacks", "sign_flip")(scale=2.0).forge(part, scene, torch.Generator())
+    sent, trained = elements(SENT), elements(part.state)
+    assert found.submodel == MIDDLE
+    for place, number in elements(found.state).items():
+        assert number == pytest.approx(sent[place] - 2 * (trained[place] - sent[place]), abs=1e-4)
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+def hostile(kind: str, clients: tuple[int, ...] = (1, 3), **keys: Any) -> Attackers:
+    return Attackers(names.resolve("attacks", kind)(**keys), clients, dict.fromkeys(clients, CORE), CORE, seed=4)
+
+
+@pytest.mark.parametrize(("keys", "wrong"), [({}, lambda y: 3 - y), ({"target": 2}, lambda y: 0 * y + 2)])
+def test_label_flip_changes_the_labels_of_the_hostile_clients_alone(keys: dict[str, int], wrong: Any) -> None:
+    data = tiny_data()
+    parts = tiny_parts(data, 5)
+    made, dealt = hostile("label_flip", **keys).poisoned(data, parts)
+    for client, (before, after) in enumerate(zip(parts, dealt, strict=True)):
+        assert torch.equal(made.x[after["train"]], data.x[before["train"]])
+        expected = data.y[before["train"]]
+        assert torch.equal(made.y[after["train"]], wrong(expected) if client in (1, 3) else expected)
+        for split in ("test", "validation"):
+            assert torch.equal(before[split], after[split])
+    assert torch.equal(made.y[: len(data.y)], data.y) and torch.equal(made.x[: len(data.x)], data.x)
+
+
+def test_a_backdoor_marks_a_share_of_the_samples_and_all_that_success_is_measured_on() -> None:
+    data = tiny_data()
+    parts = tiny_parts(data, 5)
+    attackers = hostile("backdoor", target=2, trigger=2, poisoned=0.25)
+    made, dealt = attackers.poisoned(data, parts)
+    old, new = parts[1]["train"], dealt[1]["train"]
+    marked = (made.x[new] != data.x[old]).flatten(1).any(1)
+    assert int(marked.sum()) == round(0.25 * len(old))
+    assert bool((made.x[new][marked][..., -2:, -2:] == 255).all()) and bool((made.y[new][marked] == 2).all())
+    assert torch.equal(made.x[new][..., :-2, :], data.x[old][..., :-2, :])
+    assert torch.equal(made.y[new][~marked], data.y[old][~marked])
+    from fleetfit.values import Device
+
+    probed = attackers.probed(Device(PROBLEM, data))
+    assert probed is not None
+    asked = data.split("test")[data.y[data.split("test")] != 2]
+    assert len(probed.data.split("test")) == len(asked) == len(probed.data.x)
+    assert set(probed.data.y.tolist()) == {2} and bool((probed.data.x[..., -2:, -2:] == 255).all())
+    assert torch.equal(probed.data.x[..., :-2, :], data.x[asked][..., :-2, :])
+
+
+def test_floats_get_a_trigger_of_their_largest_value() -> None:
+    data = tiny_data()
+    floats = Data("floats", data.x.float() / 300, data.y, data.splits, 4)
+    made, dealt = hostile("backdoor", (0,), trigger=1, poisoned=1.0).poisoned(floats, tiny_parts(data, 5))
+    corner = made.x[dealt[0]["train"]][..., -1, -1]
+    assert float(corner.min()) == float(corner.max()) >= 0.7
+
+
+# ---- who is drawn ----------------------------------------------------------------------------------------------------
+
+
+def test_who_is_hostile_is_drawn_by_share_and_level() -> None:
+    levels = np.array([0, 1, 2, -1] * 10)
+    everywhere = drawn(levels, 0.2, "all", 0)
+    assert len(everywhere) == 6 and everywhere == tuple(sorted(set(everywhere))) and min(levels[list(everywhere)]) >= 0
+    assert everywhere == drawn(levels, 0.2, "all", 0) != drawn(levels, 0.2, "all", 1)
+    each = drawn(levels, 0.2, "each", 0)
+    assert np.bincount(levels[list(each)]).tolist() == [2, 2, 2]
+    top = drawn(levels, 0.8, [3], 0)
+    assert len(top) == 8 and set(levels[list(top)]) == {2}
+    assert set(levels[list(drawn(levels, 0.5, [1, 2], 0))]) == {0, 1}
+    with pytest.raises(ConfigError, match=r"\[attack\] among: no client is of level 4; there are 1, 2, 3"):
+        drawn(levels, 0.5, [4], 0)
+    with pytest.raises(ConfigError, match=r"\[attack\] share: 0.001 of 30 clients is nobody"):
+        drawn(levels, 0.001, "all", 0)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def attacked(out: Path, **attack: Any) -> ff.Run:
+    return ff.run({**TINY, **({"attack": attack} if attack else {})}, out=out)
+
+
+def test_who_attacks_stands_in_the_folder_and_honest_clients_keep_their_bits(tmp_path: Path) -> None:
+    run = attacked(tmp_path / "a", kind="free_rider", share=0.3)
+    ids = json.loads((tmp_path / "a" / "fleet.json").read_text())["hostile"]
+    assert len(ids) == 3 and any(note.startswith("3 clients are hostile: clients ") for note in run.summary["notes"])
+    [first, *_] = run.metrics
+    assert first["attack"]["sent"]["hostile"] == 3 and sum(first["attack"]["sent"]["honest"].values()) == 7
+    assert first["attack"]["left_out"] == {"hostile": 0, "honest": {}}
+    assert run.summary["hostile_excluded"] == run.summary["honest_excluded"] == run.summary["honest_excluded_1"] == 0
+    assert 'kind = "free_rider"' in (tmp_path / "a" / "config.toml").read_text()
+    clean = attacked(tmp_path / "clean")
+    assert "attack" not in clean.metrics[0] and "hostile_excluded" not in clean.summary
+    assert "[attack]" not in (tmp_path / "clean" / "config.toml").read_text()
+    assert "hostile" not in json.loads((tmp_path / "clean" / "fleet.json").read_text())
+
+
+def test_a_backdoor_works_and_its_success_is_a_column(tmp_path: Path) -> None:
+    run = attacked(tmp_path / "a", kind="backdoor", target=1, trigger=2, scale=4.0, share=0.3)
+    columns = run.columns["static"]
+    assert columns["backdoor"] > 0.6 and columns["backdoor"] == columns["backdoor_levels"]["2"]
+    honest = attacked(tmp_path / "b", kind="backdoor", target=1, trigger=2, scale=1e-6, poisoned=1e-9, share=0.1)
+    assert honest.columns["static"]["backdoor"] < columns["backdoor"] - 0.3
+    assert ff.load(tmp_path / "a").evaluate()["static"]["backdoor"] == columns["backdoor"]
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "noise", "inner_product"])
+def test_an_attack_ruins_what_nothing_defends(kind: str, tmp_path: Path) -> None:
+    clean = attacked(tmp_path / "clean").accuracy(kind="global")
+    assert clean > 0.8
+    assert attacked(tmp_path / kind, kind=kind, share=0.4).accuracy(kind="global") < clean - 0.25
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_the_same_bits_on_other_engines(engine: str, tmp_path: Path) -> None:
+    """An attack on samples and updates, and one whose clients collude."""
+    if engine == "ray":
+        pytest.importorskip("ray")
+    for attack in ({"kind": "backdoor", "trigger": 2}, {"kind": "little_is_enough"}):
+        table = {**TINY, "rounds": 2, "attack": attack}
+        here = ff.run(table, out=tmp_path / f"local-{attack['kind']}")
+        there = ff.run(table, engine={"name": engine, "workers": 1}, out=tmp_path / f"{engine}-{attack['kind']}")
+        a, b = (run.checkpoint["server"].state for run in (here, there))
+        assert all(torch.equal(a[name], b[name]) for name in a)
+        assert here.columns == there.columns
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
+    whole = attacked(tmp_path / "whole", kind="noise", share=0.3)
+
+    def stop(report: Mapping[str, Any]) -> None:
+        if report["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ff.run({**TINY, "attack": {"kind": "noise", "share": 0.3}}, out=tmp_path / "cut", on_round=stop)
+    again = ff.resume(tmp_path / "cut")
+    a, b = (run.checkpoint["server"].state for run in (whole, again))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+OWN = """
+from dataclasses import replace
+from fleetfit.attack import Attack
+
+
+def silent(loss: float = 0.5) -> Attack:
+    return Attack(forge=lambda update, scene, rng: replace(update, metrics={"loss": loss}))
+
+
+def nothing() -> None:
+    return None
+"""
+
+
+def test_an_attack_of_ones_own_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    run = attacked(tmp_path / "a", kind=f"{tmp_path / 'own.py'}:silent", share=1.0, loss=0.125)
+    assert run.metrics[-1]["train"]["loss"] == 0.125
+    with pytest.raises(ConfigError, match=r"\[attack\] kind: .*:nothing must return an Attack, got NoneType"):
+        assemble(experiment_of({**TINY, "attack": {"kind": f"{tmp_path / 'own.py'}:nothing"}}))
+
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"kind": "sign_flop"}, {}, r'"sign_flop" is not among the attacks: .*Did you mean "sign_flip"'),
+    ({"kind": "sign_flip", "z": 1.0}, {}, r'\[attack\] sign_flip has no "z"; it takes scale'),
+    ({"kind": "sign_flip", "scale": -1.0}, {}, r"\[attack\] scale must be above 0, got -1"),
+    ({"kind": "sign_flip", "share": 0.0}, {}, r"\[attack\] share: "),
+    ({"kind": "sign_flip", "among": "some"}, {}, r"\[attack\] among: "),
+    ({"scale": 3.0}, {}, r"\[attack\] scale: there is no attack that it could belong to"),
+    ({"kind": "label_flip", "target": 9}, {}, r"\[attack\] target: tiny has classes 0 to 3, got 9"),
+    ({"kind": "backdoor", "trigger": 4}, {}, r"\[attack\] trigger: the images of tiny are 4x4, got a square of 4"),
+    ({"kind": "backdoor", "poisoned": 2.0}, {}, r"\[attack\] poisoned must be above 0"),
+    ({"kind": "sign_flip"}, {"local": {"compress": "int8"}}, r"with \[local\] compress they come in compressed"),
+    ({"kind": "false_budget"}, {"method": {"name": "adaptivefl"}}, "this method never asks for budgets"),
+]
+
+
+@pytest.mark.parametrize(("attack", "more", "message"), REFUSED)
+def test_what_cannot_be_is_refused_in_a_sentence(attack: dict[str, Any], more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assemble(experiment_of({**TINY, **more, "attack": attack}))
+
+
+def test_other_keys_without_a_kind_are_named_as_unused() -> None:
+    found = assemble(experiment_of({**TINY, "attack": {"share": 0.5}}))
+    assert [str(one) for one in found.unused] == ["[attack] share is not used here: there is no kind of attack."]
+
+
+def test_a_fleet_of_real_nodes_refuses() -> None:
+    told = [NodeDescription("a", DataDescription("tiny", "classification", (1, 4, 4), 4), 20, 1.0)]
+    with pytest.raises(ConfigError, match="hostile clients are simulated, and those of a fleet are real nodes"):
+        assemble_fleet(experiment_of({**TINY, "attack": {"kind": "sign_flip"}}), told)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "method", ["adaptivefl", *(pytest.param(m, marks=SLOW) for m in ("scalefl", "fedrolex", "decoupled"))]
+)
+def test_every_attack_gives_updates_that_pass_or_are_refused_as_such(method: str) -> None:
+    """Beside methods with channels that move, pieces that devices cut, and models of their own for each level."""
+    from fleetfit.rounds import one_round, start
+
+    for kind in KINDS:
+        if (kind, method) == ("false_budget", "adaptivefl"):
+            continue
+        keys = {"trigger": 2} if kind == "backdoor" else {}
+        table = {**TINY, "method": {"name": method}, "local": {"epochs": 1}, "attack": {"kind": kind, **keys}}
+        assembly = assemble(experiment_of(table))
+        settings = replace(assembly.settings, rounds=1)
+        _, report = one_round(assembly.federation, assembly.engine(), settings, start(assembly.federation))
+        reasons = {f["reason"] for f in report["failures"]}
+        assert not any("refused" in reason for reason in reasons), (kind, reasons)
+        assert report["attack"]["sent"]["hostile"] >= 1, kind
+
+
+def test_an_attack_is_a_record_whose_parts_are_honest_by_default() -> None:
+    attackers = Attackers(Attack(), (0,), {0: CORE}, CORE, 0)
+    data = tiny_data()
+    parts, engine = tiny_parts(data, 2), object()
+    assert attackers.poisoned(data, parts) == (data, parts)
+    assert attackers.on(engine, LAYOUT) is engine
