@@ -108,6 +108,16 @@ def test_equation_2_by_hand() -> None:
     assert applied(full_state(0), mean.result())["stem.bias"].tolist() == [2.0] * 4 + [3.0] * 4
 
 
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0, 3.0])
+def test_equal_weights_of_any_size_give_the_plain_mean(weight: float) -> None:
+    mean = Mean(LAYOUT)
+    for seed in (1, 2):
+        mean.add(whole(LAYOUT), full_state(seed), weight)
+    found = applied(full_state(0), mean.result())
+    for name, tensor in full_state(1).items():
+        torch.testing.assert_close(found[name], (tensor + full_state(2)[name]) / 2)
+
+
 def test_a_weight_of_0_counts_for_nothing() -> None:
     """Alone it leaves every bit; beside others it is as if it were not there."""
     alone, beside, without = Mean(LAYOUT), Mean(LAYOUT), Mean(LAYOUT)

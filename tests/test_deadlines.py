@@ -319,6 +319,22 @@ def test_in_real_time_the_exit_follows_from_the_speed_of_the_job_before() -> Non
         assert len(adapted.submodel.exits) == exits, deadline_s
 
 
+def test_a_job_in_real_time_leaves_its_speed_to_the_next() -> None:
+    """Each look at the clock takes a second. The first job knows no speed and trains all; the next, which has less time
+    than that took, an exit less.
+    """
+    federation, simulation = tiny_federation(SHALLOWER)
+    job = one_job(federation, plain(epochs=2, batch_size=4, deadline_s=1e3))
+    now = Ticking(1.0)
+    device, began = passing(simulation, now), now.time
+    first, _ = run_job(job, device)
+    took = now.time - began
+    assert isinstance(first, Update) and first.submodel.exits == (1, 2, 3)
+    hurried = replace(job, local=replace(job.local, deadline_s=0.8 * took))
+    second, _ = run_job(hurried, device)
+    assert isinstance(second, Update) and second.submodel.exits == (1, 2)
+
+
 # ---- from the run file ---------------------------------------------------------------------------------------------
 
 

@@ -331,6 +331,17 @@ def test_a_client_without_training_data_still_is_evaluated() -> None:
     assert columns["static"]["global_clients"] == 6 and "failures" not in columns
 
 
+def test_levels_that_devices_take_themselves_are_those_of_their_budgets() -> None:
+    """The server knows none: each answer says which model it is of. Two devices each afford 0.2, 0.5 and 1.0."""
+    federation, simulation = tiny_federation({"name": "adaptivefl"})
+    columns = columns_of(federation, simulation)["static"]
+    levels = columns["levels"]
+    assert {name: level["clients"] for name, level in levels.items()} == {"S1": 2, "M1": 2, "L1": 2}
+    own, whole = (columns["per_client"][key] for key in ("local", "global"))
+    assert levels["L1"]["local"] == pytest.approx((whole["2"] + whole["5"]) / 2)
+    assert levels["S1"]["local"] == pytest.approx((own["0"] + own["3"]) / 2)
+
+
 # ---- what is asked for -------------------------------------------------
 
 
@@ -359,6 +370,26 @@ def test_a_run_that_selects_on_validation_data_never_looks_at_test_data() -> Non
     assert {j.evaluation.split for j in engine.jobs if j.kind == "evaluate"} == {"validation"}
     assert {j.evaluation.split for j in engine.jobs if j.kind == "statistics"} == {"train"}
     assert {j.kind for j in engine.jobs} == {"evaluate", "statistics"}
+
+
+def test_nobody_is_asked_for_statistics_of_data_that_it_does_not_have() -> None:
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    counts = federation.clients.num_examples.copy()
+    counts[4] = 0
+    federation = replace(federation, clients=replace(federation.clients, num_examples=counts))
+    engine = Watching(without(simulation, 4, "train"))
+    evaluate(federation, engine, start(federation), WANTED)
+    assert {j.client for j in engine.jobs if j.kind == "statistics"} == {0, 1, 2, 3, 5}
+    assert {j.client for j in engine.jobs if j.kind == "evaluate"} == {0, 1, 2, 3, 4, 5, None}
+
+
+def test_each_device_shuffles_its_data_by_itself() -> None:
+    """The server's own, too: no two draw the same order, and one draws the same for all levels."""
+    federation, simulation = tiny_federation({"name": "scalefl"})
+    engine = Watching(simulation)
+    evaluate(federation, engine, start(federation), replace(WANTED, norms=("batch",)))
+    drawn = {(j.client, j.seed) for j in engine.jobs if j.kind == "evaluate" and j.evaluation.split == "test"}
+    assert len(drawn) == len({seed for _, seed in drawn}) == 7
 
 
 def test_at_most_so_many_clients_the_same_ones_each_time() -> None:

@@ -124,9 +124,9 @@ def test_each_sample_goes_through_the_backbone_once(
 
 
 def test_what_exceeds_the_memory_is_in_a_file_and_gives_the_same_bits(tmp_path: Path) -> None:
-    """A hundred rows of 24 numbers fit, and then none."""
+    """None fits, then one row of 24 numbers, then a hundred."""
     all_in_memory, columns = finished(tmp_path / "memory", kept(1e9))
-    for bytes_ in (1.0, 100 * 24 * 4):
+    for bytes_ in (1.0, 24 * 4, 100 * 24 * 4):
         found, others = finished(tmp_path / f"{bytes_:.0f}", kept(bytes_))
         assert equal(all_in_memory, found)
         assert columns == others

@@ -17,6 +17,7 @@ from fleetfit.layout import (
     Axis,
     ExitModel,
     HasSegments,
+    Layout,
     Segment,
     TensorLayout,
     alias,
@@ -54,6 +55,14 @@ def test_layout_of_stacked_blocks_by_hand() -> None:
     assert layout.tensors == expected
     assert layout.exits == (1, 3)
     assert layout.full_sizes == {"a": 6, "classes": 3}
+
+
+def test_what_a_layout_by_hand_leaves_out_is_not_there() -> None:
+    dims = ((S("a"),), (S(None, 5),))
+    layout = Layout({"a": Axis(8)}, (1,), {"weight": TensorLayout(dims, None, None, True)})
+    assert list(layout.aliases) == list(layout.base) == list(layout.frozen.tensors) == []
+    assert layout.shapes({"a": 4}, (1,)) == {"weight": (4, 5)}
+    assert S("a") == S("a", per=1, per_granule=False, within=())
 
 
 def test_shapes_of_a_sub_model() -> None:
@@ -181,6 +190,13 @@ def test_what_is_asked_for_has_every_way_and_the_line_of_one(
         assert infer_layout(rows(size, scope["declared"], some)).shapes({}, (1,)) == {
             "rows": (size({"heads": 6, "dim": 8}),)
         }
+
+
+def test_a_product_that_is_proposed_says_what_it_means() -> None:
+    with pytest.raises(ModelError) as caught:
+        infer_layout(rows(lambda s: 24 * s["heads"], axes={"heads": Axis(6)}))
+    means = "3 stacked copies in which each channel owns 8 neighbours (fused q, k, v of heads; likewise other numbers"
+    assert f'product(3, "heads", 8)}} if they are {means} that make 24)' in str(caught.value)
 
 
 def test_products_beside_each_other_are_declared_as_segments() -> None:
@@ -563,6 +579,25 @@ def test_what_may_change_under_its_name_is_read_anew() -> None:
     changed = Valued(1)
     object.__setattr__(changed, "declared", {"0.weight": blocked(2)})
     assert changed == Valued(1) and infer_layout(changed) is not infer_layout(Valued(1))
+
+
+def test_an_architecture_may_keep_its_values_in_slots() -> None:
+    """It need not inherit from anything: what it has and what it builds is what counts."""
+
+    class Slim:
+        __slots__ = ("axes", "blocks", "positions")
+
+        def __init__(self) -> None:
+            self.axes, self.blocks, self.positions = {"a": Axis(8)}, 1, (1,)
+
+        def sizes(self, width: float) -> dict[str, int]:
+            return default_sizes(self.axes, width)
+
+        def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+            return nn.Linear(5, axes["a"])
+
+    slim: Any = Slim()
+    assert infer_layout(slim).shapes({"a": 2}, (1,)) == {"weight": (2, 5), "bias": (2,)}
 
 
 # ---- runs of a module, segment by segment --------------------------------------------------------------------------

@@ -20,6 +20,20 @@ AFTER = r"Net.exits must be the exits that it was built with, \(1, 2, 3, 4\): se
 LOGITS = "forward of Net must return a tensor of logits, or a list with the logits of each exit, shallow to deep; got "
 
 
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(hidden, 4, batch_first=True)
+
+    def forward(self, x):
+        two = torch.stack([x, 2 * x], dim=1)
+        return self.inner(two, two, two)[0].sum(1)
+
+
+"""
+
+
 def forward(returned: str) -> str:
     return STACK.replace("(ExitModel)", "(nn.Module)").replace(START, f"    def forward(self, x):\n        {returned}")
 
@@ -120,6 +134,13 @@ CASES = {
         ),
         r'not be proved: .* 4 groups at every size of axis "hidden"\. If its groups are fixed, make axis "hidden" '
         r'the channels of one group \(Axis\(8\) in the full model\), build 4 \* axes\["hidden"\]',
+    ),
+    "heads that are fixed": (
+        ATTENTION + STACK.replace("nn.ReLU())", "Attention(hidden))").replace(
+            HIDDEN, "Axis(hidden, granule=8)").replace(
+            BLOCKS, f'{BLOCKS}; self.declared = {{"*in_proj*": blocked(3)}}'),
+        r'not be proved: .* 4 heads at every size of axis "hidden"\. If its heads are fixed, make axis "hidden" '
+        r'the channels of one head \(Axis\(8\) in the full model\), build 4 \* axes\["hidden"\]',
     ),
 }  # fmt: skip
 

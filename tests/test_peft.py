@@ -115,6 +115,13 @@ def test_what_is_put_in_is_known_below_ree_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODES)
+def test_equal_models_around_equal_ones_have_one_layout(name: str) -> None:
+    """It is read once, however often a run makes the model anew."""
+    assert infer_layout(mode(name, small())) is infer_layout(mode(name, small()))
+    assert infer_layout(mode(name, small())) is not infer_layout(mode(name, small(depth=2)))
+
+
+@pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("make", [small, texts, mamba], ids=lambda f: f.__name__)
 def test_a_tuned_model_begins_as_the_plain_one(name: str, make: Any) -> None:
     """With the plain model's tensors under their new names, outputs are the plain model's."""

@@ -88,6 +88,19 @@ def test_who_is_left_out_is_reported_counts_nowhere_and_does_not_remember() -> N
         assert report[key] == full[key]
 
 
+def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
+    """A method that observes the round finds the job of each report, of those that are left out too."""
+
+    def observe(federation: Federation, server: Server, aggregate: Any, reports: Any) -> Server:
+        return replace(server, memory=[(report.index, report.client, isinstance(report, Update)) for report in reports])
+
+    hooks = {"receive": without(2, 4), "observe": observe}
+    federation, simulation = fleet("fedavg", hooks=hooks)
+    server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
+    assert [index for index, _, _ in server.memory] == list(range(6))
+    assert {(client, counts) for _, client, counts in server.memory} == {(c, c not in (2, 4)) for c in range(6)}
+
+
 def test_the_mean_is_that_of_the_others() -> None:
     """Weights by count of one level: the mean of clients 2 and 5 without 5 is what 2 sent."""
     sent: dict[int | None, Update] = {}

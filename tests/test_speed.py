@@ -1,6 +1,8 @@
 """Exact and fast: the same bits wherever a fast run computes, what it says and writes down, and what it refuses."""
 
+import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -309,6 +311,35 @@ def test_what_pays_is_a_rule_of_the_layers(
     module = problem.architecture.build(problem.layout.full_sizes, problem.exits)
     expected = expected if has_bf16(HOST) else expected.replace("bf16", "fp32")
     assert str(paying(module, shape, HOST)) == expected
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_on_a_gpu_all_that_can_be_is_bf16(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of the GPU that computes; its host may have none, or another."""
+    asked: list[torch.device] = []
+
+    def entered(device: torch.device) -> contextlib.AbstractContextManager[None]:
+        asked.append(device)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
+    precision, device = "bf16" if able else "fp32", torch.device("cuda", 1)
+    assert str(paying(nn.Linear(3, 2), (3,), device)) == f"{precision} contiguous"
+    assert str(paying(nn.Conv2d(1, 2, 3), (1, 8, 8), device)) == f"{precision} channels_last"
+    assert set(asked) == {device}
+
+
+@pytest.mark.parametrize(("platform", "compiler"), [("darwin", "clang++"), ("linux", "g++")])
+def test_a_compiler_that_is_lacking_is_named(platform: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=re.escape(f"there is no {compiler} on this machine")):
+        speed.check_compiler(HOST)
+    monkeypatch.setenv("CXX", "another++")
+    with pytest.raises(ConfigError, match=re.escape("there is no another++ on this machine")):
+        speed.check_compiler(HOST)
 
 
 def stepped(precision: str, dropout: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,19 @@
 """A run that begins where another one ended, whatever its method; and one that begins as a checkpoint folder."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.config import read_experiment
 from fleetfit.errors import ModelError, RunError
-from fleetfit.layout import State
+from fleetfit.layout import Axis, State, default_sizes
 from fleetfit.records import RunFolder
 from fleetfit.report import drawing
 from fleetfit.training import initial_state
@@ -140,6 +141,29 @@ def test_what_cannot_be_a_start_is_refused_and_leaves_nothing(backbone: ff.Run, 
     with pytest.raises(ModelError, match=r'"embeddings\.class_token" is \(1, 1, 12\) there and \(1, 1, 24\) here'):
         ff.run(TINY, out=out, start=small.folder, model=vit | {"hidden": 24}, method="fedavg")
     assert not out.exists()
+
+
+def test_a_model_without_the_defaults_begins_as_another_run_too(tmp_path: Path) -> None:
+    """An architecture need not inherit: what the other run lacks is drawn only where it says so."""
+
+    class Plain:
+        axes, blocks, positions = {"wide": Axis(8), "classes": Axis(4, scaled=False)}, 1, (1,)
+
+        def __init__(self, bias: bool) -> None:
+            self.bias = bias
+
+        def sizes(self, width: float) -> dict[str, int]:
+            return default_sizes(self.axes, width)
+
+        def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+            wide = nn.Linear(16, axes["wide"], bias=self.bias)
+            return nn.Sequential(nn.Flatten(), wide, nn.ReLU(), nn.Linear(axes["wide"], axes["classes"]))
+
+    first, again, lacking = ({"model": cast(Any, Plain(bias)), "method": "fedavg"} for bias in (False, False, True))
+    run = ff.run(TINY, out=tmp_path / "first", **first)
+    assert same(first_state(ff.run(TINY, out=tmp_path / "again", start=run.folder, **again)), run.server.state)
+    with pytest.raises(ModelError, match=r'which has no "1\.bias"\. Is it the same \[model\]'):
+        ff.run(TINY, out=tmp_path / "lacking", start=run.folder, **lacking)
 
 
 def test_paths_are_seen_from_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,12 @@ def test_a_prefix_of_a_matrix_by_hand() -> None:
     assert places([strip], 30, 6) == ([10, 11, 12, 14, 15, 16], [0, 1, 2, 3, 4, 5])
 
 
+def test_what_is_kept_whole_has_one_dimension() -> None:
+    """A matrix of which all is kept, and the first rows of one: their elements lie in a row in both buffers."""
+    assert strips_of([[(0, 3)], [(0, 4)]], (3, 4), (3, 4), 0, 7) == [Strip((12,), (1,), (1,), 0, 7)]
+    assert strips_of([[(0, 2)], [(0, 4)]], (3, 4), (2, 4), 5, 0) == [Strip((8,), (1,), (1,), 5, 0)]
+
+
 def test_a_window_that_wraps_around_by_hand() -> None:
     """Rows 3 and 0 of a matrix [4, 2]: their order in the piece is that of the stretches."""
     strips = strips_of([[(3, 1), (0, 1)], [(0, 2)]], (4, 2), (2, 2), 0, 0) or []

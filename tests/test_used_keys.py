@@ -25,6 +25,7 @@ from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSec
 from fleetfit.config.writing import dumped
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.method import FEDAVG
 from fleetfit.method.functions import alike
 from fleetfit.method.unused import called_hooks, unused_parts
 from fleetfit.methods.scalefl import scalefl
@@ -501,6 +502,22 @@ def test_a_part_without_effect_is_named_with_its_reason() -> None:
     for key, (spec, why) in said_of.items():
         assert unused_parts(spec) == {key: why}
     assert not unused_parts({"name": scalefl, "beta": 0.1})
+
+
+def test_weights_that_no_average_asks_for_are_named() -> None:
+    """A merge of one's own that does not look at them; one that does, and the usual one, use them."""
+
+    def alike(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
+        return FEDAVG.merge(federation, server, updates, lambda update: 1.0)
+
+    def weighed(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
+        return FEDAVG.merge(federation, server, updates, lambda update: 2 * weight(update))
+
+    def unused(**hooks: Any) -> dict[str, str]:
+        return unused_parts({"name": "fedavg", "hooks": {"weight": lambda update: 3.0, **hooks}})
+
+    assert unused(merge=alike) == {"method.hooks.weight": "fedavg never calls it: it averages without weights"}
+    assert not unused(merge=weighed) and not unused()
 
 
 def test_reefl_without_ree_names_what_only_ree_needs() -> None:
