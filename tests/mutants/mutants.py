@@ -13,7 +13,8 @@ with the reason; any other is shown with its line, and makes the command fail.
     .venv/bin/python tests/mutants/mutants.py [--sample 500] [--seed 0] [--workers 2] [--only layout]
 
 Results are kept in `runs/mutants/`: a run that was stopped (Ctrl-C shows what is known) goes on where it was, and after
-a change only what it touched runs again. The sample keeps most of its mutants when the code changes elsewhere.
+a change only what it touched runs again, and what a test noticed that is called otherwise now. The sample keeps most of
+its mutants when the code changes elsewhere.
 """
 
 import argparse
@@ -83,7 +84,6 @@ MORE: Mapping[str, Sequence[str]] = {
 }
 
 LIMIT_S = 300  # of processor time, a multiple of what the slowest list of tests takes; three times that by the clock
-_LACKING = re.compile(r"ERROR: (?:file or directory )?not found: (.*)")
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # what is preloaded is not rewritten
 
 
@@ -365,15 +365,10 @@ def unchanged(slot: Slot, tests: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def gone(slot: Slot, tests: Sequence[str]) -> set[str]:
-    """Return which of these tests are not there any more: whoever renamed them knows nothing of what they noticed."""
-    found: set[str] = set()
-    while left := [test for test in tests if test not in found]:
-        _, lines = unchanged(slot, ["--collect-only", *left])
-        named = {match[1].removeprefix(f"{slot.tree}/") for line in lines if (match := _LACKING.match(line))}
-        if not named & set(left):
-            break
-        found |= named
-    return found
+    """Return which of these tests are not there any more: of what they noticed nobody can say whether it is noticed."""
+    files = sorted({name for test in tests if (slot.tree / (name := test.partition("::")[0])).is_file()})
+    _, there = unchanged(slot, ["--collect-only", *files]) if files else (0, [])
+    return set(tests).difference(there)
 
 
 def doubted(slot: Slot, tests: Sequence[str]) -> list[str]:
@@ -432,13 +427,9 @@ def noticing(results: Mapping[str, Outcome]) -> list[str]:
 
 def run(drawn: Sequence[Mutant], file: Path, workers: int) -> dict[str, Outcome]:
     """Run what has no result yet, and return all results."""
-    results = known(file, drawn)
-    waiting = [m for m in drawn if m.key not in results]
-    if not waiting:
-        print(f"all {len(results)} results are known")
-        return results
     preload()
     slots = [Slot(KEPT, i) for i in range(workers)]
+    results = known(file, drawn)
     lost = gone(slots[0], noticing(results))
     results = {key: found for key, found in results.items() if test_of(found) not in lost}
     waiting = [m for m in drawn if m.key not in results]
