@@ -42,7 +42,7 @@ COPIED = ("fleetfit", "tests", "benchmarks", "docs", "examples", "experiments", 
 
 TESTS: Mapping[str, Sequence[str]] = {
     "aggregate.py": ("test_aggregate", "test_rounds", "test_plain_examples", "golden"),
-    "evaluate.py": ("test_evaluate", "test_rounds", "golden"),
+    "evaluate.py": ("test_evaluate", "test_rounds", "golden", "test_attacks"),
     "layout": ("test_layout", "test_model_mistakes", "test_wrong_layouts", "test_check_model", "test_submodel",
                "properties/test_product_properties", "test_reefl"),
     "losses.py": ("test_losses", "test_methods", "test_depthfl", "test_reefl", "golden"),
@@ -50,7 +50,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "methods": ("test_methods", "test_reductions", "test_selection", "golden", "test_used_keys"),
     "options": ("test_server_options", "test_methods", "test_lora_product", "test_deadlines", "golden"),
     "rounds.py": ("test_rounds", "test_receive", "test_validation", "test_availability", "test_standing",
-                  "test_deadlines", "golden"),
+                  "test_deadlines", "test_attacks", "golden"),
     "strips.py": ("test_strips", "test_aggregate", "golden"),
     "submodel.py": ("test_submodel", "properties/test_submodel_properties", "test_validation", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
