@@ -101,6 +101,17 @@ def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
     assert {(client, counts) for _, client, counts in server.memory} == {(c, c not in (2, 4)) for c in range(6)}
 
 
+def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
+    """Clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3; 2 and 4 are hostile, 2 and 3 left out."""
+    federation, simulation = fleet("fedavg", hooks={"receive": without(2, 3)})
+    settings = Settings(1, LOCAL, hostile=frozenset({2, 4}))
+    _, report = one_round(federation, local_engine(simulation), settings, start(federation))
+    assert report["attack"] == {
+        "sent": {"hostile": 2, "honest": {"1": 2, "2": 1, "3": 1}},
+        "left_out": {"hostile": 1, "honest": {"1": 1}},
+    }
+
+
 def test_the_mean_is_that_of_the_others() -> None:
     """Weights by count of one level: the mean of clients 2 and 5 without 5 is what 2 sent."""
     sent: dict[int | None, Update] = {}
