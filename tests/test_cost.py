@@ -534,6 +534,7 @@ def test_latencies_are_measured_in_turn_and_only_the_passes_asked_for_count(cloc
 
 def test_the_processors_seconds_are_told_of_one_thread(clock: Clock) -> None:
     assert [one.processor_s for one in in_turn(9)[0]] == pytest.approx([0.021 / 4, 0.0105 / 4])
+    assert [one.processor_share for one in in_turn(9)[0]] == pytest.approx([1 / 4, 1 / 4])
     assert [one.processor_s for one in in_turn(1, threads=2)[0]] == [None, None]
 
 

@@ -21,7 +21,7 @@ from fleetfit.report.text import duration
 
 _LINE_S = 15.0  # between two lines of progress
 _DRAWN_S = 0.2  # the same in a terminal
-_QUIET = 0.9  # of a pass's time its thread has a processor where nothing else computes
+_QUIET = 0.95  # of the passes' time their thread has a processor where nothing else computes
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Measuring:
 
 def _busy(names: Sequence[str], found: Sequence[Latency], full: Latency) -> tuple[str, ...]:
     """Return what is to be known where other processes had the processor during the passes."""
-    had = [one.processor_s / one.median_s for one in found if one.processor_s is not None]
-    if not had or full.processor_s is None or statistics.median(had) >= _QUIET:
+    shares = [one.processor_share for one in found if one.processor_share is not None]
+    if not shares or full.processor_s is None or statistics.mean(shares) >= _QUIET:
         return ()
     fractions = [
         f"{name}: {one.processor_s / full.processor_s:.3f}"
@@ -99,8 +99,8 @@ def _busy(names: Sequence[str], found: Sequence[Latency], full: Latency) -> tupl
         if one.processor_s is not None
     ]
     return (
-        f"The machine was busy: a pass had a processor for {100 * statistics.median(had):.0f}% of its time. In the "
-        f"processor's seconds, which others disturb less, measured / full is {'; '.join(fractions)}.",
+        f"The machine was busy: the passes had a processor for {100 * statistics.mean(shares):.0f}% of their time. In "
+        f"the processor's seconds, which others disturb less, measured / full is {'; '.join(fractions)}.",
     )
 
 

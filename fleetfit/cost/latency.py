@@ -37,14 +37,15 @@ class Latency:
         median_s: Its median in seconds.
         spread_s: Between its quartiles.
         count: Of how many passes; 0 where that is not known any more.
-        processor_s: The median of the seconds in which the thread had a processor: less where the machine is busy;
-            None where that was not measured.
+        processor_s: The median of the seconds in which the thread had a processor; None where that was not measured.
+        processor_share: In which share of all the passes' time it had one: less than 1 where the machine is busy.
     """
 
     median_s: float
     spread_s: float
     count: int = 0
     processor_s: float | None = None
+    processor_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,10 @@ def latencies_in_turn(
                 on_passes(sum(map(len, times)))
     if threads > 1:  # the other threads' seconds are not this one's
         return [_summed_up(own) for own in times]
-    return [replace(_summed_up(t), processor_s=float(np.median(p))) for t, p in zip(times, processor, strict=True)]
+    return [
+        replace(_summed_up(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
+        for t, p in zip(times, processor, strict=True)
+    ]
 
 
 def _summed_up(times: Sequence[float]) -> Latency:
