@@ -79,7 +79,7 @@ def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
 
 def test_a_fast_fleet_ends_with_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
     """On one machine; in bf16 where it has the instructions, which both sides find out by themselves."""
-    model = {"name": "vit", "hidden": 192, "depth": 6, "attention_heads": 12, "patch": 2}
+    model = {"name": "vit", "hidden": 96, "depth": 4, "attention_heads": 12, "patch": 2}
     table, engine = run_file("scalefl", model=model), {"name": "flower", "nodes": 4}
     base = ff.run({**table, "fleet": fleet(), "engine": {"speed": "fast"}}, out=tmp_path / "local")
     run = finished(lab, "fast", {**table, "engine": {**engine, "speed": "fast"}}, tmp_path / "run")
