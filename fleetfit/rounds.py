@@ -300,8 +300,8 @@ def one_round(
     with watch.on("averaging"):
         after, why, further = _stepped(federation, server, replies)
     report = report_of(federation, before, local, replies.reports)
-    if settings.hostile:
-        report["attack"] = told_apart(settings.hostile, replies.reports)
+    if settings.hostile or federation.method.receive is not FEDAVG.receive:
+        report["received"] = told_apart(settings.hostile, replies.reports)
     if after is None:
         nothing = report_of(federation, before, local, [])["train"]
         taken = undone(why, replies.reports, replies.norms)

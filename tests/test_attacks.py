@@ -271,12 +271,12 @@ def test_who_attacks_stands_in_the_folder_and_honest_clients_keep_their_bits(tmp
     ids = json.loads((tmp_path / "a" / "fleet.json").read_text())["hostile"]
     assert len(ids) == 3 and any(note.startswith("3 clients are hostile: clients ") for note in run.summary["notes"])
     [first, *_] = run.metrics
-    assert first["attack"]["sent"]["hostile"] == 3 and sum(first["attack"]["sent"]["honest"].values()) == 7
-    assert first["attack"]["left_out"] == {"hostile": 0, "honest": {}}
+    assert first["received"]["sent"]["hostile"] == 3 and sum(first["received"]["sent"]["honest"].values()) == 7
+    assert first["received"]["left_out"] == {"hostile": 0, "honest": {}}
     assert run.summary["hostile_excluded"] == run.summary["honest_excluded"] == run.summary["honest_excluded_1"] == 0
     assert 'kind = "free_rider"' in (tmp_path / "a" / "config.toml").read_text()
     clean = attacked(tmp_path / "clean")
-    assert "attack" not in clean.metrics[0] and "hostile_excluded" not in clean.summary
+    assert "received" not in clean.metrics[0] and "hostile_excluded" not in clean.summary
     assert "[attack]" not in (tmp_path / "clean" / "config.toml").read_text()
     assert "hostile" not in json.loads((tmp_path / "clean" / "fleet.json").read_text())
 
@@ -399,7 +399,7 @@ def test_every_attack_gives_updates_that_pass_or_are_refused_as_such(method: str
         _, report = one_round(assembly.federation, assembly.engine(), settings, start(assembly.federation))
         reasons = {f["reason"] for f in report["failures"]}
         assert not any("refused" in reason for reason in reasons), (kind, reasons)
-        assert report["attack"]["sent"]["hostile"] >= 1, kind
+        assert report["received"]["sent"]["hostile"] >= 1, kind
 
 
 def test_an_attack_is_a_record_whose_parts_are_honest_by_default() -> None:

@@ -71,6 +71,7 @@ CANNOT = {
     "scalefl, printed": "half the loss: equals FedAvg at half the learning rate (test_printed_weights_...)",
     "fedadam, fedyogi, feddyn": "no settings give the plain mean: formulas and a plain run (test_server_options)",
     "lora_product, with LoRA": "the mean product and its factors by plain loops (test_lora_product)",
+    "outliers, krum, trimmed_mean": "who is left out, and each mean, by plain loops (test_robust)",
     "adaptivefl": "clients are drawn per model; greedy, with the whole fleet, it is all_large (test_adaptivefl)",
     "feddropout, drop > 0": "the channels that are kept are checked one by one (test_feddropout)",
     "reefl": "its model is another one: equations, loss and estimate by hand (test_reefl)",

@@ -10,6 +10,7 @@ import torch
 
 from fleetfit import used
 from fleetfit.attack import Attack, Attackers
+from fleetfit.config.comparable import check_comparable
 from fleetfit.config.computing import Computing, computing
 from fleetfit.config.fleet import (
     DeviceBudgets,
@@ -209,6 +210,7 @@ def _assembled(
         )
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
+    check_comparable(experiment, federation)
     attackers = None if attack is None else attackers_of(experiment, attack, known)
     federation, simulation, settings = attacked(federation, joined.simulation, settings, attackers)
     notes += notes_on_attackers(attackers)

@@ -69,11 +69,12 @@ def excluded(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return which share of the updates that hostile and honest clients sent a defence left out, over all rounds.
 
     Returns:
-        "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; nothing where nobody is hostile.
+        "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; nothing where nobody is hostile
+        and no method leaves anybody out.
     """
     counted: dict[str, Counter[str]] = {"sent": Counter(), "left_out": Counter()}
     for report in metrics:
-        for key, found in report.get("attack", {}).items():
+        for key, found in report.get("received", {}).items():
             counted[key].update({"hostile": found["hostile"], **found["honest"]})
     sent, left_out = counted["sent"], counted["left_out"]
     if not sent:
@@ -166,7 +167,7 @@ _REPORT = forms.table(
         "seconds_of": forms.mapped(forms.number),
         "simulated_s": forms.maybe(forms.number),
         "counts": forms.table({}, {"teachers": _numbered(_numbered(forms.count))}),
-        "attack": forms.table({"sent": _CLIENTS, "left_out": _CLIENTS}),
+        "received": forms.table({"sent": _CLIENTS, "left_out": _CLIENTS}),
     },
 )
 _LEVEL = forms.table({

@@ -1,0 +1,66 @@
+"""Krum: who has the nearest neighbours counts (Blanchard et al., NIPS 2017, multi-Krum).
+
+For comparison with `outliers`. A client's score is the sum of its squared distances to its n - f - 2 nearest of the
+round's n clients, f = share * n being the hostile ones expected; the n - f with the least scores count. With unequal
+sub-models distances are over the elements that all of the round cover, the core: what somebody does beyond it, Krum
+does not see. Where n < f + 3 all count. All updates of a round are kept until the last has come.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fleetfit.errors import in_range
+from fleetfit.method import Method, by_count
+from fleetfit.movements import Movements
+from fleetfit.training import one_thread
+from fleetfit.values import Federation, Server, Update
+
+
+def krum(share: float = 0.2) -> Method:
+    """Make the option.
+
+    Args:
+        share: Of the round's clients that are expected to be hostile, above 0 and below 0.5; so many are left out.
+    """
+    in_range("[method.plus.krum] share", share, 0, 0.5)
+    return Method(receive=partial(received, share=share), weight=by_count)
+
+
+def received(federation: Federation, server: Server, updates: Iterator[Update], share: float) -> Iterable[Update]:
+    """Give on those with the least scores."""
+    found = list(updates)
+    hostile = math.ceil(share * len(found))
+    near = len(found) - hostile - 2
+    if near < 1:
+        yield from found
+        return
+    with one_thread():
+        apart = squared_distances(Movements(federation.problem.layout, server, found), len(found))
+    if not bool(apart.any()):  # nothing is trained by all, or all say the same
+        yield from found
+        return
+    order = scores(apart, near).argsort(stable=True).tolist()
+    kept = set(order[: len(found) - hostile])
+    yield from (update for place, update in enumerate(found) if place in kept)
+
+
+def scores(apart: Tensor, near: int) -> Tensor:
+    """Return each client's sum of squared distances to its nearest others [K], of all squared distances [K, K]."""
+    others = apart.clone().fill_diagonal_(float("inf"))
+    return others.sort(1).values[:, :near].sum(1)
+
+
+def squared_distances(moves: Movements, count: int) -> Tensor:
+    """Return |d_i - d_j|^2 over what all cover, float64 [K, K]."""
+    products = torch.zeros(count, count, dtype=torch.float64)
+    for part in moves.chunks():
+        if part.block == moves.everybody():
+            order = torch.tensor(part.members).argsort()
+            rows = part.rows[order].double()
+            products += rows @ rows.T
+    lengths = products.diagonal()
+    return (lengths[:, None] + lengths[None] - 2 * products).clamp_min_(0)

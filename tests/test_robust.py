@@ -1,0 +1,324 @@
+"""Robust averages over unequal sub-models: each formula by plain loops, who is left out, and real attacks."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, elements, job_of, update_of
+from test_attacks import TINY as ATTACKED
+from tiny import tiny_federation
+from torch import Tensor
+
+import fleetfit as ff
+from fleetfit.aggregate import Aggregate
+from fleetfit.config import assemble, experiment_of
+from fleetfit.errors import ConfigError
+from fleetfit.method import build
+from fleetfit.movements import Movements
+from fleetfit.options._ordered import middle, network, ordered
+from fleetfit.options.krum import scores
+from fleetfit.options.outliers import measured
+from fleetfit.rounds import start
+from fleetfit.submodel import Submodel, extract, flat_of
+from fleetfit.values import Server, Update
+
+FEDERATION = replace(tiny_federation({"name": "scalefl"})[0], problem=PROBLEM)
+SERVER = Server(SENT)
+
+
+def near(piece: Submodel, seed: int, index: int, size: float = 1.0, untrained: tuple[str, ...] = ()) -> Update:
+    """Return an update that moves every element by `size` and some noise; untrained tensors stay as they were sent."""
+    job = job_of(piece, index)
+    noise = update_of(piece, seed, job).state
+    state = {n: t if n in untrained else t + size * (1 + 0.2 * noise[n]) for n, t in job.state.items()}
+    return replace(update_of(piece, seed, job), state=extract_like(state, piece), untrained=untrained)
+
+
+def extract_like(state: dict[str, Tensor], piece: Submodel) -> Any:
+    from fleetfit.submodel import cut
+
+    return cut(LAYOUT, piece).views(torch.cat([t.flatten() for t in state.values()]))
+
+
+def mixed(untrained: tuple[str, ...] = ()) -> list[Update]:
+    """Two updates of the core, three of the middle sub-model, four of the full one."""
+    pieces = [CORE] * 2 + [MIDDLE] * 3 + [FULL] * 4
+    return [near(p, 10 + i, i, untrained=untrained if p == FULL else ()) for i, p in enumerate(pieces)]
+
+
+def by_element(updates: list[Update]) -> dict[Any, dict[int, float]]:
+    """Return the movement of each element by client, without what did not count."""
+    sent, found = elements(SENT), {}
+    for i, update in enumerate(updates):
+        for place, number in elements(update.state).items():
+            if place[0] not in update.untrained:
+                found.setdefault(place, {})[i] = number - sent[place]
+    return found
+
+
+# ---- rows side by side -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
+    """By the 0-1 principle: all columns of zeros and ones, of every number of ones; then numbers."""
+    columns = torch.tensor(list(itertools.product([0.0, 1.0], repeat=count))[:: max(1, 2**count // 512)]).T
+    numbers = torch.cat([columns, torch.randn(count, 200)], 1).contiguous()
+    expected = numbers.sort(0).values
+    for first in range(count):
+        last = count - first
+        if first < last:
+            found = torch.stack(ordered(numbers.clone(), first, last))
+            assert torch.equal(found, expected[first:last])
+            assert len(network(count, first, last)) <= len(network(count, 0, count))
+    half = (expected[(count - 1) // 2] + expected[count // 2]) / 2
+    torch.testing.assert_close(middle(numbers.clone()), half)
+
+
+@pytest.mark.parametrize("untrained", [(), ("heads.3.weight", "heads.3.bias")])
+@pytest.mark.parametrize("chunk", [7, 64, 1 << 15])
+def test_chunks_cover_each_element_once_with_all_who_cover_it(
+    untrained: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetfit.movements._CHUNK", chunk)
+    updates = mixed(untrained)
+    expected = by_element(updates)
+    places = list(elements(SENT))
+    seen = torch.zeros(len(places))
+    numbers = torch.arange(len(places))
+    for part in Movements(LAYOUT, SERVER, updates).chunks():
+        for column, at in enumerate(part.read(numbers).tolist()):
+            seen[at] += 1
+            row = {member: float(part.rows[k, column]) for k, member in enumerate(part.members)}
+            assert row == pytest.approx(expected[places[at]], abs=1e-5)
+    assert seen.tolist() == [float(place in expected) for place in places]
+
+
+def test_norms_are_those_of_the_movements() -> None:
+    updates = mixed()
+    _, found = measured(Movements(LAYOUT, SERVER, updates), len(updates), 4)
+    for norm, update in zip(found.tolist(), updates, strict=True):
+        sent = flat_of(extract(LAYOUT, SENT, update.submodel))
+        assert norm == pytest.approx(float((flat_of(update.state) - sent).norm()), rel=1e-5)
+
+
+# ---- the options, by plain loops -------------------------------------------------------------------------------------
+
+
+def given_on(option: dict[str, Any], updates: list[Update]) -> dict[int | None, Update]:
+    method = build({"name": "scalefl", "plus": option})
+    return {u.client: u for u in method.receive(FEDERATION, SERVER, iter(updates))}
+
+
+def median(values: list[float]) -> float:
+    values = sorted(values)
+    return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+
+
+def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, float]:
+    """Return each client's largest distance from the median as a multiple of its block's median one."""
+    blocks: dict[tuple[int, ...], list[dict[int, float]]] = {}
+    for moves in by_element(updates).values():
+        blocks.setdefault(tuple(moves), []).append(moves)
+    found = dict.fromkeys(range(len(updates)), 0.0)
+    for members, rows in blocks.items():
+        if len(members) < least or len(rows) < few:
+            continue
+        centre = [median(list(row.values())) for row in rows]
+        far = {k: sum((row[k] - c) ** 2 for row, c in zip(rows, centre, strict=True)) ** 0.5 for k in members}
+        for k in members:
+            found[k] = max(found[k], far[k] / median(list(far.values())))
+    return found
+
+
+def test_outliers_are_those_whose_distance_from_the_median_is_too_large_in_some_block() -> None:
+    """One of the full sub-model moves 1.6 times as far, and at each threshold those above it are left out."""
+    updates = [*mixed()[:-1], near(FULL, 30, 8, 1.6)]
+    expected = ratios(updates)
+    assert sorted(expected, key=lambda k: expected[k])[-1] == 8
+    cuts = sorted(expected.values())
+    for threshold in ((a + b) / 2 for a, b in itertools.pairwise(cuts) if a > 1 and b - a > 1e-3):
+        kept = given_on({"outliers": {"threshold": threshold}}, updates)
+        assert set(kept) == {k for k, r in expected.items() if r <= threshold}
+    assert 8 not in given_on({"outliers": {}}, updates) and len(given_on({"outliers": {}}, updates)) == 8
+
+
+def test_who_is_kept_is_clipped_to_the_median_norm() -> None:
+    updates = mixed()
+    sent = [flat_of(extract(LAYOUT, SENT, u.submodel)) for u in updates]
+    norms = [float((flat_of(u.state) - s).norm()) for u, s in zip(updates, sent, strict=True)]
+    limit = median(norms)
+    kept = given_on({"outliers": {"threshold": 100.0}}, updates)
+    assert len(kept) == 9 and max(norms) > 1.1 * limit
+    for k, update in enumerate(updates):
+        moved = float((flat_of(kept[k].state) - sent[k]).norm())
+        assert moved == pytest.approx(min(norms[k], limit), rel=1e-4)
+        if norms[k] <= limit:
+            assert kept[k] is update
+
+
+def test_hostile_beyond_the_core_is_left_out_and_small_levels_are_not() -> None:
+    updates = mixed()
+    for hostile in (8,):
+        bad = near(FULL, 40, hostile)
+        core = elements(extract(LAYOUT, SENT, CORE)).keys()
+        sent = elements(SENT)
+        state = {n: t.clone() for n, t in bad.state.items()}
+        for (name, at), number in elements(bad.state).items():
+            if (name, at) not in core:
+                state[name][at] = sent[name, at] - 10 * (number - sent[name, at])
+        updates[hostile] = replace(bad, state=extract_like(state, FULL))
+    assert set(given_on({"outliers": {}}, updates)) == set(range(8))
+
+
+def test_blocks_of_few_clients_are_not_judged() -> None:
+    """Three of the full sub-model: what only they cover judges nobody, unless `least` is 3."""
+    updates = [near(CORE, 10 + i, i) for i in range(6)] + [near(FULL, 20 + i, 6 + i) for i in range(3)]
+    core = elements(extract(LAYOUT, SENT, CORE)).keys()
+    state = {n: t.clone() for n, t in updates[8].state.items()}
+    for name, at in elements(updates[8].state):
+        if (name, at) not in core:
+            state[name][at] += 50.0
+    updates[8] = replace(updates[8], state=extract_like(state, FULL))
+    assert 8 in given_on({"outliers": {}}, updates)
+    assert 8 not in given_on({"outliers": {"least": 3}}, updates)
+
+
+def test_nobody_moved_and_nobody_there() -> None:
+    still = [replace(u, state=extract(LAYOUT, SENT, u.submodel)) for u in mixed()]
+    assert len(given_on({"outliers": {}}, still)) == 9
+    for option in ("outliers", "krum"):
+        assert given_on({option: {}}, []) == {}
+
+
+def merged(share: float, updates: list[Update]) -> Aggregate:
+    method = build({"name": "scalefl", "plus": {"trimmed_mean": {"share": share}}})
+    return method.merge(FEDERATION, SERVER, iter(updates), method.weight)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.34, 0.5])
+def test_the_trimmed_mean_of_each_element(share: float) -> None:
+    updates = mixed(("heads.3.weight",))
+    found = merged(share, updates)
+    sent, mean, coverage = elements(SENT), elements(found.mean), elements(found.coverage)
+    expected = by_element(updates)
+    for place, number in coverage.items():
+        assert number == len(expected.get(place, {}))
+        if number:
+            moves = sorted(expected[place].values())
+            ends = min(int(share * len(moves)), (len(moves) - 1) // 2)
+            kept = moves[ends : len(moves) - ends]
+            assert mean[place] == pytest.approx(sent[place] + sum(kept) / len(kept), abs=1e-4)
+
+
+def test_a_score_of_krum_is_of_the_nearest_others() -> None:
+    """On a line at 0, 1, 3 and 10, with two neighbours: 1 + 9, 1 + 4, 4 + 9, 49 + 81."""
+    line = torch.tensor([0.0, 1.0, 3.0, 10.0], dtype=torch.float64)
+    apart = (line[:, None] - line[None]) ** 2
+    assert scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
+
+
+def test_krum_keeps_those_with_near_neighbours_in_the_core() -> None:
+    """Nine clients, two expected hostile: scores are over the five nearest, and seven count."""
+    updates = [*mixed()[:-2], near(FULL, 50, 7, -3.0), near(FULL, 51, 8, 4.0)]
+    moves = {p: m for p, m in by_element(updates).items() if len(m) == 9}
+    apart = [[sum((m[i] - m[j]) ** 2 for m in moves.values()) for j in range(9)] for i in range(9)]
+    scores = {i: sum(sorted(apart[i][:i] + apart[i][i + 1 :])[:5]) for i in range(9)}
+    expected = set(sorted(scores, key=lambda i: scores[i])[:7])
+    assert expected == set(range(7))
+    assert set(given_on({"krum": {}}, updates)) == expected
+    order = set(sorted(scores, key=lambda i: scores[i])[:6])
+    if len(updates) - 3 - 2 == 4:
+        four = {i: sum(sorted(apart[i][:i] + apart[i][i + 1 :])[:4]) for i in range(9)}
+        order = set(sorted(four, key=lambda i: four[i])[:6])
+    assert set(given_on({"krum": {"share": 0.3}}, updates)) == order
+    assert len(given_on({"krum": {"share": 0.4}}, updates[:4])) == 4, "too few to judge"
+
+
+# ---- against real attacks --------------------------------------------------------------------------------------------
+
+TINY: dict[str, Any] = {**ATTACKED, "rounds": 4}
+
+
+def accuracy(out: Path, attack: dict[str, Any], plus: dict[str, Any]) -> ff.Run:
+    table = {**TINY, "method": {"name": "scalefl", "plus": plus}, **({"attack": attack} if attack else {})}
+    return ff.run(table, out=out)
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> float:
+    return accuracy(tmp_path_factory.mktemp("clean") / "a", {}, {}).accuracy(kind="global")
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "noise", "beyond_core"])
+def test_outliers_keeps_the_attackers_out_and_the_accuracy(kind: str, clean: float, tmp_path: Path) -> None:
+    attack = {"kind": kind, "share": 0.2, "among": [2] if kind == "beyond_core" else "each"}
+    run = accuracy(tmp_path / "a", attack, {"outliers": {}})
+    assert clean > 0.8
+    assert run.accuracy(kind="global") > clean - 0.15
+    assert run.summary["hostile_excluded"] == 1.0
+    assert run.summary["honest_excluded_1"] < 0.2 and run.summary["honest_excluded"] < 0.2
+    hostile = set(json.loads((tmp_path / "a" / "fleet.json").read_text())["hostile"])
+    assert hostile <= {f["client"] for f in run.metrics[0]["failures"]}
+
+
+def test_known_rules_beside_it(clean: float, tmp_path: Path) -> None:
+    for name in ("krum", "trimmed_mean"):
+        plus = {name: {"share": 0.3}}
+        run = accuracy(tmp_path / name, {"kind": "sign_flip", "share": 0.2, "among": "each"}, plus)
+        assert run.accuracy(kind="global") > clean - 0.25, name
+
+
+@pytest.mark.parametrize("option", ["outliers", "krum", "trimmed_mean"])
+def test_the_same_bits_on_other_engines(option: str, tmp_path: Path) -> None:
+    table = {**TINY, "rounds": 1, "local": {"epochs": 1}, "method": {"name": "fedrolex", "plus": {option: {}}}}
+    here = ff.run(table, out=tmp_path / "local")
+    there = ff.run(table, engine={"name": "processes", "workers": 1}, out=tmp_path / "processes")
+    a, b = (run.checkpoint["server"].state for run in (here, there))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": {"name": "feddropout", "plus": {"outliers": {}}}}, r"\[method.plus.outliers\] compares clients that"),
+    ({"method": {"name": "scalefl", "hooks": {"channels": "window"}, "plus": {"krum": {}}}}, r"\[method.plus.krum\]"),
+    ({"method": {"name": "decoupled", "plus": {"outliers": {}}}}, r"\[method.plus.outliers\] .* decoupled"),
+    ({"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}}, 'set hook "merge"'),
+    ({"cohort": {"count": 3}, "method": {"plus": {"outliers": {}}}}, r"\[method.plus.outliers\] .* cohort of 3"),
+    ({"cohort": {"count": 3}, "method": {"plus": {"krum": {}}}}, r"\[method.plus.krum\] .* cohort of 3"),
+    ({"method": {"plus": {"outliers": {"threshold": 0.5}}}}, r"\[method.plus.outliers\] threshold must be above 1"),
+    ({"method": {"plus": {"trimmed_mean": {"share": 0.6}}}}, r"share must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_cannot_be_compared_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assemble(experiment_of({**TINY, **change}))
+
+
+def test_untold_levels_of_adaptivefl_are_compared_too(tmp_path: Path) -> None:
+    table = {**TINY, "rounds": 2, "method": {"name": "adaptivefl", "plus": {"outliers": {}}},
+             "attack": {"kind": "sign_flip", "share": 0.2}}  # fmt: skip
+    run = ff.run(table, out=tmp_path / "a")
+    assert run.summary["hostile_excluded"] is None or run.summary["hostile_excluded"] > 0.5
+
+
+def test_updates_are_drawn_once_and_the_start_is_not_written_to() -> None:
+    federation, server = FEDERATION, start(FEDERATION)
+    before = flat_of(server.state).clone()
+
+    def once() -> Iterator[Update]:
+        yield from mixed()
+
+    for option in ("outliers", "krum", "trimmed_mean"):
+        method = build({"name": "scalefl", "plus": {option: {}}})
+        if option == "trimmed_mean":
+            method.merge(federation, server, once(), method.weight)
+        else:
+            list(method.receive(federation, server, once()))
+        assert torch.equal(flat_of(server.state), before)
