@@ -17,7 +17,7 @@ import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleetfit.report.columns import names_of_numbers, number_name, rounds_column
+from fleetfit.report.columns import ATTACKED, names_of_numbers, number_name, rounds_column
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.tuning import values_in_words
@@ -43,7 +43,9 @@ def table_csv(
         printed: A paper's numbers by (row, setting, column).
     """
     text = io.StringIO()
-    names = names_of_numbers(targets)
+    there = {name for run in results.runs for name in run.final}
+    there |= {number_name(column) for column in (*(one.column for one in differences), *(c for _, _, c in printed))}
+    names = [name for name in names_of_numbers(targets) if name in there or name not in ATTACKED]
     writer = csv.DictWriter(text, [*_FIRST, *names, *_LAST], restval="", lineterminator="\n")
     writer.writeheader()
     groups: dict[tuple[str, str], list[RunResult]] = {}

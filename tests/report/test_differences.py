@@ -167,6 +167,13 @@ HEADER = (
 )
 
 
+def test_columns_of_attacks_are_there_where_some_run_has_them() -> None:
+    made = results({("A", "x"): {0: {"local": 40.0, "honest_excluded_2": 12.5}}, ("B", "x"): {0: {"local": 42.0}}})
+    text = table_csv(made, differences(made, ["backdoor"]), [0.4, 0.975], {})
+    assert {*text.splitlines()[0].split(",")} - {*HEADER.split(",")} == {"honest_excluded_2", "backdoor"}
+    assert [line["honest_excluded_2"] for line in lines(text)[:2]] == ["12.5", ""]
+
+
 def test_the_csv_has_numbers_and_a_stable_header() -> None:
     finals: Finals = {
         ("A", "x"): {0: {"local": 40.0, "rounds_to_40": 7.5, "bytes_up": 10}, 1: {"local": 41.0, "bytes_up": 30}},
