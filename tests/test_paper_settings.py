@@ -51,7 +51,8 @@ PAPERS = {
     "heterofl-original": HETEROFL,
 }
 OF_OUR_OWN = {"ablation-scalefl", "client-choice", "deadlines", "demo", "backbone-tiny-imagenet", "compression",
-              "overfitting", "ship-cifar10", "fast-equals-exact", "fast-equals-exact-text"}  # fmt: skip
+              "overfitting", "ship-cifar10", "fast-equals-exact", "fast-equals-exact-text", "trust-scalefl",
+              "trust-adaptivefl"}  # fmt: skip
 """Files that ask something that no table of a paper asks."""
 
 
