@@ -196,6 +196,18 @@ def test_nobody_moved_and_nobody_there() -> None:
         assert given_on({option: {}}, []) == {}
 
 
+def test_where_most_send_back_what_they_got_nobody_is_left_out_for_having_moved() -> None:
+    """Three of the five that cover the rest of the full sub-model move nothing there."""
+    updates = [near(CORE, 10 + i, i) for i in range(6)] + [near(FULL, 20 + i, 6 + i) for i in range(5)]
+    core, sent = elements(extract(LAYOUT, SENT, CORE)).keys(), elements(SENT)
+    for idle in (6, 7, 8):
+        state = {n: t.clone() for n, t in updates[idle].state.items()}
+        for name, at in elements(state).keys() - core:
+            state[name][at] = sent[name, at]
+        updates[idle] = replace(updates[idle], state=extract_like(state, FULL))
+    assert {9, 10} <= set(given_on({"outliers": {}}, updates))
+
+
 def merged(share: float, updates: list[Update]) -> Aggregate:
     method = build({"name": "scalefl", "plus": {"trimmed_mean": {"share": share}}})
     return method.merge(FEDERATION, SERVER, iter(updates), method.weight)

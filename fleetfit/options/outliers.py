@@ -12,7 +12,7 @@ clients of the round cover (`fleetfit.movements`).
 So a client of the largest level is judged where few can hide it as well as in what all train, and one that is honest in
 the core and hostile beyond it is found. What nobody can tell stays: a majority of those who cover an element, labels
 that are wrong but plausible, and movements that stay among the honest ones. Blocks of fewer than `least` clients, or of
-so few elements that chance decides, get the clip only.
+so few elements that chance decides, or in which most clients move nothing, get the clip only.
 
 All updates of a round are kept until the last has come.
 """
@@ -87,9 +87,9 @@ def measured(moves: Movements, count: int, least: int) -> tuple[Tensor, Tensor]:
 
 
 def relative(lengths: Tensor) -> Tensor:
-    """Return lengths as multiples of their median; where that is 0, those above it are infinitely far."""
+    """Return lengths as multiples of their median; zeros where that is 0, as where most send back what they got."""
     usual = median(lengths)
-    return torch.where(lengths > 0, lengths / usual, torch.zeros_like(lengths))
+    return lengths / usual if usual > 0 else torch.zeros_like(lengths)
 
 
 def median(values: Tensor) -> Tensor:
