@@ -106,7 +106,7 @@ def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
     federation, simulation = fleet("fedavg", hooks={"receive": without(2, 3)})
     settings = Settings(1, LOCAL, hostile=frozenset({2, 4}))
     _, report = one_round(federation, local_engine(simulation), settings, start(federation))
-    assert report["attack"] == {
+    assert report["received"] == {
         "sent": {"hostile": 2, "honest": {"1": 2, "2": 1, "3": 1}},
         "left_out": {"hostile": 1, "honest": {"1": 1}},
     }
