@@ -77,8 +77,9 @@ def _without_empty(table: Table) -> Table:
 def dumped(value: Any, only_set: bool = False) -> Any:
     """Return a section as tables; unlike pydantic's own dump it leaves objects as they are."""
     if isinstance(value, pydantic.BaseModel):
-        keys = [*type(value).model_fields, *(value.model_extra or {})]
-        return {k: dumped(getattr(value, k), only_set) for k in keys if not only_set or k in value.model_fields_set}
+        own = {key: getattr(value, key) for key in type(value).model_fields}
+        stated = own | (value.model_extra or {})  # not by getattr: a key may be called as one of pydantic's methods
+        return {k: dumped(v, only_set) for k, v in stated.items() if not only_set or k in value.model_fields_set}
     return [dumped(inner, only_set) for inner in value] if isinstance(value, list) else value
 
 
