@@ -24,7 +24,7 @@ from fleetfit.data.encoded import Encoded
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import numpy_rng, torch_rng
-from fleetfit.submodel import Submodel, cut, flat_of, recut, whole
+from fleetfit.submodel import Cut, Submodel, cut, flat_of, recut, whole
 from fleetfit.values import Clients, Device, Failure, Job, Update
 
 Parts = Sequence[Mapping[str, Tensor]]
@@ -115,39 +115,61 @@ class Scene:
     Attributes:
         layout: Of the model.
         job: What it was sent.
-        core: The smallest level's sub-model, which everybody trains.
-        own: The sub-model that the client affords in truth; None: nothing.
+        core: The smallest level's sub-model in this round, which everybody trains.
+        own: The sub-model that the client affords in truth.
         round: What all clients of the round would have sent; empty unless the attack is one `together`.
     """
 
     layout: Layout
     job: Job
     core: Submodel
-    own: Submodel | None
+    own: Submodel
     round: "Knowledge"
-
-    def sent(self, update: Update) -> Tensor:
-        """Return what was sent of an update's sub-model, flat."""
-        job = self.job
-        if update.submodel == job.submodel:
-            return flat_of(job.state)
-        return flat_of(recut(self.layout, job.state, job.submodel, update.submodel))
 
     def movement(self, update: Update) -> Tensor:
         """Return an update less what was sent, flat."""
-        return flat_of(update.state) - self.sent(update)
+        return flat_of(update.state) - sent(self.layout, self.job, update)
 
     def moved(self, update: Update, movement: Tensor) -> Update:
         """Return the update that moves what was sent by so much."""
         compiled = cut(self.layout, update.submodel)
-        return replace(update, state=compiled.views(self.sent(update) + movement))
+        return replace(update, state=compiled.views(sent(self.layout, self.job, update) + movement))
 
-    def inside(self, update: Update, piece: Submodel | None) -> Tensor:
+    def inside(self, update: Update, piece: Submodel) -> Tensor:
         """Tell which elements of an update belong to another sub-model, bool, flat."""
         full = torch.zeros(cut(self.layout, whole(self.layout)).size)
-        if piece is not None:
-            cut(self.layout, piece).scatter_scalar(full, 1.0)
+        cut(self.layout, piece).scatter_scalar(full, 1.0)
         return cut(self.layout, update.submodel).gather(full) > 0
+
+
+def sent(layout: Layout, job: Job, update: Update) -> Tensor:
+    """Return what was sent of an update's sub-model, flat."""
+    if update.submodel == job.submodel:
+        return flat_of(job.state)
+    return flat_of(recut(layout, job.state, job.submodel, update.submodel))
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """An update less what was sent.
+
+    Attributes:
+        piece: The sub-model.
+        flat: Its elements.
+        untrained: Names of the tensors that no gradient reached.
+    """
+
+    piece: Submodel
+    flat: Tensor
+    untrained: tuple[str, ...] = ()
+
+    def counted(self, compiled: Cut, values: Tensor) -> Tensor:
+        """Return values of the sub-model's elements with 0 where no gradient came, in place unless they are `flat`."""
+        if self.untrained:
+            values = values.clone() if values is self.flat else values
+            for name in self.untrained:
+                compiled.views(values)[name].zero_()
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,11 +178,13 @@ class Knowledge:
 
     Attributes:
         layout: Of the model.
-        moves: Sub-model and movement (flat) of each.
+        moves: How each moves.
+        kept: What an attack keeps for the other hostile clients of the round, under keys of its own.
     """
 
     layout: Layout
-    moves: Sequence[tuple[Submodel, Tensor]] = ()
+    moves: Sequence[Move] = ()
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -170,14 +194,15 @@ class Knowledge:
         """
         size = cut(self.layout, whole(self.layout)).size
         total, count, squares = torch.zeros(size), torch.zeros(size), torch.zeros(size)
-        for piece, move in self.moves:
-            compiled = cut(self.layout, piece)
-            compiled.scatter(total, move, add=True)
-            compiled.scatter_scalar(count, 1.0)
+        for move in self.moves:
+            compiled = cut(self.layout, move.piece)
+            compiled.scatter(total, move.counted(compiled, move.flat), add=True)
+            compiled.scatter(count, move.counted(compiled, torch.ones(compiled.size)), add=True)
         mean = total / count.clamp_min(1)
-        for piece, move in self.moves:
-            compiled = cut(self.layout, piece)
-            compiled.scatter(squares, (move - compiled.gather(mean)).square_(), add=True)
+        for move in self.moves:
+            compiled = cut(self.layout, move.piece)
+            away = (move.flat - compiled.gather(mean)).square_()
+            compiled.scatter(squares, move.counted(compiled, away), add=True)
         return mean, (squares / (count - 1).clamp_min(1)).sqrt_()
 
     def moments_of(self, piece: Submodel) -> tuple[Tensor, Tensor]:
@@ -187,7 +212,7 @@ class Knowledge:
 
     def alike(self, piece: Submodel) -> list[Tensor]:
         """Return the movements of exactly this sub-model."""
-        return [move for other, move in self.moves if other == piece]
+        return [move.flat for move in self.moves if move.piece == piece]
 
 
 # ---- who attacks -----------------------------------------------------------------------------------------------------
@@ -238,15 +263,15 @@ class Attackers:
     Attributes:
         attack: What they do.
         clients: Their ids, ascending.
-        own: The sub-model that each of them affords in truth.
-        core: The smallest level's sub-model.
+        own: The level, 0-based, that each of them affords in truth.
+        piece: Returns the sub-model of a level with the channels that a client gets in a round (round, client, level).
         seed: The run's.
     """
 
     attack: Attack
     clients: tuple[int, ...]
-    own: Mapping[int, Submodel | None]
-    core: Submodel
+    own: Mapping[int, int]
+    piece: Callable[[int, int, int], Submodel]
     seed: int
 
     def poisoned(self, data: Data, parts: Parts) -> tuple[Data, Parts]:
@@ -295,7 +320,8 @@ class Attackers:
     def forged(self, update: Update, job: Job, layout: Layout, known: Knowledge) -> Update:
         """Return what a hostile client sends."""
         assert self.attack.forge is not None and job.client is not None
-        scene = Scene(layout, job, self.core, self.own[job.client], known)
+        core, own = (self.piece(job.round, job.client, level) for level in (0, self.own[job.client]))
+        scene = Scene(layout, job, core, own, known)
         return self.attack.forge(update, scene, torch_rng(self.seed, "forge", job.round, job.client))
 
 
@@ -334,8 +360,8 @@ class _Forging:
         moves = []
         for reply in held:
             if isinstance(reply, Update):
-                scene = Scene(self.layout, self._sent[reply.index], self.attackers.core, None, Knowledge(self.layout))
-                moves.append((reply.submodel, scene.movement(reply)))
+                flat = flat_of(reply.state) - sent(self.layout, self._sent[reply.index], reply)
+                moves.append(Move(reply.submodel, flat, reply.untrained))
         return Knowledge(self.layout, moves)
 
     def _made(self, reply: Update | Failure, job: Job, known: Knowledge) -> Update | Failure:

@@ -365,7 +365,7 @@ def evaluate(
     for norm in norms:
         columns[norm] = columns_of(federation, wanted, norm, replies, own)
         if wanted.whole and wanted.triggered is not None:
-            columns[norm] |= success(federation, server, wanted, norm, found if normed else {})
+            columns[norm] |= success(federation, server, wanted, norm, found if normed else {}, failures)
     if "batch" in columns:
         order = "shuffled with a seed" if wanted.evaluation.shuffle else "stored"
         columns["batch"] |= {"batch_size": wanted.evaluation.batch_size, "order": order}
@@ -373,9 +373,12 @@ def evaluate(
 
 
 def success(
-    federation: Federation, server: Server, wanted: EvaluationScope, norm: str, found: Statistics
-) -> dict[str, Any]:
+    federation: Federation, server: Server, wanted: EvaluationScope, norm: str, found: Statistics,
+    failures: list[dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
     """Return how often each level says what a backdoor attack wants, on test samples with its trigger.
+
+    What fails is noted in `failures`.
 
     Returns:
         "backdoor" of the largest level that somebody trains, and "backdoor_levels".
@@ -388,7 +391,9 @@ def success(
     for tag, job in zip(tags, _jobs(federation, server, asked, tags, found), strict=True):
         with one_thread():
             reply, _ = run_job(job, wanted.triggered)
-        if isinstance(reply, Update) and reply.metrics["n"]:
+        if isinstance(reply, Failure):
+            failures.append(failed("evaluation of the backdoor", reply))
+        elif reply.metrics["n"]:
             scores[str(tag[2] + 1)] = _last(reply.metrics)
     return {"backdoor": scores.get(str(top + 1)), "backdoor_levels": scores}
 

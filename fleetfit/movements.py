@@ -3,25 +3,24 @@
 A movement is an update less what was sent. A block is a set of elements that the same clients of the round cover;
 inside one, movements are rows of equal length and can be compared. Blocks come in chunks of some thousand places of
 the full model, so that beside the updates themselves, which have to be kept, memory is a byte for each element of the
-model (more from nine different sub-models on) and the rows of one chunk. A tensor that no gradient reached on a client
+model (four from nine different coverages on) and the rows of one chunk. A tensor that no gradient reached on a client
 is not covered by it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit.errors import RunError
 from fleetfit.layout import Layout
 from fleetfit.submodel import Cut, Submodel, cut, flat_of, whole
 from fleetfit.values import Server, Update
 
 _CHUNK = 1 << 15  # places; with some dozens of clients the rows of one stay in the processor's cache
-_ROOM = ((8, torch.uint8), (15, torch.int16), (31, torch.int32), (63, torch.int64))
-"""How many groups a kind of whole number has bits for."""
+_BITS = 8  # groups that have a bit of a byte each; further ones are numbered
+_MOST = 1 << 14  # numbers in use, at most, when a group doubles them
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class BlockRows:
     """A part of a block.
 
     Attributes:
-        block: Which one: equal numbers, equal clients.
+        block: Which one: equal numbers, equal clients; bit g is set where group g covers it.
         members: Who covers it, as places in the list of updates.
         rows: Their movements, [members, elements].
         place: Where in the full model's flat buffer it lies, together with `inside`.
@@ -70,6 +69,13 @@ class _Group:
     counted: Tensor | None
     compiled: Cut
 
+    def mark(self, codes: Tensor, number: int) -> None:
+        """Add a number to the elements that count, of the full model."""
+        if self.counted is None:
+            self.compiled.scatter_scalar(codes, number)
+        else:
+            self.compiled.scatter(codes, self.counted.to(codes.dtype) * number, add=True)
+
     def flats(self, updates: Sequence[Update]) -> list[Tensor]:
         """Return the states of its updates, flat: the elements that count."""
         states = [flat_of(updates[member].state).cpu() for member in self.members]
@@ -79,22 +85,26 @@ class _Group:
 class Movements:
     """The movements of a round's updates, of clients that were sent parts of the server's state."""
 
-    def __init__(self, layout: Layout, server: Server, updates: Sequence[Update]) -> None:
+    def __init__(
+        self, layout: Layout, server: Server, updates: Sequence[Update], *, whole_pieces: bool = False
+    ) -> None:
         """Group the updates by what they cover.
 
-        Raises:
-            RunError: There are more different sub-models than can be told apart.
+        Args:
+            layout: Of the model.
+            server: What the clients were sent parts of.
+            updates: What came back.
+            whole_pieces: Whether a client covers its whole sub-model, whatever it says that no gradient reached.
         """
         self._layout, self._updates, self._before = layout, updates, flat_of(server.state).cpu()
-        known: dict[tuple[Submodel, tuple[str, ...]], _Group] = {}
+        known: dict[tuple[Submodel, frozenset[str]], _Group] = {}
         for place, update in enumerate(updates):
-            key = (update.submodel, update.untrained)
+            untrained = frozenset(() if whole_pieces else update.untrained)
+            key = (update.submodel, untrained)
             if key not in known:
-                known[key] = _Group([], _counted(layout, update), cut(layout, update.submodel))
+                known[key] = _Group([], _counted(layout, update.submodel, untrained), cut(layout, update.submodel))
             known[key].members.append(place)
         self._groups = list(known.values())
-        if len(self._groups) > _ROOM[-1][0]:
-            raise RunError(f"updates of {len(self._groups)} different sub-models cannot be compared; 63 at most.")
 
     def shortened(self, update: Update, share: float) -> Update:
         """Return an update with a share of its movement."""
@@ -108,53 +118,74 @@ class Movements:
 
     def chunks(self) -> Iterator[BlockRows]:
         """Yield the blocks, part by part, in the order of the full model; nothing of what nobody covers."""
-        codes, at = self._codes(), [0] * len(self._groups)
+        codes, blocks_of = self._codes()
+        at = [0] * len(self._groups)
         taken = [group.flats(self._updates) for group in self._groups]
         for start in range(0, codes.numel(), _CHUNK):
             place = slice(start, start + _CHUNK)
             here, before = codes[place], self._before[place]
-            blocks = _distinct(here)
+            there = _distinct(here)
             moves: list[tuple[Tensor, Tensor | None]] = []
             for number, states in enumerate(taken):
-                mine = _covering(here, blocks, number)
+                mine = _covering(here, {code: bool(blocks_of[code] >> number & 1) for code in there})
                 sent = before if mine is None else before[mine]
                 part = slice(at[number], at[number] + len(sent))
                 at[number] = part.stop
                 rows = torch.stack([state[part] for state in states]).sub_(sent)
                 moves.append((rows, None if mine is None else here[mine]))
-            for block in blocks:
-                if block:
-                    yield self._rows(block, moves, here, place, len(blocks) == 1)
+            for code in there:
+                if blocks_of[code]:
+                    yield self._rows(code, blocks_of[code], moves, here, place, len(there) == 1)
 
     def _rows(
-        self, block: int, moves: Sequence[tuple[Tensor, Tensor | None]], here: Tensor, place: slice, alone: bool
-    ) -> BlockRows:
+        self, code: int, block: int, moves: Sequence[tuple[Tensor, Tensor | None]], here: Tensor, place: slice,
+        alone: bool,
+    ) -> BlockRows:  # fmt: skip
         parts, members = [], []
-        for number, (rows, bits) in enumerate(moves):
+        for number, (rows, codes) in enumerate(moves):
             if block >> number & 1:
-                parts.append(rows if bits is None else rows.index_select(1, (bits == block).nonzero().flatten()))
+                parts.append(rows if codes is None else rows.index_select(1, (codes == code).nonzero().flatten()))
                 members += self._groups[number].members
-        inside = None if alone else (here == block).nonzero().flatten()
+        inside = None if alone else (here == code).nonzero().flatten()
         return BlockRows(block, members, torch.cat(parts), place, inside)
 
-    def _codes(self) -> Tensor:
-        """Return for each element of the full model who covers it: one bit for each group."""
-        kind = next(kind for bits, kind in _ROOM if len(self._groups) <= bits)
-        found = torch.zeros(cut(self._layout, whole(self._layout)).size, dtype=kind)
-        for number, group in enumerate(self._groups):
-            if group.counted is None:
-                group.compiled.scatter_scalar(found, 1 << number)
-            else:
-                group.compiled.scatter(found, group.counted.to(kind) * (1 << number), add=True)
-        return found
+    def _codes(self) -> tuple[Tensor, Sequence[int]]:
+        """Return for each element of the full model a number, and for each number the block that it stands for."""
+        size = cut(self._layout, whole(self._layout)).size
+        codes = torch.zeros(size, dtype=torch.uint8)
+        for number, group in enumerate(self._groups[:_BITS]):
+            group.mark(codes, 1 << number)
+        blocks: Sequence[int] = range(1 << min(_BITS, len(self._groups)))
+        if len(self._groups) > _BITS:
+            codes = codes.int()
+        for number, group in enumerate(self._groups[_BITS:], _BITS):
+            if len(blocks) > _MOST:
+                codes, blocks = _renumbered(codes, blocks)
+            group.mark(codes, len(blocks))
+            blocks = [*blocks, *(block | 1 << number for block in blocks)]
+        return codes, blocks
 
 
-def _counted(layout: Layout, update: Update) -> Tensor | None:
-    if not update.untrained:
+def _renumbered(codes: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Return the same with the numbers that occur only."""
+    found = np.zeros(len(blocks), dtype=np.int64)
+    for start in range(0, codes.numel(), _CHUNK):
+        found += np.bincount(codes[start : start + _CHUNK].numpy(), minlength=len(blocks))
+    there = np.flatnonzero(found)
+    number = torch.zeros(len(blocks), dtype=torch.int32)
+    number[torch.from_numpy(there)] = torch.arange(len(there), dtype=torch.int32)
+    for start in range(0, codes.numel(), _CHUNK):
+        here = codes[start : start + _CHUNK]
+        here.copy_(number[here])
+    return codes, [blocks[code] for code in there.tolist()]
+
+
+def _counted(layout: Layout, piece: Submodel, untrained: frozenset[str]) -> Tensor | None:
+    if not untrained:
         return None
-    compiled = cut(layout, update.submodel)
+    compiled = cut(layout, piece)
     found = torch.ones(compiled.size, dtype=torch.bool)
-    for name in update.untrained:
+    for name in untrained:
         compiled.views(found)[name].zero_()
     return found
 
@@ -163,14 +194,13 @@ def _distinct(codes: Tensor) -> list[int]:
     """Return the numbers that occur, ascending."""
     if bool((codes == codes[0]).all()):
         return [int(codes[0])]
-    if codes.dtype == torch.uint8:
-        return np.flatnonzero(np.bincount(codes.numpy())).tolist()
-    found: list[int] = torch.unique(codes).tolist()
-    return found
+    return np.flatnonzero(np.bincount(codes.numpy())).tolist()
 
 
-def _covering(codes: Tensor, blocks: Sequence[int], group: int) -> Tensor | None:
-    """Return which elements a group covers, bool; None for all of them in a chunk of one block."""
-    if len(blocks) == 1:
-        return None if blocks[0] >> group & 1 else torch.zeros_like(codes, dtype=torch.bool)
-    return (codes & (1 << group)) != 0
+def _covering(codes: Tensor, covers: Mapping[int, bool]) -> Tensor | None:
+    """Return which elements a group covers, bool, by the numbers that it covers; None for all of them."""
+    if len(covers) == 1:
+        return None if all(covers.values()) else torch.zeros_like(codes, dtype=torch.bool)
+    table = torch.zeros(max(covers) + 1, dtype=torch.bool)
+    table[[code for code, covered in covers.items() if covered]] = True
+    return table[codes.int()]

@@ -10,6 +10,7 @@ The loop counts the rounds, whatever a method makes of `server.round`. Nothing t
 run: it is that reply's failure, and says what was raised.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fleetfit import messages
-from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError, what_raised
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
 from fleetfit.layout import Layout, State
 from fleetfit.method import FEDAVG
@@ -102,11 +103,16 @@ LEFT_OUT = "its update was left out by the method (receive)"
 """The reason of a failure that stands for an update which `receive` did not give on."""
 
 
-def told_apart(hostile: Set[int], reports: Sequence[Update | Failure]) -> dict[str, Any]:
+def told_apart(hostile: Set[int], reports: Sequence[Update | Failure], trained: Mapping[int, int]) -> dict[str, Any]:
     """Return how many hostile and honest clients sent an update in a round, and how many of these were left out.
 
+    Args:
+        hostile: Their ids.
+        reports: What came of the round's jobs.
+        trained: The level, 0-based, of the sub-model that came back, by index of the job.
+
     Returns:
-        Under "sent" and "left_out" each: "hostile", and "honest" by level.
+        Under "sent" and "left_out" each: "hostile", and "honest" by the level that was trained.
     """
     found: dict[str, Any] = {key: {"hostile": 0, "honest": Counter()} for key in ("sent", "left_out")}
     for report in reports:
@@ -115,7 +121,7 @@ def told_apart(hostile: Set[int], reports: Sequence[Update | Failure]) -> dict[s
             if report.client in hostile:
                 found[key]["hostile"] += 1
             else:
-                found[key]["honest"][str(report.level + 1)] += 1
+                found[key]["honest"][str(trained.get(report.index, report.level) + 1)] += 1
     return {key: {**counts, "honest": dict(sorted(counts["honest"].items()))} for key, counts in found.items()}
 
 
@@ -301,7 +307,7 @@ def one_round(
         after, why, further = _stepped(federation, server, replies)
     report = report_of(federation, before, local, replies.reports)
     if settings.hostile or federation.method.receive is not FEDAVG.receive:
-        report["received"] = told_apart(settings.hostile, replies.reports)
+        report["received"] = told_apart(settings.hostile, replies.reports, replies.trained)
     if after is None:
         nothing = report_of(federation, before, local, [])["train"]
         taken = undone(why, replies.reports, replies.norms)
@@ -360,6 +366,7 @@ class _Replies:
         """Take the jobs with their replies, as they come."""
         self.watch = watch
         self.norms: dict[int, float] = {}
+        self.trained: dict[int, int] = {}
         self.receiving = self.broken = False
         self._federation, self._server = federation, server
         self._reports: dict[int, Update | Failure] = {}
@@ -418,6 +425,9 @@ class _Replies:
                 self._reports[job.index] = reply
                 continue
             self._reports[job.index] = replace(reply, state={})
+            if reply.submodel != reply.dispatched:  # a client may have shrunk what it was sent
+                with contextlib.suppress(ModelError):  # no level's sub-model stays with the level that it was sent
+                    self.trained[job.index] = self._federation.level_index(reply.submodel)
             self._waiting[job.index] = replace(job, state={})
             yield reply
 

@@ -268,7 +268,7 @@ def test_an_option_without_settings_is_there_in_the_resolved_file(option: str, v
 
 
 def test_a_setting_may_be_called_as_a_method_of_a_section() -> None:
-    """A function's own keys are written as they stand in the file, whatever pydantic's classes have of the same name."""
+    """A function's own keys are written as they stand in the file, whatever pydantic has of the same name."""
     keys = {"copy": 1, "json": 2, "settings": 3, "model_fields": 4, "__class__": 5}
     table = tomllib.loads(to_toml(experiment_of({"data": {"name": "digits", **keys}})))
     assert {key: value for key, value in table["data"].items() if key in keys} == keys

@@ -1,14 +1,17 @@
 """The hook `receive`: who counts in a round is judged on all its updates, before anybody is told to remember it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from test_attacks import TINY
 from test_rounds import LOCAL, fleet, same
 from tiny import plain, tiny_federation
 
+from fleetfit.config import assemble, experiment_of
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -110,6 +113,28 @@ def test_hostile_and_honest_clients_that_are_left_out_are_told_apart() -> None:
         "sent": {"hostile": 2, "honest": {"1": 2, "2": 1, "3": 1}},
         "left_out": {"hostile": 1, "honest": {"1": 1}},
     }
+
+
+def test_honest_clients_are_told_by_the_level_that_they_trained() -> None:
+    """AdaptiveFL sends clients more than they afford, and they send back less."""
+    sent: list[Counter[str]] = []
+    shrunk = 0
+
+    def receive(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
+        nonlocal shrunk
+        found = list(updates)
+        shrunk += sum(update.submodel != update.dispatched for update in found)
+        sent.append(Counter(str(federation.level_index(update.submodel) + 1) for update in found))
+        return found[1:]
+
+    found = assemble(experiment_of({**TINY, "method": {"name": "adaptivefl"}, "local": {"epochs": 1}}))
+    federation = receiving(found.federation, receive)
+    server, engine = start(federation), found.engine()
+    for _ in range(3):
+        server, report = one_round(federation, engine, found.settings, server)
+        assert report["received"]["sent"]["honest"] == sent[-1]
+        assert sum(report["received"]["left_out"]["honest"].values()) == 1
+    assert shrunk
 
 
 def test_the_mean_is_that_of_the_others() -> None:

@@ -20,7 +20,7 @@ from fleetfit.config import assemble, experiment_of
 from fleetfit.errors import ConfigError
 from fleetfit.method import build
 from fleetfit.movements import Movements
-from fleetfit.options._ordered import middle, network, ordered
+from fleetfit.options._ordered import at_least, at_most, middle, network, ordered
 from fleetfit.options.krum import scores
 from fleetfit.options.outliers import measured
 from fleetfit.rounds import start
@@ -121,18 +121,21 @@ def median(values: list[float]) -> float:
 
 
 def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, float]:
-    """Return each client's largest distance from the median as a multiple of its block's median one."""
+    """Return each client's largest distance from the median as a multiple of its block's median one.
+
+    In a block of n < few elements it counts sqrt(n / few) times.
+    """
     blocks: dict[tuple[int, ...], list[dict[int, float]]] = {}
     for moves in by_element(updates).values():
         blocks.setdefault(tuple(moves), []).append(moves)
     found = dict.fromkeys(range(len(updates)), 0.0)
     for members, rows in blocks.items():
-        if len(members) < least or len(rows) < few:
+        if len(members) < least:
             continue
         centre = [median(list(row.values())) for row in rows]
         far = {k: sum((row[k] - c) ** 2 for row, c in zip(rows, centre, strict=True)) ** 0.5 for k in members}
         for k in members:
-            found[k] = max(found[k], far[k] / median(list(far.values())))
+            found[k] = max(found[k], far[k] / median(list(far.values())) * min(1, len(rows) / few) ** 0.5)
     return found
 
 
@@ -187,6 +190,56 @@ def test_blocks_of_few_clients_are_not_judged() -> None:
     updates[8] = replace(updates[8], state=extract_like(state, FULL))
     assert 8 in given_on({"outliers": {}}, updates)
     assert 8 not in given_on({"outliers": {"least": 3}}, updates)
+
+
+def liar(index: int, tensor: str, by: float) -> Update:
+    """Return an update that moves one tensor, and says of all others that no gradient reached them."""
+    job = job_of(FULL, index)
+    state = {n: t + by if n == tensor else t for n, t in job.state.items()}
+    told = tuple(n for n in job.state if n != tensor)
+    return replace(update_of(FULL, 1, job), state=extract_like(state, FULL), untrained=told)
+
+
+@pytest.mark.parametrize("tensor", ["heads.1.bias", "stem.weight"])
+def test_saying_that_little_was_trained_hides_nobody(tensor: str) -> None:
+    """Its block has a few elements, which all others cover, too."""
+    others = mixed()[:-1]
+    assert 8 not in given_on({"outliers": {}}, [*others, liar(8, tensor, 50.0)])
+    assert set(given_on({"outliers": {}}, [*others, liar(8, tensor, 1.0)])) == set(range(9))
+
+
+def test_saying_that_nothing_was_trained_does_not_blind_krum() -> None:
+    updates = [*mixed()[:-2], near(FULL, 50, 7, -3.0), liar(8, "none of them", 0.0)]
+    assert set(given_on({"krum": {}}, updates)) == set(range(7))
+
+
+@pytest.mark.parametrize("most", [16, 1 << 14])
+def test_as_many_coverages_as_there_are_clients(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seventy clients, each of which says something else of what it has trained."""
+    monkeypatch.setattr("fleetfit.movements._MOST", most)
+    names = list(SENT)
+    told = [tuple(n for i, n in enumerate(names) if (k * 2654435761 >> i) & 1) for k in range(1, 71)]
+    assert len(set(told)) == 70
+    updates = [near(FULL, 10 + k, k, untrained=untrained) for k, untrained in enumerate(told)]
+    expected, places, seen = by_element(updates), list(elements(SENT)), 0
+    for part in Movements(LAYOUT, SERVER, updates).chunks():
+        for column, at in enumerate(part.read(torch.arange(len(places))).tolist()):
+            seen += 1
+            row = {member: float(part.rows[k, column]) for k, member in enumerate(part.members)}
+            assert row == pytest.approx(expected[places[at]], abs=1e-5)
+    assert seen == len(expected)
+    assert len(given_on({"outliers": {"threshold": 50.0}}, updates)) == 70
+
+
+def test_the_order_in_which_untrained_tensors_are_named_is_no_coverage_of_its_own() -> None:
+    one, two = ("heads.3.weight", "heads.3.bias"), ("heads.3.bias", "heads.3.weight")
+    updates = [near(FULL, 10 + k, k, untrained=one if k % 2 else two) for k in range(4)]
+    assert {part.block for part in Movements(LAYOUT, SERVER, updates).chunks()} == {1}
+
+
+@pytest.mark.parametrize(("share", "count", "below", "above"), [(0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.3, 7, 2, 3)])
+def test_shares_of_a_number_are_not_a_matter_of_rounding(share: float, count: int, below: int, above: int) -> None:
+    assert (at_most(share, count), at_least(share, count)) == (below, above)
 
 
 def test_nobody_moved_and_nobody_there() -> None:
@@ -302,6 +355,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}}, 'set hook "merge"'),
     ({"cohort": {"count": 3}, "method": {"plus": {"outliers": {}}}}, r"\[method.plus.outliers\] .* cohort of 3"),
     ({"cohort": {"count": 3}, "method": {"plus": {"krum": {}}}}, r"\[method.plus.krum\] .* cohort of 3"),
+    ({"cohort": {"count": 5}, "method": {"plus": {"outliers": {"least": 10}}}}, "of 5 .* it takes at least 10"),
+    ({"cohort": {"count": 8}, "method": {"plus": {"krum": {"share": 0.4}}}}, "of 8 .* it takes at least 15"),
+    ({"cohort": {"count": 4}, "method": {"plus": {"trimmed_mean": {}}}}, "of 4 .* it takes at least 5"),
     ({"method": {"plus": {"outliers": {"threshold": 0.5}}}}, r"\[method.plus.outliers\] threshold must be above 1"),
     ({"method": {"plus": {"trimmed_mean": {"share": 0.6}}}}, r"share must be above 0"),
 ]
@@ -311,6 +367,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_compared_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         assemble(experiment_of({**TINY, **change}))
+
+
+@pytest.mark.parametrize(("count", "plus"), [(3, {"outliers": {"least": 3}}), (3, {"trimmed_mean": {"share": 0.5}}),
+                                             (5, {"krum": {}})])  # fmt: skip
+def test_as_few_as_the_keys_allow_are_enough(count: int, plus: dict[str, Any]) -> None:
+    assert (
+        assemble(experiment_of({**TINY, "cohort": {"count": count}, "method": {"plus": plus}})).federation.cohort
+        == count
+    )
 
 
 def test_untold_levels_of_adaptivefl_are_compared_too(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fleetfit.attack import Attack, Scene
 from fleetfit.attacks.label_flip import check_target
 from fleetfit.data import Data
+from fleetfit.data.encoded import Encoded
 from fleetfit.errors import ConfigError, in_range
 from fleetfit.values import Update
 
@@ -52,6 +53,11 @@ def triggered(data: Data, indices: Tensor, target: int, side: int) -> tuple[Tens
     """Return the test images of other classes with the trigger, and the target as their label."""
     check_target(data, target)
     others = indices[data.y[indices] != target]
+    if not len(others):
+        raise ConfigError(
+            f"[attack] target: all test images of {data.name} are of class {target}, and no other shows whether it is "
+            "taken for that. Choose another target."
+        )
     return with_square(data, data.stored(others), side), torch.full((len(others),), target)
 
 
@@ -66,7 +72,7 @@ def with_square(data: Data, x: Tensor, side: int) -> Tensor:
     if side >= min(x.shape[-2:]):
         size = "x".join(map(str, x.shape[-2:]))
         raise ConfigError(f"[attack] trigger: the images of {data.name} are {size}, got a square of {side} pixels.")
-    largest = 255 if x.dtype == torch.uint8 else float(x.max())
+    largest = 255 if x.dtype == torch.uint8 else float(x.max() if isinstance(data.x, Encoded) else data.x.max())
     marked = x.clone()
     marked[..., -side:, -side:] = largest
     return marked

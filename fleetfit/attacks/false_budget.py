@@ -1,6 +1,7 @@
-"""False budget: clients say that they afford the full model, and train of it what they afford in truth.
+"""False budget: clients say that they afford the full model, and move of it what they afford in truth.
 
-The rest goes back as it came, and so holds back what the others train. Needs a method to which clients tell a budget.
+The rest goes back as it came, and so holds back what the others train. What is computed is the full model's training,
+as in every attack on updates. Needs a method to which clients tell a budget.
 """
 
 from dataclasses import replace

@@ -6,12 +6,15 @@ fewer than two of a sub-model there is nothing to hide behind, and the client is
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fleetfit.attack import Attack, Scene
 from fleetfit.values import Update
+
+_CHUNK = 1 << 18  # elements
 
 
 def min_max() -> Attack:
@@ -21,30 +24,54 @@ def min_max() -> Attack:
 
 def farthest(update: Update, scene: Scene, rng: torch.Generator) -> Update:
     """Return sent + m - gamma * s."""
-    alike = scene.round.alike(update.submodel)
+    alike, kept = scene.round.alike(update.submodel), scene.round.kept
     if len(alike) < 2:
         return update
-    moves = torch.stack(alike)
-    mean, deviation = moves.mean(0), moves.std(0)
-    return scene.moved(update, mean - largest(moves, mean, -deviation) * deviation)
+    if update.submodel not in kept:  # it is the same for all who are hostile
+        mean, deviation, products, along = measured(alike)
+        gamma = largest(products, along, float(deviation.double().square().sum()))
+        kept[update.submodel] = mean.sub_(deviation.mul_(gamma))
+    return scene.moved(update, kept[update.submodel])
 
 
-def largest(moves: Tensor, mean: Tensor, direction: Tensor) -> float:
-    """Return the largest gamma with |mean + gamma * direction - d_i| <= max |d_i - d_j| for all i.
+def measured(moves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what the bound asks for, a chunk of elements after the other.
+
+    Args:
+        moves: d_i, each [n].
+
+    Returns:
+        Mean m and standard deviation s [n]; all products d_i.d_j and -s.d_i in float64, [K, K] and [K].
+    """
+    count, size = len(moves), moves[0].numel()
+    mean, deviation = torch.empty(size), torch.empty(size)
+    products, along = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+    for start in range(0, size, _CHUNK):
+        place = slice(start, start + _CHUNK)
+        rows = torch.stack([move[place] for move in moves]).double()
+        mean[place], deviation[place] = rows.mean(0), (away := rows.std(0))
+        products += rows @ rows.T
+        along -= rows @ away
+    return mean, deviation, products, along
+
+
+def largest(products: Tensor, along: Tensor, length: float) -> float:
+    """Return the largest gamma with |m + gamma * p - d_i| <= max |d_i - d_j| for all i, m being the mean of all d_i.
 
     Each i asks that gamma^2 |p|^2 + 2 gamma p.(m - d_i) + |m - d_i|^2 <= D^2: gamma is the least of the upper roots.
 
     Args:
-        moves: d_i, [K, n].
-        mean: m [n].
-        direction: p [n].
+        products: d_i.d_j, float64 [K, K].
+        along: p.d_i, float64 [K].
+        length: |p|^2.
     """
-    moves, mean, direction = moves.double(), mean.double(), direction.double()
-    far = max(float((moves - one).square().sum(1).max()) for one in moves)
-    a = float(direction.square().sum())
-    if a == 0:
+    if length == 0:
         return 0.0
-    apart = mean - moves
-    b, c = apart @ direction, apart.square().sum(1) - far
-    roots = [(-p + math.sqrt(max(0.0, p * p - a * q))) / a for p, q in zip(b.tolist(), c.tolist(), strict=True)]
+    own = products.diagonal()
+    far = float((own[:, None] + own[None] - 2 * products).max())
+    b = along.mean() - along
+    c = products.mean() - 2 * products.mean(1) + own - far
+    roots = [
+        (-p + math.sqrt(max(0.0, p * p - length * q))) / length for p, q in zip(b.tolist(), c.tolist(), strict=True)
+    ]
     return max(0.0, min(roots))

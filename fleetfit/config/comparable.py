@@ -1,15 +1,24 @@
 """Whether updates can be compared with each other, for the options that do so: refused before the first round."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG
 from fleetfit.method.hooks import round_submodel
+from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.values import Federation
 
-LEAST = {"outliers": 4, "krum": 4, "trimmed_mean": 3}
-"""Options that compare the updates of a round, and how many these have to be at least."""
+JUDGES: dict[str, Callable[..., bool]] = {
+    "outliers": outliers.judges,
+    "krum": krum.judges,
+    "trimmed_mean": trimmed_mean.judges,
+}
+"""Options that compare the updates of a round, and whether so many are enough for one with its keys."""
+_MOST = 10_000
 _LOOKED_AT = 4  # clients of a level, and rounds: of few channels two draws may be the same
 
 
@@ -19,12 +28,15 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
     Raises:
         ConfigError: The cohort is too small, or clients of one level do not train the same elements.
     """
-    for option in sorted(experiment.method.plus.keys() & LEAST.keys()):
+    for option in sorted(experiment.method.plus.keys() & JUDGES.keys()):
         where = f"[method.plus.{option}]"
-        if federation.cohort < LEAST[option]:
+        judges = partial(JUDGES[option], **experiment.method.plus[option])
+        if not judges(federation.cohort):
+            enough = next((n for n in range(federation.cohort, _MOST) if judges(n)), _MOST)
             raise ConfigError(
                 f"{where} compares the updates of a round with each other, and with a cohort of {federation.cohort} "
-                f"there is nobody to tell by; it takes at least {LEAST[option]}. Set [cohort] count, or leave it out."
+                f"there is nobody to tell by; it takes at least {enough} with its keys. Set [cohort] count, or leave "
+                "the option out."
             )
         if federation.method.dispatch is not FEDAVG.dispatch:
             raise ConfigError(

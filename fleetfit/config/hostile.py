@@ -1,6 +1,7 @@
 """`[attack]` becomes hostile clients: who they are, what they tell, what they train on, and how that is measured."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from fleetfit.config.fleet import ranges
 from fleetfit.config.naming import called
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError, shown
+from fleetfit.method.hooks import round_submodel
 from fleetfit.rounds import Settings
 from fleetfit.values import Federation, Simulation
 
@@ -47,8 +49,8 @@ def attackers_of(experiment: Experiment, attack: Attack, known: Federation) -> A
     """Draw who is hostile, by the levels that clients afford in truth."""
     section, levels = experiment.attack, known.level_of
     clients = drawn(np.where(known.clients.num_examples > 0, levels, -1), section.share, section.among, experiment.seed)
-    own = {c: known.levels[levels[c]].submodel for c in clients}
-    return Attackers(attack, clients, own, known.levels[0].submodel, experiment.seed)
+    own = {client: int(levels[client]) for client in clients}
+    return Attackers(attack, clients, own, partial(round_submodel, known), experiment.seed)
 
 
 def attacked(

@@ -172,9 +172,9 @@ def own_level(federation: Federation, server: Server, rng: np.random.Generator) 
     return [(c, int(federation.level_of[c]), round_submodel(federation, server.round, c)) for c in chosen]
 
 
-def round_submodel(federation: Federation, round: int, client: int) -> Submodel:
-    """Return the sub-model of a client's level with the channels that the method chooses in this round."""
-    level = federation.levels[federation.level_of[client]]
+def round_submodel(federation: Federation, round: int, client: int, level_index: int | None = None) -> Submodel:
+    """Return the sub-model of a level, by default the client's, with the channels chosen for the client this round."""
+    level = federation.levels[federation.level_of[client] if level_index is None else level_index]
     axes, choose = federation.problem.architecture.axes, federation.method.channels
     channels: dict[str, Channels] = {}
     for name, kept in level.submodel.channels.items():

@@ -1,9 +1,22 @@
-"""The order of a few rows, element by element: their median, or their smallest and largest."""
+"""The order of a few rows, element by element: their median, or their smallest and largest; shares of so many."""
 
 import functools
+import math
 
 import torch
 from torch import Tensor
+
+_ROUNDING = 1e-9  # 0.07 * 100 is a little more than 7, and 0.29 * 100 a little less than 29
+
+
+def at_least(share: float, count: int) -> int:
+    """Return the smallest number that is a share of a count or more."""
+    return math.ceil(share * count - _ROUNDING)
+
+
+def at_most(share: float, count: int) -> int:
+    """Return the largest number that is a share of a count or less."""
+    return math.floor(share * count + _ROUNDING)
 
 
 def middle(rows: Tensor) -> Tensor:

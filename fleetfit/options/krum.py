@@ -1,12 +1,13 @@
 """Krum: who has the nearest neighbours counts (Blanchard et al., NIPS 2017, multi-Krum).
 
 For comparison with `outliers`. A client's score is the sum of its squared distances to its n - f - 2 nearest of the
-round's n clients, f = share * n being the hostile ones expected; the n - f with the least scores count. With unequal
-sub-models distances are over the elements that all of the round cover, the core: what somebody does beyond it, Krum
-does not see. Where n < f + 3 all count. All updates of a round are kept until the last has come.
+round's n clients, f = share * n (rounded up) being the hostile ones expected; the n - f with the least scores count.
+With unequal sub-models distances are over the elements of all sub-models of the round, the core: what somebody does
+beyond it, Krum does not see. A tensor that no gradient reached on a client has not moved there, so that nobody makes
+the core smaller by saying so. The proof asks for n > 2f + 2: a round to which fewer come back counts as it is. All
+updates of a round are kept until the last has come.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from fleetfit.errors import in_range
 from fleetfit.method import Method, by_count
 from fleetfit.movements import Movements
+from fleetfit.options._ordered import at_least
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
 
@@ -33,19 +35,24 @@ def krum(share: float = 0.2) -> Method:
 def received(federation: Federation, server: Server, updates: Iterator[Update], share: float) -> Iterable[Update]:
     """Give on those with the least scores."""
     found = list(updates)
-    hostile = math.ceil(share * len(found))
-    near = len(found) - hostile - 2
-    if near < 1:
+    if not judges(len(found), share):
         yield from found
         return
+    hostile = at_least(share, len(found))
     with one_thread():
-        apart = squared_distances(Movements(federation.problem.layout, server, found), len(found))
-    if not bool(apart.any()):  # nothing is trained by all, or all say the same
+        moves = Movements(federation.problem.layout, server, found, whole_pieces=True)
+        apart = squared_distances(moves, len(found))
+    if not bool(apart.any()):  # all say the same
         yield from found
         return
-    order = scores(apart, near).argsort(stable=True).tolist()
+    order = scores(apart, len(found) - hostile - 2).argsort(stable=True).tolist()
     kept = set(order[: len(found) - hostile])
     yield from (update for place, update in enumerate(found) if place in kept)
+
+
+def judges(count: int, share: float = 0.2) -> bool:
+    """Tell whether so many clients are enough."""
+    return count > 2 * at_least(share, count) + 2
 
 
 def scores(apart: Tensor, near: int) -> Tensor:

@@ -5,14 +5,14 @@ clients of the round cover (`fleetfit.movements`).
 
 1. In each block that `least` clients or more cover, r_kb = |d_kb - median| / (median over k of the same), with the
    median of each element over the block's clients. A client whose largest r_kb exceeds `threshold` is left out, with
-   all that it sent.
+   all that it sent. In a block of n < FEW elements chance decides more: there it may be sqrt(FEW / n) times as far.
 2. The others are clipped: d_k min(1, c / |d_k|), c being the median of |d_k| over all of the round.
 3. Every client counts alike: how many samples it has, only it says.
 
 So a client of the largest level is judged where few can hide it as well as in what all train, and one that is honest in
 the core and hostile beyond it is found. What nobody can tell stays: a majority of those who cover an element, labels
-that are wrong but plausible, and movements that stay among the honest ones. Blocks of fewer than `least` clients, or of
-so few elements that chance decides, or in which most clients move nothing, get the clip only.
+that are wrong but plausible, and movements that stay among the honest ones. Blocks of fewer than `least` clients, or in
+which most clients move nothing, get the clip only.
 
 All updates of a round are kept until the last has come.
 """
@@ -31,7 +31,7 @@ from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
 
 FEW = 32
-"""Elements of a block below which a distance says little."""
+"""Elements of a block below which a distance says less: of normal ones 1 of 1,000 is 1.4 times the median's at 32."""
 
 
 def outliers(threshold: float = 2.0, least: int = 4) -> Method:
@@ -63,8 +63,16 @@ def received(
             yield update if share == 1 else moves.shortened(update, share)
 
 
+def judges(count: int, threshold: float = 2.0, least: int = 4) -> bool:
+    """Tell whether so many clients are enough."""
+    return count >= least
+
+
 def measured(moves: Movements, count: int, least: int) -> tuple[Tensor, Tensor]:
-    """Return each client's largest r_kb, 0 of one that no block judges, and its |d_k|; both float64."""
+    """Return each client's largest r_kb and its |d_k|, both float64.
+
+    r_kb is 0 of a client that no block judges, and less by sqrt(n / FEW) in a block of n < FEW elements.
+    """
     squares: dict[int, Tensor] = {}
     elements: dict[int, int] = {}
     members: dict[int, list[int]] = {}
@@ -80,9 +88,8 @@ def measured(moves: Movements, count: int, least: int) -> tuple[Tensor, Tensor]:
         members[part.block] = list(part.members)
     farthest = torch.zeros(count, dtype=torch.float64)
     for block, found in squares.items():
-        if elements[block] >= FEW:
-            ratios = relative(found.sqrt())
-            farthest[members[block]] = torch.maximum(farthest[members[block]], ratios)
+        ratios = relative(found.sqrt()) * min(1.0, elements[block] / FEW) ** 0.5
+        farthest[members[block]] = torch.maximum(farthest[members[block]], ratios)
     return farthest, norms.sqrt_()
 
 

@@ -14,7 +14,7 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.errors import in_range
 from fleetfit.method import Method, Weight
 from fleetfit.movements import Movements
-from fleetfit.options._ordered import ordered
+from fleetfit.options._ordered import at_most, ordered
 from fleetfit.submodel import cut, flat_of, whole
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
@@ -30,6 +30,11 @@ def trimmed_mean(share: float = 0.2) -> Method:
     return Method(merge=partial(trimmed, share=share))
 
 
+def judges(count: int, share: float = 0.2) -> bool:
+    """Tell whether of so many clients any is left out."""
+    return count >= 3 and at_most(share, count) > 0
+
+
 def trimmed(
     federation: Federation, server: Server, updates: Iterator[Update], weight: Weight, share: float
 ) -> Aggregate:
@@ -40,7 +45,7 @@ def trimmed(
     with one_thread():
         for part in Movements(layout, server, found).chunks() if found else ():
             count = len(part.members)
-            ends = min(int(share * count), (count - 1) // 2)
+            ends = min(at_most(share, count), (count - 1) // 2)
             kept = ordered(part.rows, ends, count - ends)
             total = kept[0].clone()
             for row in kept[1:]:
