@@ -4,7 +4,8 @@ ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one 
 largest first, then client id. A round in which nobody returned a usable update leaves the state as it was, and so does
 one that would spoil it (`fleetfit.soundness`); after `patience` such rounds in a row the run stops. Rounds in
 which nobody was connected, or all who were chosen went away, are not among them: they are reported, and the run goes
-on.
+on. So it does where clients are known to attack and something has come in before: that nothing comes any more, or
+nothing that can stand, is then what the attack did, and what the run is to show.
 
 The loop counts the rounds, whatever a method makes of `server.round`. Nothing that a reply makes anybody raise ends the
 run: it is that reply's failure, and says what was raised.
@@ -193,7 +194,8 @@ class Settings:
         wanted: What the last evaluation covers; those on the way cover clients, with the first norm only, and the
             whole test set if `wanted.always`.
         patience: Rounds in a row without a usable update, or undone, after which the run stops.
-        hostile: Clients that are known to attack, in a simulation: the report counts them apart.
+        hostile: Clients that are known to attack, in a simulation: the report counts them apart, and once anything
+            has come in, no number of such rounds stops the run.
     """
 
     rounds: int
@@ -235,6 +237,7 @@ def run(
 ) -> Iterator[Round]:
     """Run the rounds that are left, and yield after each; `renew` is asked before each."""
     empty: list[dict[str, Any]] = []
+    ruinable = bool(settings.hostile) and server.round > 0
     watch = Timekeeper()
     while server.round < settings.rounds:
         federation = renew(federation)
@@ -242,7 +245,8 @@ def run(
         server, report = one_round(federation, engine, settings, server, watch)
         if not _nobody_there(report):
             empty = [] if report["train"]["clients"] else [*empty, report]
-        if len(empty) >= settings.patience:
+        ruinable = ruinable or bool(settings.hostile and (report["train"]["clients"] or "undone" in report))
+        if not ruinable and len(empty) >= settings.patience:
             raise RunError(_nobody(empty))
         found = None
         if _due(server.round, settings):

@@ -309,6 +309,16 @@ def test_an_attack_ruins_what_nothing_defends(kind: str, tmp_path: Path) -> None
     assert attacked(tmp_path / kind, kind=kind, share=0.4).accuracy(kind="global") < clean - 0.25
 
 
+def test_a_run_whose_state_an_attack_has_ruined_goes_on_to_its_end(tmp_path: Path) -> None:
+    """Nothing is finite in what clients train from it; the rest of a comparison does not stop for that."""
+    attack = {"kind": "sign_flip", "scale": 100.0, "share": 0.4}
+    run = ff.run({**TINY, "rounds": 10, "attack": attack}, out=tmp_path / "a")
+    came = [report["train"]["clients"] for report in run.metrics]
+    assert len(came) == 10 and came[0] == 10 and came[-6:] == [0] * 6
+    assert all("diverged" in failure["reason"] for failure in run.metrics[-1]["failures"])
+    assert run.summary["rounds"] == 10
+
+
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_same_bits_on_other_engines(engine: str, tmp_path: Path) -> None:
     """An attack on samples and updates, and one whose clients collude."""

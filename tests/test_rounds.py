@@ -211,6 +211,19 @@ def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> Non
     assert all(r["train"]["loss"] is None and len(r["failures"]) == 6 for r in rounds)
 
 
+def test_where_some_attack_a_run_of_which_nothing_ever_came_stops_and_one_that_broke_later_goes_on() -> None:
+    federation, simulation = fleet()
+    broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
+    with pytest.raises(RunError, match=r"3 rounds in a row.*diverged"):
+        list(run(federation, local_engine(simulation), broken, start(federation)))
+    later = replace(broken, local=replace(LOCAL, epochs=3), schedule=lambda r: 1.0 if r == 0 else 1e31)
+    left = list(run(federation, local_engine(simulation), later, start(federation)))
+    assert [one.report["train"]["clients"] for one in left] == [6] + [0] * 8
+    assert same(left[0].server.state, left[-1].server.state)
+    again = list(run(federation, local_engine(simulation), later, left[3].server))
+    assert [one.report["round"] for one in again] == [5, 6, 7, 8, 9]
+
+
 def test_a_usable_round_in_between_starts_the_count_again() -> None:
     federation, simulation = fleet()
     settings = Settings(8, replace(LOCAL, epochs=3), lambda r: 1.0 if r % 3 == 2 else 1e31, patience=3)

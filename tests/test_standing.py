@@ -145,6 +145,14 @@ def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
         list(run(federation, Meddling(simulation, larger), settings, start(federation)))
 
 
+def test_where_clients_are_known_to_attack_undone_rounds_stop_nothing() -> None:
+    federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
+    settings = Settings(9, LOCAL, patience=3, hostile=frozenset({4}))
+    left = list(run(federation, local_engine(simulation), settings, start(federation)))
+    assert ["undone" in one.report for one in left] == [True] * 9
+    assert same(left[-1].server.state, start(federation).state)
+
+
 def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"))})
     rounds = Rounds("", experiment_of({"rounds": 2}))
