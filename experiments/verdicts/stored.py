@@ -111,7 +111,7 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResu
                 )
             whose[key] = name
             runs.setdefault(key[:2], {})[run.seed] = run
-        for pair in {(level.setting, level.row) for level in found.levels}:
+        for pair in dict.fromkeys((level.setting, level.row) for level in found.levels):
             levels[pair] = [level for level in found.levels if (level.setting, level.row) == pair]
     return ExperimentResults(file, [name for name, _ in group], settings, runs, levels)
 
