@@ -150,7 +150,7 @@ def _of_experiment(results: ExperimentResults) -> Iterator[Drawn]:
             "accuracy of each exit of the largest model, mean over the seeds and their range",
         ),
     }
-    costed = next((setting for setting, _ in results.levels), None)
+    costed = next((setting for (setting, _), levels in results.levels.items() if len(levels) > 1), None)
     if costed is not None:
         said = f" ({costed})" if costed else ""
         local = "mean over the seeds of each level on its own clients' test data"
