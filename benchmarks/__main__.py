@@ -20,6 +20,7 @@ PARTS = {
     "aggregation": "averaging against a plain copy of the same bytes",
     "averaging": "the share of a round that averaging takes, and memory, as the cohort grows",
     "robust": "averages that compare updates (outliers, krum, trimmed mean) against the plain mean: time and memory",
+    "secure": "secure rounds against plain ones: CPU of all parties, bytes of a client, by number of clients",
     "start": "the first training step, `list` and `--help`, against an import of torch",
     "techniques": "what each technique costs a client: exits, distillation, Ree, FedDyn, compression, early stopping",
     "evaluation": "the shares of a run that evaluation, averaging, validation and checkpoints take",

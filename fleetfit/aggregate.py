@@ -9,7 +9,7 @@ each by one pass over its flat buffer, and put in place together: the order of d
 them neighbours, the cost is about that of copying the updates, and memory does not grow with their number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,42 @@ class Aggregate:
     before: State | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     everywhere: tuple[Tensor, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SummedBlock:
+    """Sums over the clients that cover the same elements.
+
+    Attributes:
+        places: Of the elements in the full model's flat buffer, int64, each once.
+        sums: What the clients' movements add up to, whole numbers of one step, int64.
+        counts: Of how many clients a gradient reached the element, int64.
+        clients: How many clients are in it.
+    """
+
+    places: Tensor
+    sums: Tensor
+    counts: Tensor
+    clients: int
+
+
+def from_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], step: float) -> Aggregate:
+    """Return the mean of clients that count alike, of sums of what they moved.
+
+    Args:
+        layout: Of the model.
+        state: The server's, of which clients were sent parts.
+        blocks: Without an element in common.
+        step: How far a 1 moves an element.
+    """
+    before = flat_of(state)
+    mean, coverage = before.cpu().clone(), torch.zeros(before.numel())
+    for block in blocks:
+        moved = block.sums.double() * step / block.counts.clamp_min(1)
+        mean[block.places] = (mean[block.places].double() + moved).float()
+        coverage[block.places] = block.counts.float()
+    full = cut(layout, whole(layout))
+    return Aggregate(full.views(mean.to(before.device)), full.views(coverage.to(before.device)))
 
 
 class Mean:

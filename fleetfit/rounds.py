@@ -25,13 +25,15 @@ from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError, wh
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
 from fleetfit.layout import Layout, State
 from fleetfit.method import FEDAVG
+from fleetfit.secure import SecureRun
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.soundness import spoilt, suspects, undone
 from fleetfit.submodel import Submodel
+from fleetfit.sums import stepped_by
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
 from fleetfit.validation import examined, paired, refused
-from fleetfit.values import Failure, Federation, Job, Local, Server, Update
+from fleetfit.values import Failure, Federation, Job, Local, Server, Summed, Update
 
 # ---- what a round's report says: plain values, as they stand in `metrics.jsonl` ------------------------------------
 
@@ -70,7 +72,8 @@ def report_of(
     by_level: dict[str, int] = {}
     for update in good:
         by_level[str(update.level + 1)] = by_level.get(str(update.level + 1), 0) + 1
-    loss = sum(u.metrics["loss"] * u.num_examples for u in good) / samples if samples else None
+    told = bool(samples) and all("loss" in u.metrics for u in good)  # of a secure round nobody tells
+    loss = sum(u.metrics["loss"] * u.num_examples for u in good) / samples if told else None
     failures = [r for r in reports if isinstance(r, Failure)]
     return {
         "round": server.round,
@@ -196,6 +199,7 @@ class Settings:
         patience: Rounds in a row without a usable update, or undone, after which the run stops.
         hostile: Clients that are known to attack, in a simulation: the report counts them apart, and once anything
             has come in, no number of such rounds stops the run.
+        secure: Where the server is to see sums only; the engine then has `sums` (`fleetfit.secured`).
     """
 
     rounds: int
@@ -205,6 +209,7 @@ class Settings:
     wanted: EvaluationScope = field(default_factory=EvaluationScope)
     patience: int = 5
     hostile: frozenset[int] = frozenset()
+    secure: SecureRun | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +247,11 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        server, report = one_round(federation, engine, settings, server, watch)
-        if not _nobody_there(report):
+        if skipped := settings.secure is not None and settings.secure.begun(server.round):
+            server, report = _skipped(federation, settings, server)
+        else:
+            server, report = one_round(federation, engine, settings, server, watch)
+        if not skipped and not _nobody_there(report):
             empty = [] if report["train"]["clients"] else [*empty, report]
         ruinable = ruinable or bool(settings.hostile and (report["train"]["clients"] or "undone" in report))
         if not ruinable and len(empty) >= settings.patience:
@@ -306,6 +314,8 @@ def one_round(
         return before, report_of(federation, before, local, [])
     watch = watch or Timekeeper()
     jobs = _jobs(federation, server, slots, local, settings.rounds)
+    if settings.secure is not None:
+        return _round_of_sums(federation, engine, settings, server, local, jobs, watch)
     replies = _Replies(federation, server, paired(engine.run, jobs), watch)
     with watch.on("averaging"):
         after, why, further = _stepped(federation, server, replies)
@@ -313,11 +323,17 @@ def one_round(
     if settings.hostile or federation.method.receive is not FEDAVG.receive:
         report["received"] = told_apart(settings.hostile, replies.reports, replies.trained)
     if after is None:
-        nothing = report_of(federation, before, local, [])["train"]
-        taken = undone(why, replies.reports, replies.norms)
-        return before, {k: v for k, v in report.items() if k != "counts"} | {"train": nothing, "undone": taken}
+        return before, _taken_back(federation, report, before, local, undone(why, replies.reports, replies.norms))
     report["failures"] += _accepted(engine, replies.reports)
     return after, report | further
+
+
+def _taken_back(
+    federation: Federation, report: Mapping[str, Any], before: Server, local: Local, taken: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the report of a round that was undone."""
+    nothing = report_of(federation, before, local, [])["train"]
+    return {k: v for k, v in report.items() if k != "counts"} | {"train": nothing, "undone": taken}
 
 
 def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tuple[Server | None, str, dict[str, Any]]:
@@ -349,6 +365,41 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
     with replies.watch.on("validation"):
         why = spoilt(server, after)
     return (after if why is None else None), why or "", {"server": dict(aggregate.metrics)} if aggregate.metrics else {}
+
+
+# ---- rounds of which the server sees sums only -----------------------------------------------------------------------
+
+SKIPPED = "it was begun before the run was stopped, and a secure round is never done twice"
+
+
+def _skipped(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
+    """Leave out a round that was begun before."""
+    before = replace(server, round=server.round + 1)
+    local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
+    return before, report_of(federation, before, local, []) | {"undone": undone(SKIPPED, [], {})}
+
+
+def _round_of_sums(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, local: Local, jobs: Iterator[Job],
+    watch: Timekeeper,
+) -> tuple[Server, dict[str, Any]]:  # fmt: skip
+    """Do the rest of a round by sums; the same as `one_round` returns."""
+    assert settings.secure is not None
+    before, sums = replace(server, round=server.round + 1), getattr(engine, "sums", None)
+    if sums is None:
+        raise ConfigError(f"[secure]: the engine {type(engine).__name__} gives updates, and no sums of them.")
+    settings.secure.begin(server.round)
+    with watch.on("training"):
+        summed: Summed = sums(jobs, server.state)
+    after, why = stepped_by(federation, server, summed, settings.secure.grid.most, watch)
+    report = report_of(federation, before, local, summed.reports)
+    report["secure"] = {"hidden": summed.hidden, "clipped": summed.clipped}
+    if settings.hostile:
+        report["received"] = told_apart(settings.hostile, summed.reports, {})
+    if after is None:
+        return before, _taken_back(federation, report, before, local, undone(why, summed.reports, {}))
+    report["failures"] += _accepted(engine, list(summed.reports))
+    return after, report
 
 
 class _Replies:

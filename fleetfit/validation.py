@@ -15,13 +15,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from fleetfit.aggregate import SummedBlock
 from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
 from fleetfit.layout import batch_norms, build_module, outputs, some_input
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, cut, misfit
 from fleetfit.submodel import norm as norm_of
-from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Update
+from fleetfit.values import Evaluation, Failure, Federation, Job, Local, Problem, Summed, Update
 from fleetfit.values.local import OPTIMISERS
 
 _WORD = 200  # characters of a stranger's text that go into a sentence,
@@ -114,6 +115,41 @@ def problem_with(update: Update, job: Job, federation: Federation, norms: dict[i
         return "it is nested too deeply."
     except Exception as error:
         return f"it is malformed: {what_raised(error)}"
+
+
+def wrong_sums(summed: Summed, size: int, most: int) -> str | None:
+    """Return what is wrong with the sums of a round, as a sentence, or None.
+
+    Args:
+        summed: What came of the round.
+        size: Elements of the full model.
+        most: The largest number that an element's movement may be.
+    """
+    seen = torch.zeros(size, dtype=torch.bool)
+    for number, block in enumerate(summed.blocks, 1):
+        wrong = _wrong_block(block, size, most)
+        if wrong is None and bool(seen[block.places].any()):
+            wrong = "has elements of another."
+        if wrong is not None:
+            return f"block {number} of its sums {wrong}"
+        seen[block.places] = True
+    return None
+
+
+def _wrong_block(block: SummedBlock, size: int, most: int) -> str | None:
+    parts = (block.places, block.sums, block.counts)
+    if any(part.dtype != torch.int64 or part.shape != (len(block.places),) for part in parts):
+        return "is not as many whole numbers as it has elements."
+    if not len(block.places) or block.places.min() < 0 or block.places.max() >= size:
+        return "has elements that the model does not have."
+    if block.counts.min() < 0 or block.counts.max() > block.clients:
+        return f"counts more clients than the {block.clients} that are in it: some were sent other states, or lie."
+    if bool((block.sums.abs() > most * block.counts).any()):
+        return (
+            f"is beyond what {block.clients} clients within the range can add up to: some were sent other states, or "
+            "masks are left in it."
+        )
+    return None
 
 
 def _count(value: Any) -> TypeGuard[int]:

@@ -448,12 +448,12 @@ def test_the_guide_names_every_column(shown):
 
 
 def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
-    """Of a run that trains the whole model, and of one that trains a part."""
+    """Of a run that trains the whole model, of one that trains a part, and what only some runs have."""
     tuned = ff.run(settings("lora"), out=tmp_path / "tuned").folder
     found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
     there = {path.name + ("/" if path.is_dir() else "") for path in found}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
-    assert {name for name in there if not name.startswith(".")} | {"plots/"} == listed
+    assert {name for name in there if not name.startswith(".")} | {"plots/", "secure.json"} == listed
 
 
 def test_the_pages_name_every_error_and_its_exit_code(capsys):

@@ -327,3 +327,15 @@ def test_hooks_run_what_make_test_runs():
     commands = [line.strip().replace("$(PYTEST_ARGS)", "").strip() for line in recipes.splitlines()]
     hooks = re.findall(r"^ +entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
     assert sorted(command.replace("$(BIN)", ".venv/bin") for command in commands) == sorted(hooks)
+
+
+def test_security_names_tests_that_exist() -> None:
+    """Each promise that SECURITY.md makes in a table names its tests."""
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    found = {
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert named and not named - found

@@ -169,6 +169,7 @@ KEYS = {
     ],
     "cohort": ["choose", "fraction", "count", "deadline_s", "late"],
     "attack": ["kind", "share", "among"],
+    "secure": ["minimum", "threshold", "range", "bits"],
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],

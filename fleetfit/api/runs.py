@@ -21,6 +21,7 @@ from fleetfit.api.described import settled, short_name
 from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
+from fleetfit.config import secure as secure_file
 from fleetfit.config.unused import Unused
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
@@ -244,6 +245,8 @@ def new_folder(
         "fleet.json": json.dumps(who) + "\n",
     }
     files["environment.json"] = json.dumps({**environment(), "sha256": checksums(files)}, indent=2) + "\n"
+    if assembly.settings.secure is not None:
+        files[secure_file.FILE] = secure_file.written(assembly.settings.secure)
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 
@@ -287,6 +290,8 @@ def proceed(
         taken = _taken_up(target)
         class_counts_in(files)  # drawn at the end
         engine.load(taken["clients"])
+        if target.assembly.settings.secure is not None:
+            secure_file.opened(target.assembly.settings.secure, files)
         if files.begun():
             files.tidy(taken["server"].round)
             files.note_resumption(taken["server"].round)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fleetfit import used
-from fleetfit.attack import Attack, Attackers
+from fleetfit.attack import Attackers
 from fleetfit.config.comparable import check_comparable
 from fleetfit.config.computing import Computing, computing
 from fleetfit.config.fleet import (
@@ -43,6 +43,7 @@ from fleetfit.config.schema import (
     Experiment,
     LocalSection,
 )
+from fleetfit.config.secure import notes_on_secure, secure_of
 from fleetfit.config.unused import Unused, unused_of
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
@@ -54,6 +55,7 @@ from fleetfit.method.unused import reads_targets
 from fleetfit.peft.lora import B
 from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
+from fleetfit.secured import Secured
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import task_named
 from fleetfit.training import initial_base, notes_on_start
@@ -153,7 +155,10 @@ class Assembly:
                 "them to train or to evaluate."
             )
         engine: Engine = called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
-        return engine if self.attackers is None else self.attackers.on(engine, self.federation.problem.layout)
+        layout = self.federation.problem.layout
+        if self.attackers is not None:
+            engine = self.attackers.on(engine, layout)
+        return engine if self.settings.secure is None else Secured(engine, layout, self.settings.secure)
 
 
 def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
@@ -185,15 +190,16 @@ def assembled(
         FleetFitError: Something in the experiment does not fit.
     """
     with used.reading() as found:
-        assembly = _assembled(experiment, participants, base, attack_of(experiment, on_a_fleet))
+        assembly = _assembled(experiment, participants, base, on_a_fleet)
         unused = unused_of(experiment, found, assembly.federation.method_spec, on_a_fleet)
         return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
 
 
 def _assembled(
     experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
-    attack: Attack | None,
+    on_a_fleet: bool,
 ) -> Assembly:  # fmt: skip
+    attack = attack_of(experiment, on_a_fleet)
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
@@ -211,6 +217,9 @@ def _assembled(
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     check_comparable(experiment, federation)
+    secure = secure_of(experiment, federation, on_a_fleet)
+    settings = replace(settings, secure=secure)
+    notes += notes_on_secure(secure)
     attackers = None if attack is None else attackers_of(experiment, attack, known)
     federation, simulation, settings = attacked(federation, joined.simulation, settings, attackers)
     notes += notes_on_attackers(attackers)

@@ -351,6 +351,22 @@ class AttackSection(Open):
     among: Literal["all", "each"] | Annotated[list[Count], Field(min_length=1)] = "all"
 
 
+class SecureSection(Section):
+    """`[secure]`: secure aggregation (see `fleetfit.secure`); rounds are plain without this section.
+
+    Attributes:
+        minimum: Clients, at least, that a sum is over: in a cohort, and in each part of the model.
+        threshold: Share of the cohort that has to be there to the end, above one half.
+        range: The largest movement of an element in a round; a client clips what is beyond it.
+        bits: Of a movement; modulus 2^32, so that 20 bits are enough for 4,096 clients.
+    """
+
+    minimum: Annotated[int, Field(ge=2)] = 3
+    threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.67
+    range: Positive = 1.0
+    bits: Annotated[int, Field(ge=8, le=24)] = 20
+
+
 class CohortSection(Section):
     """`[cohort]`: who takes part in a round.
 
@@ -455,11 +471,17 @@ class Experiment(Section):
     local: LocalSection = Field(default_factory=LocalSection)
     cohort: CohortSection = Field(default_factory=CohortSection)
     attack: AttackSection = Field(default_factory=AttackSection)
+    secure: SecureSection = Field(default_factory=SecureSection)
     engine: EngineSection = Field(default_factory=EngineSection)
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
     _asked: Overrides = PrivateAttr(default_factory=Overrides)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether there is a section `[secure]`, also an empty one."""
+        return "secure" in self.model_fields_set
 
     @property
     def asked(self) -> Overrides:

@@ -55,6 +55,8 @@ def to_table(experiment: Experiment) -> Table:
         del table["attack"]
     elif isinstance(kind, str):
         table["attack"] = {**_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
+    if not experiment.is_secure:
+        del table["secure"]
     del table["compare"]
     plus = {
         name: {**_defaults(names.resolve("options", name), skip=()), **values}

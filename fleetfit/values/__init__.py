@@ -8,7 +8,7 @@ from fleetfit.values.fleet import Client, Clients, DataDescription, Device, Fede
 from fleetfit.values.local import Local
 from fleetfit.values.problem import Level, Problem, tuned
 from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import ClientMemory, Evaluation, Failure, Job, Server, Update
+from fleetfit.values.work import ClientMemory, Evaluation, Failure, Job, Server, Summed, Update
 
 __all__ = [
     "Availability",
@@ -31,6 +31,7 @@ __all__ = [
     "Server",
     "Simulation",
     "Speed",
+    "Summed",
     "Update",
     "tuned",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetfit.aggregate import SummedBlock
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel
 from fleetfit.values.local import Local
@@ -148,6 +149,27 @@ class Failure:
     def of(job: Job, reason: str, **more: Any) -> "Failure":
         """Return the failure that answers a job; `more`: further fields."""
         return Failure(job.round, job.index, job.client, job.level, job.submodel, reason, **more)
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """What comes of a round of which the server sees sums only, in place of its updates.
+
+    Attributes:
+        blocks: Sums over clients, in whole numbers.
+        step: How far a 1 in them moves an element.
+        reports: Updates without states and metrics, and failures, in the jobs' order.
+        hidden: Elements that clients trained, and that stayed hidden since too few cover them.
+        clipped: Clients, at most, of which something was beyond the range, in the block that has most of them.
+        lost: Why there are no sums, or "".
+    """
+
+    blocks: tuple[SummedBlock, ...]
+    step: float
+    reports: tuple[Update | Failure, ...]
+    hidden: int = 0
+    clipped: int = 0
+    lost: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,37 @@
+"""From the sums of a round to the server after it: what a secure round has in place of validation, merge and step."""
+
+from dataclasses import replace
+
+from fleetfit.aggregate import from_sums
+from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
+from fleetfit.evaluate import trained_levels
+from fleetfit.soundness import spoilt
+from fleetfit.submodel import flat_of
+from fleetfit.timekeeper import Timekeeper
+from fleetfit.validation import wrong_sums
+from fleetfit.values import Federation, Server, Summed
+
+
+def stepped_by(
+    federation: Federation, server: Server, summed: Summed, most: int, watch: Timekeeper
+) -> tuple[Server | None, str]:
+    """Return the server after a round of sums, or None where it cannot stand, and why not."""
+    with watch.on("validation"):
+        why = summed.lost or wrong_sums(summed, flat_of(server.state).numel(), most)
+    if why:
+        return None, why
+    with watch.on("averaging"):
+        aggregate = from_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
+        try:
+            found = federation.method.step(federation, server, aggregate, summed.reports)
+        except Exception as error:
+            if isinstance(error, FleetFitError) and not isinstance(error, RunError):
+                raise
+            return None, f"the server's step raised an error: {what_raised(error)}"
+        if not isinstance(found, Server):
+            raise ConfigError(f"the server's step must return the server after the round, got {type(found).__name__}.")
+    trained = trained_levels(federation, server, summed.reports)
+    after = replace(found, round=server.round + 1, trained=trained)
+    with watch.on("validation"):
+        why = spoilt(server, after)
+    return (after, "") if why is None else (None, why)

@@ -1,0 +1,400 @@
+"""Runs with `[secure]`: sums against brute force and the plain run, what is withheld and refused, resume, engines."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit import secured
+from fleetfit.aggregate import Mean, SummedBlock, applied, from_sums
+from fleetfit.config import assemble, experiment_of
+from fleetfit.config.assembly import assemble_fleet
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.rounds import one_round, start
+from fleetfit.secure import SecureClient
+from fleetfit.secured import Secured
+from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.validation import wrong_sums
+from fleetfit.values import DataDescription, Failure, Job, NodeDescription, Summed, Update
+
+HERE = Path(__file__).parent
+TINY: dict[str, Any] = {
+    "seed": 3,
+    "rounds": 3,
+    "data": {"name": f"{HERE}/tiny.py:tiny_data", "partition": {"kind": "iid", "clients": 12}},
+    "model": {"name": f"{HERE}/tiny.py:tiny", "norm": False},
+    "fleet": {
+        "levels": [0.3, 0.55, 1.0], "tolerance": 0.25, "groups": [{"budget": 0.3}, {"budget": 0.55}, {"budget": 1.0}]
+    },
+    "method": {"name": "scalefl"},
+    "local": {"epochs": 1, "batch_size": 8, "lr": 0.05},
+    "cohort": {"fraction": 1.0},
+    "evaluate": {"every": 1, "batch_size": 32},
+}  # fmt: skip
+SECURE: dict[str, Any] = {"minimum": 3}
+PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}
+
+
+def laid(*tables: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            both = isinstance(value, dict) and isinstance(found.get(key), dict)
+            found[key] = laid(found[key], value) if both else value
+    return found
+
+
+class Watched:
+    """An engine that keeps what came back, before it is masked."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.replies = engine, list[tuple[Job, Update | Failure]]()
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        asked = list(jobs)
+        for job, reply in zip(asked, self.engine.run(iter(asked)), strict=True):
+            self.replies.append((job, reply))
+            yield reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def round_of(
+    change: dict[str, Any], away: secured.Away = secured.nobody
+) -> tuple[Any, Any, Any, dict[str, Any], Watched]:
+    """Return the assembly, the server before and after one secure round, its report, and what clients had to send."""
+    assembly = assemble(experiment_of(laid(TINY, {"secure": SECURE}, change)))
+    plain = replace(assembly, settings=replace(assembly.settings, secure=None)).engine()
+    watched = Watched(plain)
+    assert assembly.settings.secure is not None
+    engine = Secured(watched, assembly.federation.problem.layout, assembly.settings.secure, away)
+    server = start(assembly.federation)
+    after, report = one_round(assembly.federation, engine, assembly.settings, server)
+    return assembly, server, after, report, watched
+
+
+def by_hand(assembly: Any, server: Any, watched: Watched, without: set[int]) -> torch.Tensor:
+    """Return the state after a round, element by element and client by client, in whole numbers of the grid's step."""
+    layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
+    full = cut(layout, whole(layout)).size
+    total, count = [0] * full, [0] * full
+    before = flat_of(server.state)
+    for job, update in watched.replies:
+        if job.client in without:
+            continue
+        places = cut(layout, job.submodel).gather(torch.arange(full)).tolist()
+        names = [n for n, t in update.state.items() for _ in range(t.numel())]
+        moved = (flat_of(update.state) - flat_of(job.state)).double() / grid.step
+        for place, name, value in zip(places, names, moved.tolist(), strict=True):
+            if name not in update.untrained:
+                total[place] += max(-grid.most, min(grid.most, round(value)))
+                count[place] += 1
+    found = [
+        b if c < 1 else b + s * grid.step / c for b, s, c in zip(before.double().tolist(), total, count, strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.float64).float()
+
+
+@pytest.mark.parametrize("method", ["scalefl", "fedrolex", "heterofl"])
+def test_a_round_is_the_mean_of_the_quantised_movements(method: str) -> None:
+    keys = {"name": method, "hooks": {"weight": "by_count"}} if method == "fedrolex" else {"name": method}
+    assembly, server, after, report, watched = round_of({"method": keys})
+    assert len({job.submodel for job, _ in watched.replies}) == 3
+    assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, set()))
+    assert not torch.equal(flat_of(after.state), flat_of(server.state))
+    assert report["secure"] == {"hidden": 0, "clipped": 0} and report["train"]["clients"] == 12
+
+
+def test_a_round_is_the_plain_one_up_to_half_a_step() -> None:
+    assembly, server, after, _, _ = round_of({})
+    plain = replace(assembly, settings=replace(assembly.settings, secure=None))
+    there, _ = one_round(assembly.federation, plain.engine(), plain.settings, server)
+    away = (flat_of(after.state) - flat_of(there.state)).abs().max()
+    step = assembly.settings.secure.grid.step
+    assert 0 < away <= step / 2 + 1e-6, "half a step, and the rounding of fp32"
+
+
+@pytest.mark.parametrize("phase", ["shares", "upload", "sign", "unmask"])
+def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phase: str) -> None:
+    gone = {1, 6}
+    assembly, server, after, report, watched = round_of({}, lambda p, r, c: p == phase and c in gone)
+    counts = gone if phase in ("shares", "upload") else set()
+    assert {f["client"] for f in report["failures"]} == counts
+    assert all("it went away before" in f["reason"] for f in report["failures"])
+    assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, counts))
+    assert report["train"]["clients"] == 12 - len(counts)
+
+
+@pytest.mark.parametrize(
+    ("phase", "sentence"),
+    [
+        ("shares", "dealt shares"),
+        ("upload", "sent a masked update"),
+        ("sign", "signed who lives"),
+        ("unmask", "opened their shares"),
+    ],
+)
+def test_a_cohort_of_which_too_few_are_left_leaves_the_state_as_it_was(phase: str, sentence: str) -> None:
+    _, server, after, report, _ = round_of({}, lambda p, r, c: p == phase and c % 2 == 0)
+    assert torch.equal(flat_of(after.state), flat_of(server.state)) and after.round == 1
+    assert sentence in report["undone"]["reason"] and report["train"] == {
+        "loss": None, "clients": 0, "samples": 0, "by_level": {}
+    }  # fmt: skip
+
+
+def test_what_too_few_cover_keeps_its_bits_and_is_counted() -> None:
+    """Four clients of each level, two of level 3 gone: what level 3 has alone is over two clients, below three."""
+    experiment = laid(TINY, {"secure": SECURE})
+    levels = assemble(experiment_of(experiment)).federation.level_of
+    gone = [int(c) for c in (levels == 2).nonzero()[0][:2]]
+    assembly, server, after, report, _ = round_of({}, lambda p, r, c: p == "upload" and c in gone)
+    layout = assembly.federation.problem.layout
+    smaller = torch.zeros(cut(layout, whole(layout)).size)
+    cut(layout, assembly.federation.levels[1].submodel).scatter_scalar(smaller, 1.0)
+    cut(layout, assembly.federation.levels[0].submodel).scatter_scalar(smaller, 1.0)
+    alone = smaller == 0
+    assert report["secure"]["hidden"] == int(alone.sum()) > 0
+    assert torch.equal(flat_of(after.state)[alone], flat_of(server.state)[alone])
+    assert not torch.equal(flat_of(after.state)[~alone], flat_of(server.state)[~alone])
+
+
+def test_clipped_movements_are_counted() -> None:
+    _, _, _, report, _ = round_of({"secure": {"range": 1e-4}})
+    assert report["secure"]["clipped"] == 12
+
+
+def test_a_run_withholds_what_each_client_lost(tmp_path: Path) -> None:
+    run = ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run")
+    plain = ff.run(TINY, out=tmp_path / "plain")
+    for report in run.metrics:
+        assert report["train"]["loss"] is None and report["train"]["clients"] == 12
+        assert "counts" not in report and "undone" not in report and report["bytes_up"] > 0
+    assert all(report["train"]["loss"] is not None for report in plain.metrics)
+    assert any(
+        "Secure aggregation: the server sees sums over at least 3 clients" in note for note in run.summary["notes"]
+    )
+    assert json.loads((tmp_path / "run/secure.json").read_text())["begun"] == 3
+    assert abs(run.accuracy("global") - plain.accuracy("global")) < 0.1
+    assert run.metrics[0]["bytes_up"] > plain.metrics[0]["bytes_up"]
+    assert "[secure]" in (tmp_path / "run/config.toml").read_text()
+    assert ff.load(tmp_path / "run").experiment.is_secure and not plain.experiment.is_secure
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_every_engine_leaves_the_same_state(engine: str, tmp_path: Path) -> None:
+    """Masks differ in each run, and vanish."""
+    found = []
+    for name in ("local", engine):
+        keys = {"name": name} | ({} if name == "local" else {"workers": 2})
+        run = ff.run(laid(TINY, {"secure": SECURE, "engine": keys, "rounds": 2}), out=tmp_path / name)
+        found.append(flat_of(run.server.state))
+    assert torch.equal(*found)
+
+
+class Stopped(BaseException):
+    """A process that is killed."""
+
+
+def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    begin, train = SecureClient.begin, secured._SecureRound._train
+
+    def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
+        asked.append(round)
+        return begin(self, run, round, piece)
+
+    def stops(self: Any, dealt: Any) -> None:
+        if self.jobs[0].round == 1:
+            raise Stopped
+        train(self, dealt)
+
+    monkeypatch.setattr(SecureClient, "begin", begun)
+    with monkeypatch.context() as patch:
+        patch.setattr(secured._SecureRound, "_train", stops)
+        with pytest.raises(Stopped):
+            ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run")
+    name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
+    before = flat_of(ff.load(tmp_path / "run").server.state).clone()
+    assert asked.count(1) == 12
+    run = ff.resume(tmp_path / "run")
+    assert asked.count(1) == 12 and asked.count(2) == 12
+    first, second, third = run.metrics
+    assert (
+        second["undone"]["reason"] == "it was begun before the run was stopped, and a secure round is never done twice"
+    )
+    assert second["round"] == 2 and second["train"]["clients"] == 0
+    assert "undone" not in first and "undone" not in third and third["train"]["clients"] == 12
+    assert json.loads((tmp_path / "run/secure.json").read_text()) == {"run": name, "begun": 3}
+    assert not torch.equal(flat_of(run.server.state), before)
+
+
+def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that were done since the last checkpoint are skipped, also more of them than empty rounds end a run."""
+    train = secured._SecureRound._train
+
+    def stops(self: Any, dealt: Any) -> None:
+        if self.jobs[0].round == 7:
+            raise Stopped
+        train(self, dealt)
+
+    experiment = laid(TINY, {"secure": SECURE, "rounds": 9, "checkpoint": {"every": 20}, "evaluate": {"every": 0}})
+    with monkeypatch.context() as patch:
+        patch.setattr(secured._SecureRound, "_train", stops)
+        with pytest.raises(Stopped):
+            ff.run(experiment, out=tmp_path / "run")
+    run = ff.resume(tmp_path / "run")
+    assert [("undone" in report) for report in run.metrics] == [True] * 8 + [False]
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"run": "", "begun": 1}', '{"run": "a", "begun": -1}', '{"run": "a", "begun": "1"}', "["]
+)
+def test_a_damaged_record_of_begun_rounds_ends_the_run(text: str, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run", on_round=_stop)
+    (tmp_path / "run/secure.json").write_text(text)
+    with pytest.raises(RunError, match=r"secure\.json is damaged"):
+        ff.resume(tmp_path / "run")
+
+
+def _stop(report: Any) -> None:
+    raise Stopped
+
+
+def own_note(federation: Any, server: Any, update: Any) -> dict[str, Any]:
+    return {}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "weights by samples": ({"method": {"name": "fedavg"}}, 'method.hooks.weight = "by_count"'),
+    "robust": ({"method": {"plus": {"outliers": {}}}}, r"\[method.plus.outliers\] looks at single updates"),
+    "own merge": ({"method": {"plus": {"trimmed_mean": {}}}}, r"trimmed_mean\] averages in a way of its own"),
+    "own levels' tensors": ({"method": {"name": "decoupled"}}, "decoupled sends each level tensors of its own"),
+    "shrinks": ({"method": {"name": "adaptivefl"}}, "adaptivefl has clients train less than they were sent"),
+    "shallower": ({"fleet": {"groups": [{"budget": 1.0, "profile": PROFILE}]}, "cohort": {"deadline_s": 60}},
+                  r'cohort.late = "shallower" has clients train less'),
+    "rows out": ({"method": {"name": "heterofl", "masked": True}}, "heterofl has clients leave rows out"),
+    "own note": ({"method": {"hooks": {"note": f"{__file__}:own_note"}}}, "method.hooks.note looks at single updates"),
+    "chosen by loss": ({"cohort": {"choose": "loss"}}, "cohort.choose learns from what each client did"),
+    "random channels": ({"method": {"hooks": {"channels": "random"}}}, "channels of its own"),
+    "compression": ({"local": {"compress": "int8"}}, "masked numbers cannot be compressed"),
+    "batch norm": ({"model": {"norm": True}}, "batch-norm layers, whose statistics"),
+    "small cohort": ({"cohort": {"fraction": 0.1}}, "3 clients at least are to be added up, and a cohort has 1"),
+    "half": ({"secure": {"threshold": 0.5}}, "threshold"),
+    "one": ({"secure": {"minimum": 1}}, "minimum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_asked_of_sums_is_refused_before_the_first_round(what: str) -> None:
+    change, sentence = REFUSED[what]
+    base = {k: v for k, v in TINY.items() if k != "fleet"} if "fleet" in change else TINY
+    with pytest.raises(ConfigError, match=sentence):
+        assemble(experiment_of(laid(base, {"secure": SECURE}, change)))
+
+
+def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
+    change = {"data": {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}}
+    with pytest.raises(ConfigError, match="sums of 24 bits hold 256 clients, and a cohort has 300"):
+        assemble(experiment_of(laid(TINY, {"secure": {"bits": 24}}, change)))
+
+
+def test_batch_norm_is_fine_where_statistics_are_those_of_batches() -> None:
+    _, _, _, report, _ = round_of({"model": {"norm": True}, "evaluate": {"norms": ["batch"]}})
+    assert report["train"]["clients"] == 12
+
+
+def test_an_empty_section_is_enough_and_none_is_none() -> None:
+    on = assemble(experiment_of(laid(TINY, {"secure": {}}))).settings.secure
+    assert on is not None and (on.rules.minimum, on.grid.bits, on.grid.range) == (3, 20, 1.0)
+    assert assemble(experiment_of(TINY)).settings.secure is None
+
+
+def test_a_fleet_of_real_nodes_refuses() -> None:
+    told = [NodeDescription("a", DataDescription("tiny", "classification", (1, 4, 4), 4), 20, 1.0)]
+    with pytest.raises(ConfigError, match="the nodes of a real fleet do not speak this protocol yet"):
+        assemble_fleet(experiment_of(laid(TINY, {"secure": SECURE})), told)
+
+
+def test_hostile_clients_send_what_they_like_within_the_range(tmp_path: Path) -> None:
+    change = {"attack": {"kind": "sign_flip", "scale": 1e6, "share": 0.25}, "secure": {"range": 0.01}, "rounds": 1}
+    assembly, server, after, report, _ = round_of(change)
+    hostile = assembly.settings.hostile
+    assert report["received"]["sent"]["hostile"] == len(hostile) == 3
+    assert (flat_of(after.state) - flat_of(server.state)).abs().max() <= 0.01 + 1e-6
+    assert report["secure"]["clipped"] >= 3
+
+
+def test_an_update_that_is_not_finite_is_its_clients_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Watched.run
+
+    def broken(self: Watched, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        for reply in run(self, jobs):
+            if isinstance(reply, Update) and reply.client == 5:
+                reply = replace(reply, state={n: t * float("nan") for n, t in reply.state.items()})
+            yield reply
+
+    monkeypatch.setattr(Watched, "run", broken)
+    assembly, server, after, report, watched = round_of({})
+    assert [f["client"] for f in report["failures"]] == [5] and "not finite" in report["failures"][0]["reason"]
+    assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, {5}))
+
+
+# ---- sums as values --------------------------------------------------------------------------------------------------
+
+
+def block(places: list[int], sums: list[int], counts: list[int], clients: int = 4) -> SummedBlock:
+    return SummedBlock(*(torch.tensor(part, dtype=torch.int64) for part in (places, sums, counts)), clients)
+
+
+GOOD = block([0, 2], [5, -8], [2, 4])
+WRONG: dict[str, tuple[Callable[[], SummedBlock], str]] = {
+    "types": (lambda: replace(GOOD, sums=GOOD.sums.double()), "not as many whole numbers"),
+    "lengths": (lambda: replace(GOOD, sums=GOOD.sums[:1]), "not as many whole numbers"),
+    "nothing": (lambda: block([], [], []), "elements that the model does not have"),
+    "below": (lambda: block([-1], [1], [1]), "elements that the model does not have"),
+    "beyond": (lambda: block([9], [1], [1]), "elements that the model does not have"),
+    "counts": (lambda: block([1], [1], [5]), "counts more clients than the 4"),
+    "negative": (lambda: block([1], [1], [-1]), "counts more clients than the 4"),
+    "too far": (lambda: block([1], [21], [4]), "beyond what 4 clients within the range can add up to"),
+    "nobody trained it": (lambda: block([1], [1], [0]), "beyond what"),
+    "another's": (lambda: block([2], [1], [1]), "has elements of another"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_sums_that_no_clients_can_have_are_refused(what: str) -> None:
+    make, sentence = WRONG[what]
+    assert wrong_sums(Summed((GOOD,), 0.1, ()), 9, 5) is None
+    assert wrong_sums(Summed((block([1], [-20], [4]),), 0.1, ()), 9, 5) is None
+    assert sentence in str(wrong_sums(Summed((GOOD, make()), 0.1, ()), 9, 5))
+
+
+def test_from_sums_is_the_mean_of_what_was_trained_and_leaves_the_rest() -> None:
+    assembly = assemble(experiment_of(TINY))
+    layout, server = assembly.federation.problem.layout, start(assembly.federation)
+    piece = assembly.federation.levels[0].submodel
+    compiled, full = cut(layout, piece), cut(layout, whole(layout)).size
+    places = compiled.gather(torch.arange(full))
+    rng = torch.Generator().manual_seed(1)
+    numbers = torch.randint(-50, 50, (3, len(places)), generator=rng)
+    sums = SummedBlock(places, numbers.sum(0), torch.full_like(places, 3), 3)
+    mean = Mean(layout)
+    sent = compiled.gather(flat_of(server.state))
+    for row in numbers:
+        mean.add(piece, compiled.views(sent + 0.01 * row), 1.0)
+    found, expected = from_sums(layout, server.state, [sums], 0.01), mean.result()
+    assert torch.equal(flat_of(found.coverage), flat_of(expected.coverage))
+    one, other = flat_of(applied(server.state, found)), flat_of(applied(server.state, expected))
+    assert torch.allclose(one, other, atol=1e-6)
+    outside = torch.ones(full, dtype=torch.bool)
+    outside[places] = False
+    assert torch.equal(one[outside], flat_of(server.state)[outside]) and bool(outside.any())
