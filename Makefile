@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet lint format bench bench-check peers-env results mutants clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet lint audit format bench bench-check peers-env results mutants clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -74,11 +74,16 @@ test-fleet: env ## whole fleets of real processes on this machine: faults, resta
 fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model
 	$(BIN)/python examples/fleet/demo.py
 
-lint: env ## linters, format, types and import directions only
+lint: env ## linters, security (ruff's S), format, types and import directions only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# In an environment of its own, since it pins packages that others pin otherwise. It asks PyPI for known vulnerabilities.
+audit: ## ask PyPI whether a pinned version has a known vulnerability; fails where it cannot be asked
+	[ -x .venv-audit/bin/pip-audit ] || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install -q pip-audit; }
+	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 format: env ## rewrite the files as the linters want them
 	$(BIN)/ruff check --fix .
@@ -107,5 +112,5 @@ clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov *.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-clean-env: ## remove .venv, and .venv-peers
-	rm -rf $(VENV) .venv-peers
+clean-env: ## remove .venv, .venv-peers and .venv-audit
+	rm -rf $(VENV) .venv-peers .venv-audit

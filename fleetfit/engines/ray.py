@@ -149,7 +149,8 @@ class Actors(Pool):
                         "out engine.address and RAY_ADDRESS to have one started on this machine."
                     ) from None
             else:
-                short = "/tmp" if Path("/tmp").is_dir() else None  # the names of sockets must not be long
+                # A folder of its own, for this user only, in the place whose name is short: those of sockets must be.
+                short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108
                 self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir=short, ignore_cleanup_errors=True)
                 cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
                 library.init(num_cpus=cores, _temp_dir=self._folder.name, **quiet)

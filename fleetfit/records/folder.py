@@ -94,7 +94,7 @@ def processor() -> str:
 
 def _git(*command: str, at: Path | None = None) -> str | None:
     try:
-        done = subprocess.run(["git", *command], cwd=at, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["git", *command], cwd=at, capture_output=True, text=True, timeout=10, check=False)  # noqa: S607
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
