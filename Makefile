@@ -69,7 +69,7 @@ test-all: lint ## the same with the slow tests
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet" $(PYTEST_ARGS)
 
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
-	$(BIN)/pytest -m fleet tests/fleet -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest -m fleet tests/fleet -n 4 --dist loadfile $(PYTEST_ARGS)
 
 fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model
 	$(BIN)/python examples/fleet/demo.py

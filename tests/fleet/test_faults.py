@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from deployment import Deployment
-from fleet.waiting import finished, stop_run, until
+from fleet.waiting import finished, stop_run, until, worker_of
 
 import fleetfit as ff
 
@@ -78,16 +78,6 @@ class Going:
         return ff.load(self.out)
 
 
-def worker_of(lab: Deployment, name: str) -> psutil.Process:
-    """The warm worker of a node: the process that has torch, data and models."""
-    config = str(lab.folder / name / "node.toml")
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if "fleetfit.engines.flower.worker" in line and config in line:
-            return process
-    raise AssertionError(f"{name} has no worker")
-
-
 def stopped_at_work(lab: Deployment, name: str, log: Callable[[], str]) -> psutil.Process:
     """Stop the worker of a node in the middle of its next job; jobs must take a second or so."""
     trace = lab.folder / f"{name}.trace"
@@ -112,14 +102,18 @@ def test_a_killed_node_costs_a_deadline_and_comes_back(lab: Deployment, tmp_path
     going.has(done + 2)
     without = [trained(report) for report in going.reports()[done : done + 2]]
     assert 2 in without, without
+    accepted = lab.log("node-c").count("SuperNode ID:")
+    resting = stopped_at_work(lab, "node-a", lambda: going.log)  # rounds wait for it: nobody trains for so long
     lab.start_node("node-c")  # refused for half a minute: the SuperLink must first have missed it
+    until(lambda: lab.log("node-c").count("SuperNode ID:") > accepted, "node-c", lambda: lab.log("node-c"))
+    os.kill(resting.pid, signal.SIGCONT)
     until(lambda: trained(going.reports()[-1]) == 3 and len(going.reports()) > done + 3, "node-c", lambda: going.log)
     stop_run(lab, "killed")
     assert all(report["train"]["loss"] is not None for report in going.reports())
 
 
 def test_a_worker_that_dies_is_told_at_once_and_replaced(lab: Deployment, tmp_path: Path) -> None:
-    going = Going(lab, "worker", run_file(6, epochs=40), tmp_path / "run")
+    going = Going(lab, "worker", run_file(4, epochs=40), tmp_path / "run")
     going.has(1)
     worker = stopped_at_work(lab, "node-b", lambda: going.log)
     os.kill(worker.pid, signal.SIGKILL)
@@ -249,13 +243,13 @@ def test_the_server_app_is_killed_and_resume_goes_on_with_the_same_bits(lab: Dep
 def test_the_superlink_is_killed_and_started_again_and_the_run_completes(tmp_path: Path) -> None:
     """With its state in a file, and a fleet of its own."""
     with deployed(tmp_path, NAMES[:2], kept=True) as lab:
-        going = Going(lab, "superlink", run_file(8, nodes=2, deadline_s=60.0), tmp_path / "run")
+        going = Going(lab, "superlink", run_file(5, nodes=2, deadline_s=60.0), tmp_path / "run")
         going.has(2)
         lab.stop("superlink", sudden=True)
         time.sleep(3.0)
         lab.start_superlink()
         run = going.ended()
-        assert len(run.metrics) == 8 and all(trained(report) >= 1 for report in run.metrics)
+        assert len(run.metrics) == 5 and all(trained(report) >= 1 for report in run.metrics)
         ended = "finished:completed"  # told to the SuperLink a moment after the summary is written
         until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
         after = finished(lab, "after", run_file(1, nodes=2), tmp_path / "after")  # starts when both nodes are back

@@ -1,6 +1,8 @@
 """A SuperLink and four unequal nodes, each a process of its own, over TLS with registered keys."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from deployment import Deployment
-from fleet.waiting import finished, stop_run, until
+from fleet.waiting import finished, secrets_in, stop_run, until, worker_of
 
 import fleetfit as ff
 from fleetfit.training.speed import has_bf16
@@ -75,6 +77,7 @@ def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
     assert run.columns["static"]["per_client"]["local"].keys() == base.columns["static"]["per_client"]["local"].keys()
     if method == "scalefl":  # their own levels, statistics apart: those the smallest cannot measure elsewhere
         assert run.accuracy("local") == pytest.approx(base.accuracy("local"), abs=0.02)
+        assert secrets_in(lab, tmp_path) == []
 
 
 def test_a_fast_fleet_ends_with_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
@@ -95,7 +98,8 @@ def test_the_smallest_device_trains_its_level_where_the_whole_model_does_not_fit
 ) -> None:
     """The point of it all: within the same real memory, level 1 is trained and the full model fails."""
     table = run_file("scalefl", rounds=1, model={"name": "resnet18"}, fleet={"tolerance": 0.2},
-                     local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 2})  # fmt: skip
+                     local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 2},
+                     evaluate={"every": 0, "norms": ["batch"]})  # fmt: skip
     engine = {"name": "flower", "nodes": 4}
     small = finished(lab, "small", {**table, "engine": engine}, tmp_path / "small")
     assert small.metrics[0]["train"]["by_level"] == {"1": 1, "2": 1, "3": 1, "4": 1}
@@ -107,7 +111,7 @@ def test_the_smallest_device_trains_its_level_where_the_whole_model_does_not_fit
 
 
 def test_a_node_that_joins_in_mid_run_takes_part(lab: Deployment, tmp_path: Path) -> None:
-    """The run is as long as the node takes to come."""
+    """The run is as long as the node takes to come; its rounds wait for another one meanwhile, which costs less."""
     out = tmp_path / "run"
     lab.start_run("join", run_file("scalefl", rounds=1000, engine={"name": "flower", "nodes": 4}), out=str(out))
 
@@ -116,10 +120,14 @@ def test_a_node_that_joins_in_mid_run_takes_part(lab: Deployment, tmp_path: Path
         return [json.loads(line)["train"]["clients"] for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     until(clients, "the first round", lambda: lab.log("run-join"))
+    resting = worker_of(lab, "node-a")
+    os.kill(resting.pid, signal.SIGSTOP)
     data = {"name": "digits", "client": 4, "partition": {**DIVISION, "clients": 5}}
     lab.add_node("node-e", {"budget": 0.25, "tolerance": 0.2, "data": data})
     lab.register("node-e")
     lab.start_node("node-e")
+    until(lambda: "SuperNode ID:" in lab.log("node-e"), "the fifth node", lambda: lab.log("node-e"))
+    os.kill(resting.pid, signal.SIGCONT)
     until(lambda: 5 in clients(), "a round with the fifth node", lambda: lab.log("run-join"))
     stop_run(lab, "join")
     lab.stop("node-e")

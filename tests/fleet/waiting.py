@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from deployment import Deployment
 from waiting import LIMIT_S
 
@@ -35,3 +36,24 @@ def stop_run(lab: Deployment, name: str) -> None:
     [number] = re.findall(r"Successfully started run (\d+)", lab.log(f"run-{name}"))
     lab.flwr("stop", number, "lab")
     lab.stop(f"run-{name}")
+
+
+def worker_of(lab: Deployment, name: str) -> psutil.Process:
+    """The warm worker of a node: the process that has torch, data and models."""
+    config = str(lab.folder / name / "node.toml")
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if "fleetfit.engines.flower.worker" in line and config in line:
+            return process
+    raise AssertionError(f"{name} has no worker")
+
+
+def secrets_in(lab: Deployment, *folders: Path) -> list[str]:
+    """Return which files that processes have written hold a line of a private key of the fleet, and whose."""
+    paths = [path for path in lab.folder.rglob("*key") if path.is_file()]
+    keys = {path: [line for line in path.read_text().splitlines()[1:-1] if len(line) > 40] for path in paths}
+    assert len(keys) >= 6 and all(keys.values()), "those of four nodes, the server and the authority"
+    written = [path for folder in (lab.folder, *folders) for path in folder.rglob("*") if path.is_file()]
+    texts = {path: path.read_bytes() for path in written if path not in keys}
+    return [f"{path}: {key}" for path, text in texts.items() for key, lines in keys.items()
+            if any(line.encode() in text for line in lines)]  # fmt: skip
