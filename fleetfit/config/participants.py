@@ -30,7 +30,7 @@ from fleetfit.config.schema import (
 )
 from fleetfit.config.speeds import speeds_of
 from fleetfit.cost import Conditions, Piece, cost_of
-from fleetfit.data import Data, class_counts, partition, unlabelled
+from fleetfit.data import Data, class_counts, partition, sizes_of, unlabelled
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, Method
 from fleetfit.planner import Targets, budgets_by_cost
@@ -150,7 +150,7 @@ def clients_of(
     Raises:
         ConfigError: They are to tell classes, and the task has none.
     """
-    counts, labels = np.array([len(part["train"]) for part in parts]), None
+    counts, labels = sizes_of(parts), None
     if experiment.fleet.reports_labels:
         if data.task != "classification":
             raise ConfigError(
@@ -300,7 +300,7 @@ class SimulatedClients:
 
     def largest(self) -> int:
         """Return the training samples of the client that has most."""
-        return max(1, *(len(part["train"]) for part in self.parts))
+        return max(1, int(sizes_of(self.parts).max()))
 
     def budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
         """Deal the clients to the groups of the run file."""
@@ -346,7 +346,7 @@ class ExpectedClients:
                 '[local] batch_size is "all", and without the data nobody knows how many that is: say it, such as '
                 "--set local.batch_size=64."
             )
-        return max(1, *(len(part["train"]) for part in self._parts))
+        return max(1, int(sizes_of(self._parts).max()))
 
     def budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
         """Deal the clients to the groups of the run file."""

@@ -15,8 +15,8 @@ down always would short-change the first client. Clients stay in the order drawn
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,43 @@ Part = dict[str, Tensor]
 _PARTITION = 0x9A27  # keeps this use of a seed apart from every other
 
 
-def partition(data: Data, kind: str, clients: int | None, seed: int, **parameters: object) -> list[Part]:
+class Parts(Sequence[Part]):
+    """Each client's indices of each split, held as one tensor for each: clients cost no more than their samples.
+
+    Attributes:
+        indices: By split those of all clients, one client's after the other's, int64.
+        ends: By split where each client's end among them, int64 [clients].
+    """
+
+    def __init__(self, indices: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> None:
+        """Take the tensors."""
+        self.indices, self.ends = dict(indices), dict(ends)
+        self._ends = {split: found.numpy() for split, found in ends.items()}
+
+    def __len__(self) -> int:
+        return len(self._ends["train"])
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        place = range(len(self))[client]  # which refuses what is beyond
+        return {split: found[self._start(split, place) : self._ends[split][place]]
+                for split, found in self.indices.items()}  # fmt: skip
+
+    def _start(self, split: str, client: int) -> int:
+        return int(self._ends[split][client - 1]) if client else 0
+
+    def sizes(self, split: str) -> Ints:
+        """Return how many samples each client has in a split."""
+        return np.diff(self._ends[split], prepend=0)
+
+
+def sizes_of(parts: Sequence[Mapping[str, Tensor]], split: str = "train") -> Ints:
+    """Return how many samples each client has in a split, [clients]."""
+    return parts.sizes(split) if isinstance(parts, Parts) else np.array([len(part[split]) for part in parts])
+
+
+def partition(data: Data, kind: str, clients: int | None, seed: int, **parameters: object) -> Parts:
     """Divide each split of a data set among clients.
 
     Args:
@@ -58,7 +94,7 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
     return KINDS[kind](data, clients, generator(seed, _PARTITION), **parameters)
 
 
-def iid(data: Data, clients: int, rng: np.random.Generator) -> list[Part]:
+def iid(data: Data, clients: int, rng: np.random.Generator) -> Parts:
     """Give each client an equal share, drawn at random.
 
     Args:
@@ -88,7 +124,7 @@ def dirichlet(
     minimum: int | None = None,
     balance: bool = True,
     max_redraws: int = 1000,
-) -> list[Part]:
+) -> Parts:
     """Give each client its own distribution over labels.
 
     For each class, in random order, shares p ~ Dirichlet(alpha, ..., alpha) over the K clients are drawn, and the n
@@ -131,7 +167,7 @@ def dirichlet(
     )
 
 
-def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int = 2) -> list[Part]:
+def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int = 2) -> Parts:
     """Sort the training samples by label, cut them into equal shards and give each client some at random.
 
     Args:
@@ -165,7 +201,7 @@ def natural(
     rng: np.random.Generator,
     fewer: Literal["choose", "merge"] = "choose",
     minimum: int = 1,
-) -> list[Part]:
+) -> Parts:
     """Make each natural group (writer, speaker, role) a client, in ascending order of the groups.
 
     A group's validation and test samples go to its client; those of a group without a client are not used.
@@ -202,13 +238,13 @@ def natural(
     return collected(data, {split: client_of[groups[data.split(split).numpy()]] for split in SPLITS}, count)
 
 
-def class_counts(data: Data, parts: list[Part], split: str = "train") -> Tensor:
+def class_counts(data: Data, parts: Sequence[Part], split: str = "train") -> Tensor:
     """Return how many samples of each class each client has in a split, int64 [clients, classes]."""
     y = data.y.cpu()
     return torch.stack([torch.bincount(y[part[split]], minlength=data.classes) for part in parts])
 
 
-KINDS: dict[str, Callable[..., list[Part]]] = {
+KINDS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,
@@ -286,7 +322,7 @@ def whole(wish: NDArray[np.float64], total: int) -> Ints:
     return given
 
 
-def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generator) -> list[Part]:
+def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generator) -> Parts:
     """Divide validation and test data so that they follow the labels of each client's training data."""
     train = labels_of(data, "train", "")
     counts = np.bincount(owner * data.classes + train, minlength=clients * data.classes).reshape(clients, data.classes)
@@ -298,17 +334,16 @@ def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generat
     return collected(data, owners, clients)
 
 
-def collected(data: Data, owners: dict[str, Ints], clients: int) -> list[Part]:
+def collected(data: Data, owners: dict[str, Ints], clients: int) -> Parts:
     """Return each client's indices of each split from the client of each sample (-1: nobody's)."""
-    parts: list[Part] = [{} for _ in range(clients)]
+    found, ends = dict[str, Tensor](), dict[str, Tensor]()
     for split, owner in owners.items():
         indices = data.split(split).numpy()
         order = np.lexsort((indices, owner))
         order = order[owner[order] >= 0]
-        ends = np.cumsum(np.bincount(owner[order], minlength=clients))
-        for part, mine in zip(parts, np.split(indices[order], ends[:-1]), strict=True):
-            part[split] = torch.from_numpy(mine)
-    return parts
+        found[split] = torch.from_numpy(indices[order])
+        ends[split] = torch.from_numpy(np.cumsum(np.bincount(owner[order], minlength=clients)))
+    return Parts(found, ends)
 
 
 def labels_of(data: Data, split: str, kind: str) -> Ints:

@@ -4,13 +4,14 @@ Nothing is pickled and the caller's main module is not imported again: problem a
 """
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fleetfit.data import Data
+from fleetfit.data import Data, Parts
 from fleetfit.engines.local import on_accelerator
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
 from fleetfit.messages import job_of, pack, reply_nest
@@ -34,14 +35,22 @@ def setup_nest(simulation: Simulation, threads: int) -> dict[str, Any]:
     """Return what a worker needs besides the data set, as a nest for `fleetfit.messages.pack`."""
     return {
         "problem": simulation.problem.spec, "base": simulation.problem.base, "threads": threads,
-        "parts": [dict(part) for part in simulation.parts], "resources": simulation.resources.nest,
+        "parts": _parts_nest(simulation.parts), "resources": simulation.resources.nest,
     }  # fmt: skip
+
+
+def _parts_nest(parts: Sequence[Mapping[str, Tensor]]) -> Any:
+    if isinstance(parts, Parts):
+        return {"indices": parts.indices, "ends": parts.ends}
+    return [dict(part) for part in parts]
 
 
 def simulation_of(nest: Mapping[str, Any], data: Data, device: str) -> Simulation:
     """Return the simulation of a worker, and prepare its process for jobs."""
     problem = replace(rebuilt(nest["problem"]), base=nest["base"])
-    simulation = Simulation(problem, data, nest["parts"], DeviceResources.restored(nest["resources"]))
+    told = nest["parts"]
+    parts = Parts(**told) if isinstance(told, Mapping) else told
+    simulation = Simulation(problem, data, parts, DeviceResources.restored(nest["resources"]))
     torch.set_num_threads(nest["threads"])
     keep_freed_memory()
     return on_accelerator(simulation, accelerator_named(device))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetfit.data import Data, class_counts, partition
+from fleetfit.data import Data, class_counts, partition, sizes_of
 from fleetfit.data.partition import apportioned, whole
 from fleetfit.errors import DataError
 
@@ -356,3 +356,19 @@ def test_natural_says_what_is_wrong() -> None:
         partition(grouped(), "natural", 2, 0, fewer="drop")
     with pytest.raises(DataError, match="a seed must be"):
         partition(grouped(), "natural", 2, -1)
+
+
+def test_what_clients_have_is_one_tensor_and_reads_as_a_list() -> None:
+    """So that a million clients cost no more than their samples."""
+    data = balanced()
+    parts = partition(data, "dirichlet", 7, 0, alpha=0.5)
+    listed = [dict(part) for part in parts]
+    assert len(parts) == len(listed) == 7
+    for split in ("train", "validation", "test"):
+        assert sizes_of(parts, split).tolist() == sizes_of(listed, split).tolist() == [len(p[split]) for p in listed]
+        assert {part[split].untyped_storage().data_ptr() for part in listed} == {
+            parts.indices[split].untyped_storage().data_ptr()
+        }
+    assert all(torch.equal(parts[-1]["train"], each["train"]) for each in (parts[6], parts[5:][1], listed[6]))
+    with pytest.raises(IndexError):
+        parts[7]
