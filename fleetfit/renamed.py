@@ -13,11 +13,13 @@ from typing import Any
 from fleetfit.errors import ConfigError, shown
 
 RUN_FILE: Mapping[str, str] = {
+    "engine.over_selection": "cohort.over_selection",
+    "engine.quorum": "cohort.quorum",
     "fleet.told": "fleet.reports_budget",
     "fleet.tells_labels": "fleet.reports_labels",
     "tuning": "peft",
 }
-"""Dotted keys of run files, of overrides and of keyword arguments: old -> new, in the same section."""
+"""Dotted keys of run files, of overrides and of keyword arguments: old -> new, which may be in another section."""
 
 NODE_FILE: Mapping[str, str] = {"tell_budget": "reports_budget", "tell_labels": "reports_labels"}
 """Dotted keys of a node's configuration file."""
@@ -118,27 +120,50 @@ def _line(old: str, new: str) -> str:
     return f'"{shown(old)}" is called "{shown(new)}" now; the old name is still read.'
 
 
-def _table(given: Mapping[str, Any], where: str, names: Mapping[str, str], lines: list[str]) -> dict[str, Any]:
-    """Return a table; `where` is its place, with a dot behind it, or "" at the top."""
+_Moved = dict[str, tuple[str, Any]]  # what belongs to another section: new key -> old key, value
+
+
+def _table(
+    given: Mapping[str, Any], where: str, names: Mapping[str, str], lines: list[str], outer: _Moved | None = None
+) -> dict[str, Any]:
+    """Return a table; `where` is its place, with a dot behind it, or "" at the top.
+
+    What belongs to another section goes into `outer`, and there at the top.
+    """
     found: dict[str, Any] = {}
+    moved: _Moved = {} if outer is None else outer
     for key, value in given.items():
         full = _key(f"{where}{key}", names, lines)
+        if not full.startswith(where):
+            moved[full] = f"{where}{key}", value
+            continue
         new = _text(key, lines) if full == f"{where}{key}" else full[len(where) :]
         if new != key and new in given:
-            raise ConfigError(
-                f'"{where}{key}" is the old name of "{where}{new}", and both are given. Leave the old one out.'
-            )
-        found[new] = _inside(value, full, names, lines)
+            raise ConfigError(_both(f"{where}{key}", f"{where}{new}"))
+        inside = _inside(value, full, names, lines, moved)
+        if inside or not isinstance(inside, dict) or not value:  # not what only held keys of other sections
+            found[new] = inside
+    for full, (old, value) in moved.items() if outer is None else ():
+        section, _, key = full.partition(".")
+        table = found.get(section, {})
+        if not isinstance(table, Mapping) or key in table or full in found:
+            raise ConfigError(_both(old, full))
+        found[section] = {**table, key: value}
     return found
 
 
-def _inside(value: Any, where: str, names: Mapping[str, str], lines: list[str]) -> Any:
+def _both(old: str, new: str) -> str:
+    return f'"{old}" is the old name of "{new}", and both are given. Leave the old one out.'
+
+
+def _inside(value: Any, where: str, names: Mapping[str, str], lines: list[str], moved: _Moved) -> Any:
     if isinstance(value, str):
         return _text(value, lines)
     if isinstance(value, Mapping):
-        return _table(value, "" if where in _LISTS else f"{where}.", names, lines)
+        whole = where in _LISTS
+        return _table(value, "" if whole else f"{where}.", names, lines, None if whole else moved)
     if isinstance(value, list | tuple) and any(isinstance(one, str | Mapping | list | tuple) for one in value):
-        return [_inside(one, where, names, lines) for one in value]
+        return [_inside(one, where, names, lines, moved) for one in value]
     return value
 
 

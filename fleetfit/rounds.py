@@ -24,6 +24,7 @@ from fleetfit import messages
 from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError, what_raised
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
 from fleetfit.layout import Layout, State
+from fleetfit.links import Links, Way
 from fleetfit.method import FEDAVG
 from fleetfit.secure import SecureRun
 from fleetfit.seeds import numpy_rng, seed_of
@@ -32,7 +33,7 @@ from fleetfit.submodel import Submodel
 from fleetfit.sums import stepped_by
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
-from fleetfit.validation import examined, paired, refused
+from fleetfit.validation import examined, refused
 from fleetfit.values import Failure, Federation, Job, Local, Server, Summed, Update
 
 # ---- what a round's report says: plain values, as they stand in `metrics.jsonl` ------------------------------------
@@ -200,6 +201,8 @@ class Settings:
         hostile: Clients that are known to attack, in a simulation: the report counts them apart, and once anything
             has come in, no number of such rounds stops the run.
         secure: Where the server is to see sums only; the engine then has `sums` (`fleetfit.secured`).
+        links: How messages are lost and repeated, in a simulation; None: they are not.
+        quorum: Updates that end a round, in a simulation with a clock; None: everybody is waited for.
     """
 
     rounds: int
@@ -210,6 +213,8 @@ class Settings:
     patience: int = 5
     hostile: frozenset[int] = frozenset()
     secure: SecureRun | None = None
+    links: Links | None = None
+    quorum: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,10 +321,11 @@ def one_round(
     jobs = _jobs(federation, server, slots, local, settings.rounds)
     if settings.secure is not None:
         return _round_of_sums(federation, engine, settings, server, local, jobs, watch)
-    replies = _Replies(federation, server, paired(engine.run, jobs), watch)
+    way = Way(settings.links, settings.quorum, federation.seed, federation.problem.layout)
+    replies = _Replies(federation, server, way.pairs(engine.run, jobs), watch)
     with watch.on("averaging"):
         after, why, further = _stepped(federation, server, replies)
-    report = report_of(federation, before, local, replies.reports)
+    report = way.told(report_of(federation, before, local, replies.reports))
     if settings.hostile or federation.method.receive is not FEDAVG.receive:
         report["received"] = told_apart(settings.hostile, replies.reports, replies.trained)
     if after is None:

@@ -21,6 +21,8 @@ from fleetfit.errors import ConfigError
 from fleetfit.method import Method, build
 
 VALUES: Mapping[str, Any] = {
+    "engine.over_selection": 0.5,
+    "engine.quorum": 0.5,
     "fleet.told": True,
     "fleet.tells_labels": True,
     "tuning": {"name": "frozen"},
@@ -107,11 +109,12 @@ def test_the_old_and_the_new_key_together_are_refused(old: str) -> None:
 
 
 def experiment_table(old: str, new: str, value: Any) -> dict[str, Any]:
-    """Tables with both keys, in the same section."""
+    """Tables with both keys."""
     if "." not in old:
         return {old: value, new: value}
-    section = old.rpartition(".")[0]
-    return tables(section, {old.rpartition(".")[2]: value, new.rpartition(".")[2]: value})
+    found = tables(old, value)
+    section, _, key = new.rpartition(".")
+    return {**found, section: {**found.get(section, {}), key: value}}
 
 
 def test_an_override_by_the_new_name_wins_over_the_file_s_old_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,6 +65,7 @@ PLACES = {
     "fleet.drift": {"fleet.drift.sd": 0.1},
     "fleet.slow": {"fleet.slow.share": 0.1},
     "fleet.availability": {"fleet.availability.share": 0.5},
+    "fleet.links": {"fleet.links.lost_up": 0.5},
     "local": {},
     "local.schedule": {"local.schedule.kind": "cosine"},
     "cohort": {},
@@ -227,6 +228,9 @@ VALUES: dict[str, Any] = {
     "fleet.availability.day": 9.0,
     "fleet.availability.leave": 0.3,
     "fleet.availability.trace": "nowhere.csv",
+    "fleet.links.lost_down": 0.2,
+    "fleet.links.lost_up": 0.3,
+    "fleet.links.repeated": 0.4,
     "fleet.reports_labels": True,
     "fleet.groups": [{"budget": 0.4, "share": 0.2, "tolerance": 0.2, "name": "a"}, {"budget": 1.0, "name": "b"}],
     "fleet.measured": {"latency_s of a thing": [0.1, 0.01]},
@@ -258,6 +262,8 @@ VALUES: dict[str, Any] = {
     "cohort.count": 3,
     "cohort.deadline_s": 40.0,
     "cohort.late": "drop",
+    "cohort.quorum": 0.5,
+    "cohort.over_selection": 0.5,
     "attack.kind": "sign_flip",
     "attack.share": 0.5,
     "attack.among": "each",
@@ -302,7 +308,7 @@ RICH = laid(
 """The same run with everything that further keys need."""
 
 ENGINE_KEYS = {"device": "cuda", "threads": 3, "workers": 2, "gpus": 0.5, "cpus": 0.5, "address": "x:1", "nodes": 3,
-               "wait_s": 4.0, "deadline_s": 5.0, "quorum": 0.4, "over_selection": 0.4}  # fmt: skip
+               "wait_s": 4.0, "deadline_s": 5.0}  # fmt: skip
 
 
 def every_key(schema: type[pydantic.BaseModel], place: str = "") -> Iterator[str]:
@@ -329,7 +335,8 @@ def held(assembly: Assembly) -> dict[str, Any]:
     assert a.simulation is not None
     resources, experiment = a.simulation.resources, a.experiment
     return {
-        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted),
+        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted,
+                     s.links, s.quorum),  # fmt: skip
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},
         "data": (a.data.name, plain(a.data.x), [plain(dict(part)) for part in a.simulation.parts]),

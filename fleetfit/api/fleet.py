@@ -6,7 +6,6 @@ each round, so that a run whose server was killed goes on where it was.
 
 import functools
 import json
-import math
 import secrets
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assembly import assemble_fleet, cohort_of, spec_of_method
+from fleetfit.config.links import asked
 from fleetfit.config.naming import called
 from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes
 from fleetfit.config.schema import EngineSection, GroupSection
@@ -82,7 +82,7 @@ def changed_for_fleet(experiment: Experiment) -> list[str]:
 def rules_of(experiment: Experiment) -> Rules:
     """Return when the run begins and when its rounds end."""
     rules: Rules = called("engines", "flower", "[engine]", experiment.engine.settings)
-    return rules
+    return replace(rules, quorum=experiment.cohort.quorum, over_selection=experiment.cohort.over_selection)
 
 
 def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
@@ -369,7 +369,7 @@ class _Served:
         experiment, told = self.run.experiment, [member.told for member in self.manager.members]
         fleet = fleet_of_nodes(experiment, federation.problem, told)
         self.engine.cohort = cohort_of(experiment, len(told))
-        more = math.ceil(self.engine.cohort * (1 + self.rules.over_selection) - 1e-9)
+        more = asked(experiment.cohort, self.engine.cohort)
         return replace(federation, clients=clients_of_nodes(experiment, federation.method, fleet, told), cohort=more)
 
     def on_round(self, report: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from fleetfit.config.fleet import (
     with_further,
 )
 from fleetfit.config.hostile import attack_of, attacked, attackers_of, notes_on_attackers
+from fleetfit.config.links import on_the_way
 from fleetfit.config.naming import called, check_architecture, check_keys, load_data
 from fleetfit.config.participants import (
     Expected,
@@ -216,6 +217,7 @@ def _assembled(
         )
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
+    federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
     check_comparable(experiment, federation)
     secure = secure_of(experiment, federation, on_a_fleet)
     settings = replace(settings, secure=secure)

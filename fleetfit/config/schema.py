@@ -250,6 +250,20 @@ class SlowSection(Section):
     link: Positive = 1.0
 
 
+class LinksSection(Section):
+    """`[fleet] links`: how simulated links fail, each message of training by itself (see `fleetfit.links`).
+
+    Attributes:
+        lost_down: Probability that what a client is sent does not arrive: it trains nothing.
+        lost_up: Probability that what a client sends back does not arrive.
+        repeated: Probability that what arrives from a client arrives twice.
+    """
+
+    lost_down: Probability = 0.0
+    lost_up: Probability = 0.0
+    repeated: Probability = 0.0
+
+
 class FleetSection(Section):
     """`[fleet]`: what the devices afford, and how that becomes levels.
 
@@ -264,6 +278,7 @@ class FleetSection(Section):
         slow: Who is slower than the profiles say; nobody by default.
         jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
         availability: When clients are connected; always by default.
+        links: How often messages are lost and repeated; never by default.
         reports_labels: Whether clients report to the server how many samples of each class they have.
         groups: The budget classes.
         measured: Latencies that were measured when the run was prepared; written by a run, so that it can be repeated.
@@ -282,6 +297,7 @@ class FleetSection(Section):
     slow: SlowSection | None = None
     jitter: NotNegative = 0.0
     availability: AvailabilitySection | None = None
+    links: LinksSection | None = None
     reports_labels: bool = False
     groups: Annotated[list[GroupSection], Field(min_length=1)] = Field(
         default_factory=lambda: [GroupSection(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
@@ -377,6 +393,9 @@ class CohortSection(Section):
         count: How many, instead of a fraction.
         deadline_s: Seconds after which a round is over; none by default.
         late: What becomes of a client that needs longer (see `fleetfit.values.Local`).
+        quorum: Share of the cohort whose updates end a round; below 1 the slowest are not waited for.
+        over_selection: Share by which more clients are asked than the cohort has, so that it fills up although some
+            fail.
     """
 
     choose: Any = "uniform"
@@ -384,6 +403,8 @@ class CohortSection(Section):
     count: Count | None = None
     deadline_s: Positive | None = None
     late: Literal["shallower", "stop", "drop"] = Local.late
+    quorum: Fraction = 1.0
+    over_selection: NotNegative = 0.0
 
 
 class EngineSection(Open):

@@ -24,6 +24,8 @@ _WHY = {
     "attack.share": "there is no kind of attack",
     "attack.among": "there is no kind of attack",
     "cohort.late": "there is no deadline_s",
+    "cohort.quorum": "no group has a profile, so nobody is faster than another",
+    "cohort.over_selection": "no group has a profile, so nobody is faster than another",
     "local.check_every": "there is no patience",
     "cohort.fraction": "count says how many",
     "data.server": "the server trains in methods such as feddf only",

@@ -23,21 +23,19 @@ from fleetfit.errors import ConfigError, in_range
 
 @dataclass(frozen=True)
 class Rules:
-    """When a fleet's run begins, and when its rounds end; see `flower` for the meaning."""
+    """When a fleet's run begins, and when its rounds end; see `flower` and `[cohort]` for the meaning."""
 
     nodes: int = 1
     wait_s: float = 600.0
     deadline_s: float = 600.0
     quorum: float = 1.0
-    over_selection: float = 0.0
+    over_selection: float = 0.0  # both are keys of [cohort]
 
 
 def flower(
     nodes: int = 1,
     wait_s: float = 600.0,
     deadline_s: float = 600.0,
-    quorum: float = 1.0,
-    over_selection: float = 0.0,
     simulation: Any = None,
 ) -> Rules:
     """Say how a fleet's run goes.
@@ -47,9 +45,6 @@ def flower(
             join later.
         wait_s: Seconds that the run waits for them.
         deadline_s: Seconds from sending a job until it counts as failed.
-        quorum: Share of the cohort whose updates end a round; below 1 the slowest are not waited for.
-        over_selection: Share by which more clients are sent a job than the cohort has, so that it fills up although
-            some fail.
         simulation: Given by `fleetfit run`, which has no nodes.
 
     Raises:
@@ -64,7 +59,4 @@ def flower(
         raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.")
     in_range("engine.wait_s", wait_s, 0)
     in_range("engine.deadline_s", deadline_s, 0)
-    in_range("engine.over_selection", over_selection, 0, closed=True)
-    if not 0 < quorum <= 1:
-        raise ConfigError(f"engine.quorum must be above 0 and at most 1, got {quorum:g}.")
-    return Rules(nodes, wait_s, deadline_s, quorum, over_selection)
+    return Rules(nodes, wait_s, deadline_s)

@@ -29,12 +29,12 @@ epochs = 1
 lr = 0.05
 [cohort]
 fraction = 1.0              # of the enrolled nodes, each round
+quorum = 1.0                # below 1, the slowest are not waited for
+over_selection = 0.0        # 0.2: ask a fifth more nodes than the cohort has
 [engine]
 name = "flower"
 nodes = 2                   # wait for so many before the first round
 deadline_s = 600            # a node that has not answered by then is left out of the round
-quorum = 1.0                # below 1, the slowest are not waited for
-over_selection = 0.0        # 0.2: ask a fifth more nodes than the cohort has
 [evaluate]
 every = 1
 """

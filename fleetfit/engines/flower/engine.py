@@ -19,6 +19,7 @@ from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import ConfigError, one_line, what_raised
 from fleetfit.layout import Layout, State
+from fleetfit.links import ENOUGH
 from fleetfit.messages import job_nest, pack, reply_of, state_nest
 from fleetfit.method import is_portable
 from fleetfit.submodel import Submodel
@@ -26,7 +27,7 @@ from fleetfit.values import Failure, Job, Update
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
 _SHARED = 4  # states that are kept as Flower objects
-_GRACE_S = 30.0  # beyond our deadline until Flower drops a message: a late reply tells that its node is free again
+_GRACE_S = 30.0  # beyond our deadline, at most, until Flower drops a message: a late reply tells that its node is free
 
 
 class FlowerEngine:
@@ -137,7 +138,8 @@ class FlowerEngine:
             parts["statistics"] = self._part(job.statistics, job.submodel)
         kind = "train" if job.kind == "train" else "evaluate"
         node = self._manager.members[job.client].node
-        return transport.request(node, kind, parts, self._rules.deadline_s + _GRACE_S, job.round + 1)
+        lasts_s = self._rules.deadline_s + min(_GRACE_S, self._rules.deadline_s)
+        return transport.request(node, kind, parts, lasts_s, job.round + 1)
 
     def _part(self, state: State, piece: Submodel) -> Any:
         """Return tensors as a Flower object, the same one for jobs that share them."""
@@ -202,7 +204,7 @@ class FlowerEngine:
         needed = min(out.drawn, max(1, math.ceil(self._rules.quorum * self.cohort - 1e-9)))
         if out.usable >= needed and (needed < out.drawn):
             for message, (place, job, _) in list(out.sent.items()):
-                self._give_up(out, message, place, job, "the round ended without it: enough others had answered")
+                self._give_up(out, message, place, job, ENOUGH)
 
     def _give_up(self, out: "_Out", message: str, place: int, job: Job, reason: str) -> None:
         del out.sent[message]
