@@ -24,7 +24,7 @@ PARTS = {
     "start": "the first training step, `list` and `--help`, against an import of torch",
     "techniques": "what each technique costs a client: exits, distillation, Ree, FedDyn, compression, early stopping",
     "evaluation": "the shares of a run that evaluation, averaging, validation and checkpoints take",
-    "clients": "a round as the number of registered clients grows",
+    "clients": "a round as the number of registered clients grows; ten thousand jobs a round out of a million",
     "engines": "processes and ray with two workers against local and a bare loop",
     "codec": "messages and checkpoints against a copy of the same bytes",
     "frozen": "a step on a frozen backbone against gradients for everything; a round with its features kept",
@@ -34,6 +34,7 @@ WHEN_NAMED = {
     "compare": "two runs of a comparison side by side against one after the other",
     "peers": "the same task on Flower's simulation and on pfl-research: CPU, start, memory (`make peers-env` first)",
     "fleet": "a message to a node of a real fleet, in three ways of running its work",
+    "manager": "what a node costs the server of a real fleet: ten and a hundred light nodes over loopback",
 }
 
 

@@ -1,4 +1,4 @@
-"""A round of ten clients as more and more clients are registered."""
+"""A round of ten clients as more and more clients are registered; a round of ten thousand out of a million."""
 
 import statistics
 import time
@@ -7,15 +7,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.measuring import Figure, Options, of_many
+from benchmarks.averaging import resident_bytes
+from benchmarks.measuring import Figure, Options, amount, of_many
 from benchmarks.random_fleet import CNN, LOCAL, fleet, given_slots
 from fleetfit.engines.local import local
+from fleetfit.links import Links
 from fleetfit.rounds import Settings, one_round, start
+from fleetfit.values import Availability, Local
 
 REGISTERED = (100, 10_000, 1_000_000)
+JOBS = (1_000, 10_000)
+ONE_STEP = Local(lr=0.05, batch_size=4, epochs=1)
 
 
 def figures(options: Options) -> Iterator[Figure]:
+    """Measure rounds of ten clients, then large ones."""
+    yield from few_of_many(options)
+    yield from many_of_many(options)
+
+
+def few_of_many(options: Options) -> Iterator[Figure]:
     """Alternate the same round, and the choice of its clients, between fleets of different sizes."""
     runs = {}
     for clients in REGISTERED:
@@ -37,3 +48,33 @@ def figures(options: Options) -> Iterator[Figure]:
         quotients = [b / a for a, b in zip(first, seconds[clients], strict=True)]
         yield of_many(f"a round of 10 out of {clients:,} registered clients, against out of {REGISTERED[0]}", quotients,
                       detail=f"{statistics.median(seconds[clients]) * 1e3:.0f} CPU ms")  # fmt: skip
+
+
+def many_of_many(options: Options) -> Iterator[Figure]:
+    """Run rounds of one step for each of many clients, who come and go, and lose a tenth of their messages."""
+    registered, jobs = REGISTERED[-1], [n // 10 for n in JOBS] if options.quick else JOBS
+    spent, rounds = dict[int, float](), 3
+    for cohort in jobs:
+        federation, simulation = fleet(replace(CNN, shape=(1, 8, 8)), registered, cohort, samples=4)
+        there = Availability(registered, share=0.5, spread=0.5, rounds=4.0)
+        simulation = replace(simulation, resources=replace(simulation.resources, availability=there))
+        federation = replace(federation, connected=there.online)
+        settings = Settings(rounds, ONE_STEP, links=Links(0.05, 0.05, 0.05))
+        engine, server, seconds, held = local(simulation), start(federation), list[float](), list[int]()
+        server, _ = one_round(federation, engine, settings, server)
+        before = resident_bytes(reset=True)
+        for _ in range(rounds - 1):
+            began = time.process_time()
+            server, _ = one_round(federation, engine, settings, server)
+            seconds.append((time.process_time() - began) / cohort)
+            held.append(resident_bytes())
+        peak = resident_bytes(peak=True)
+        spent[cohort] = statistics.median(seconds)
+        what = f"a round of {cohort:,} jobs out of {registered:,} registered clients"
+        yield amount(f"{what}: memory above what is held between rounds", (peak - before) / 1e6, "MB",
+                     detail=f"{spent[cohort] * 1e3:.2f} CPU ms a job")  # fmt: skip
+        yield amount(f"{what}: memory that the next round begins with, more than the last one did",
+                     (held[-1] - held[0]) / 1e6, "MB")  # fmt: skip
+    few, many = jobs
+    yield of_many(f"a job in a round of {many:,} out of {registered:,}, against one in a round of {few:,}",
+                  [spent[many] / spent[few]])  # fmt: skip

@@ -142,15 +142,14 @@ class ClientManager:
         before, self.online = self.online, self.transport.nodes()
         for node in before - self.online:  # whatever it knew, it is asked again when it comes back
             self._not_before.pop(node, None)
-        for node in sorted(self.online - before):
-            member = self._member(node)
-            if member is not None:
-                member.ready = member.known = False
+        enrolled = {member.node: member for member in (*self.members, *self._new)}
+        for node in (self.online - before) & enrolled.keys():
+            enrolled[node].ready = enrolled[node].known = False
         busy = dict(self._asked.values())
         for node in sorted(self.online & busy.keys()):
             self._repeat(node, busy[node])
         for node in sorted(self.online - busy.keys()):
-            member = self._member(node)
+            member = enrolled.get(node)
             if time.monotonic() < self._not_before.get(node, 0.0):
                 continue
             if member is None or not member.known:

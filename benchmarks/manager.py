@@ -1,0 +1,125 @@
+"""What a node costs the server of a real fleet: messages and bytes, and the memory and CPU seconds of its processes.
+
+One SuperLink, the real server app, and ten and then a hundred light nodes over loopback (`benchmarks.light_nodes`),
+each with a key of its own; they send back what they were sent.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.measuring import Figure, Options, amount
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples" / "fleet"))
+from deployment import Deployment
+
+import fleetfit as ff
+
+NODES = (10, 100)
+ROUNDS = 4
+RUN: dict[str, Any] = {
+    "rounds": ROUNDS, "model": {"name": "mlp_2nn"}, "method": {"name": "fedavg"}, "cohort": {"fraction": 1.0},
+    "local": {"epochs": 1}, "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0},
+}  # fmt: skip
+_MB = 1e6
+
+
+@dataclass
+class Taken:
+    """What the processes of one run took.
+
+    Attributes:
+        app_bytes: Peak of the server app.
+        link_bytes: Of the SuperLink, at most.
+        app_cpu_s: CPU seconds of the server app.
+        rounds_s: Wall seconds of each round.
+        messages: To each node, by what they ask for.
+        asked: Questions of each node for its next message.
+        bytes: To and from each node, content only.
+    """
+
+    app_bytes: int
+    link_bytes: int
+    app_cpu_s: float
+    rounds_s: list[float]
+    messages: dict[str, float]
+    asked: float
+    bytes: float
+
+
+def figures(options: Options) -> Iterator[Figure]:
+    """Run with few nodes and with many, once each."""
+    few, many = [n // 5 for n in NODES] if options.quick else NODES
+    with tempfile.TemporaryDirectory(prefix="light-") as place, Deployment(Path(place) / "lab", {}, kept=False) as lab:
+        names = [f"light-{number:04d}" for number in range(many)]
+        for name in names:
+            lab.add_node(name, {})
+        lab.register(*names)
+        found = {count: measured(lab, names[:count]) for count in (few, many)}
+    a, b = found[few], found[many]
+    each = many - few
+    what = f"a fleet of {many} light nodes"
+    said = ", ".join(f"{n:g} {kind}" for kind, n in sorted(b.messages.items()))
+    yield amount(f"{what}: messages to a node in {ROUNDS} rounds", sum(b.messages.values()), "messages",
+                 detail=f"{said}; {b.bytes / _MB:.2f} MB of content both ways")  # fmt: skip
+    yield amount(f"{what}: memory of the server app for each node more", (b.app_bytes - a.app_bytes) / each / _MB,
+                 "MB", detail=f"{a.app_bytes / _MB:.0f} with {few}, {b.app_bytes / _MB:.0f} with {many}")  # fmt: skip
+    yield amount(f"{what}: memory of the SuperLink for each node more", (b.link_bytes - a.link_bytes) / each / _MB,
+                 "MB", detail=f"{a.link_bytes / _MB:.0f} with {few}, {b.link_bytes / _MB:.0f} with {many}")  # fmt: skip
+    yield amount(f"{what}: CPU of the server app for each node more and round",
+                 (b.app_cpu_s - a.app_cpu_s) / each / ROUNDS * 1e3, "ms",
+                 detail=f"{a.app_cpu_s:.1f} s with {few}, {b.app_cpu_s:.1f} s with {many}, start included")  # fmt: skip
+    yield amount(f"{what}: a round, wall", statistics.median(b.rounds_s), "s",
+                 detail=f"{statistics.median(a.rounds_s):.1f} s with {few}; a node asks every second")  # fmt: skip
+
+
+def measured(lab: Deployment, names: Sequence[str]) -> Taken:
+    """Run with these nodes."""
+    out, count = lab.folder / f"nodes-{len(names)}.json", len(names)
+    keys = [str(lab.folder / name / "key") for name in names]
+    command = [sys.executable, "-m", "benchmarks.light_nodes", f"127.0.0.1:{lab.port}", str(lab.ca), str(out), *keys]
+    lab.start("light", command, {"PYTHONPATH": str(ROOT)})
+    name, folder = f"app-{count}", lab.folder / f"run-{count}"
+    run = lab.start_run(name, RUN | {"engine": {"name": "flower", "nodes": count}}, out=str(folder))
+    app, link, cpu = 0, 0, 0.0
+    while run.poll() is None:
+        with_app = [p for p in psutil.Process(lab.processes["superlink"].pid).children(recursive=True) if _is_app(p)]
+        link = max(link, psutil.Process(lab.processes["superlink"].pid).memory_info().rss)
+        for process in with_app:
+            try:
+                app, times = max(app, process.memory_info().rss), process.cpu_times()
+            except psutil.Error:
+                continue
+            cpu = max(cpu, times.user + times.system)
+        time.sleep(0.1)
+    lab.stop(f"run-{name}")
+    lab.stop("light")
+    if not (folder / "summary.json").exists() or not out.exists():
+        raise RuntimeError(f"the run did not finish: {lab.log(f'run-{name}')[-2000:]}{lab.log('light')[-2000:]}")
+    got = json.loads(out.read_text())
+    messages = Counter[str]()
+    for node in got:
+        messages.update(node["messages"])
+    rounds = [report["seconds"] for report in ff.load(folder).metrics]
+    return Taken(
+        app, link, cpu, rounds, {kind: n / count for kind, n in messages.items()},
+        sum(node["asked"] for node in got) / count, sum(node["bytes"] for node in got) / count,
+    )  # fmt: skip
+
+
+def _is_app(process: psutil.Process) -> bool:
+    try:
+        return any(os.path.basename(part) == "flwr-serverapp" for part in process.cmdline())
+    except psutil.Error:
+        return False
