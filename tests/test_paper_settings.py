@@ -51,7 +51,7 @@ PAPERS = {
     "heterofl-original": HETEROFL,
 }
 OF_OUR_OWN = {"ablation-scalefl", "client-choice", "deadlines", "demo", "backbone-tiny-imagenet", "compression",
-              "overfitting", "ship-cifar10", "fast-equals-exact", "fast-equals-exact-text", "trust-scalefl",
+              "overfitting", "ship-cifar10", "fast-equals-exact", "fast-equals-exact-text", "trust-scalefl", "links",
               "trust-adaptivefl"}  # fmt: skip
 """Files that ask something that no table of a paper asks."""
 
