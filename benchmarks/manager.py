@@ -5,7 +5,6 @@ each with a key of its own; they send back what they were sent.
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -20,12 +19,12 @@ import psutil
 
 from benchmarks.measuring import Figure, Options, amount
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "fleet"))
 from deployment import Deployment
 
 import fleetfit as ff
 
+ROOT = Path(__file__).parents[1]
 NODES = (10, 100)
 ROUNDS = 4
 RUN: dict[str, Any] = {
@@ -120,6 +119,6 @@ def measured(lab: Deployment, names: Sequence[str]) -> Taken:
 
 def _is_app(process: psutil.Process) -> bool:
     try:
-        return any(os.path.basename(part) == "flwr-serverapp" for part in process.cmdline())
+        return any(Path(part).name == "flwr-serverapp" for part in process.cmdline())
     except psutil.Error:
         return False

@@ -335,8 +335,8 @@ def held(assembly: Assembly) -> dict[str, Any]:
     assert a.simulation is not None
     resources, experiment = a.simulation.resources, a.experiment
     return {
-        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted,
-                     s.links, s.quorum),  # fmt: skip
+        "settings": (s.rounds, s.local, [s.schedule(r) for r in range(s.rounds)], s.evaluate_every, s.wanted),
+        "way": (s.links, s.quorum),
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},
         "data": (a.data.name, plain(a.data.x), [plain(dict(part)) for part in a.simulation.parts]),
