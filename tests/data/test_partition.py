@@ -117,11 +117,6 @@ def test_iid_sizes_and_labels() -> None:
     assert counts.min() > 10 and counts.max() < 50  # 28.6 on average
 
 
-def test_clients_own_their_memory() -> None:
-    part = partition(balanced(), "iid", 10, 0)[0]
-    assert part["train"].untyped_storage().nbytes() == 8 * len(part["train"])
-
-
 @settings(deadline=None, max_examples=30)
 @given(alpha=st.sampled_from([0.5, 1.0, 100.0]), clients=st.integers(2, 20), seed=st.integers(0, 1000))
 def test_dirichlet_minimum(alpha: float, clients: int, seed: int) -> None:
