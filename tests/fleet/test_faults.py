@@ -56,9 +56,53 @@ def deployed(
         yield made
 
 
+LINK = """
+import os, sys
+if "fleetfit.engines.flower.warm.supernode" in sys.orig_argv:
+    import contextlib, random
+    import flwr.supernode.start_client_internal as inside
+    whole, before, name = inside.http_request_response, [], os.environ["NODE"]
+    on = lambda: os.path.exists(os.path.join(os.environ["LINKS"], "on"))
+    def noted(what, message):
+        with open(os.path.join(os.environ["LINKS"], name), "a") as file:
+            file.write(f"{what} {message.metadata.group_id}\\n")
+    @contextlib.contextmanager
+    def unreliable(*given, **named):
+        with whole(*given, **named) as (node, receive, send, *rest):
+            coin = random.Random(name)
+            def receiving():
+                found = receive()
+                if on() and found is not None and found[0].metadata.message_type == "train":
+                    noted("asked", found[0])
+                return found
+            def sending(message, tree, runtime):
+                if message.metadata.message_type != "train" or not on():
+                    return send(message, tree, runtime)
+                for old in before:  # an answer of an earlier round comes again
+                    noted("again", old[0])
+                    send(*old)
+                before.clear()
+                if coin.random() < 0.5:
+                    noted("lost", message)
+                    return set(), ""
+                if coin.random() < 0.7:  # as after an answer to it that was lost: what it says the second time holds
+                    noted("twice", message)
+                    send(message, tree, runtime)
+                    before.append((message, tree, runtime))
+                noted("sent", message)
+                return send(message, tree, runtime)
+            yield (node, receiving, sending, *rest)
+    inside.http_request_response = unreliable
+"""
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployed(tmp_path_factory.mktemp("faults"), NAMES, kept=False) as made:
+    """Nodes whose links can be made unreliable, by a file "on" in the folder links."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "links").mkdir()
+    (folder / "links" / "sitecustomize.py").write_text(LINK)
+    with deployed(folder, NAMES, False, {"PYTHONPATH": str(folder / "links"), "LINKS": str(folder / "links")}) as made:
         yield made
 
 
@@ -99,6 +143,47 @@ def stopped_at_work(lab: Deployment, name: str, log: Callable[[], str]) -> psuti
 
 def trained(report: dict[str, Any]) -> int:
     return int(report["train"]["clients"])
+
+
+class LeavesOut:
+    """Engine local, without the replies of some clients of some rounds."""
+
+    def __init__(self, assembly: Assembly, lost: set[tuple[int, int]]) -> None:
+        self.engine, self.lost = assembly.engine(), lost
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        for job in jobs:
+            [reply] = self.engine.run(iter([job]))
+            yield Failure.of(job, "lost") if (job.round, job.client) in self.lost else reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def test_half_of_the_answers_are_lost_and_others_come_twice(lab: Deployment, tmp_path: Path) -> None:
+    """By the nodes' own notes: the state has the bits of the answers that came in, each counted once."""
+    links = Path(lab.folder).parent / "links"
+    table = run_file(10, deadline_s=3.0)
+    table["cohort"] = {"fraction": 1.0, "quorum": 0.6}
+    (links / "on").touch()
+    run = finished(lab, "links", table, tmp_path / "run")
+    (links / "on").unlink()
+    told = {c: [line.split() for line in (links / name).read_text().splitlines()] for c, name in enumerate(NAMES)}
+    asked = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "asked"}
+    lost = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "lost"}
+    words = [what for lines in told.values() for what, _ in lines]
+    assert len(lost) >= 3 and words.count("twice") >= 2 and words.count("again") >= 1, told
+    failed = {(m["round"] - 1, f["client"]) for m in run.metrics for f in m["failures"]}
+    assert lost <= failed and len(failed) < len(asked)
+    assert sum(trained(m) for m in run.metrics) == len(asked - failed)
+
+    simulated = assemble(experiment_of({**table, "cohort": {"fraction": 1.0}, "engine": {"name": "local"}}))
+    trace = np.array([[(r, c) in asked for c in range(len(NAMES))] for r in range(10)])
+    federation = replace(simulated.federation, connected=lambda r: trace[r])
+    engine: Any = LeavesOut(simulated, failed)
+    *_, last = rounds.run(federation, engine, simulated.settings, rounds.start(federation))
+    for name, tensor in last.server.state.items():
+        assert (run.server.state[name] == tensor).all(), name
 
 
 def test_a_killed_node_costs_a_deadline_and_comes_back(lab: Deployment, tmp_path: Path) -> None:
@@ -263,86 +348,3 @@ def test_the_superlink_is_killed_and_started_again_and_the_run_completes(tmp_pat
         until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
         after = finished(lab, "after", run_file(1, nodes=2), tmp_path / "after")  # starts when both nodes are back
         assert trained(after.metrics[0]) == 2
-
-
-LINK = """
-import os, sys
-if "fleetfit.engines.flower.warm.supernode" in sys.orig_argv:
-    import contextlib, random
-    import flwr.supernode.start_client_internal as inside
-    whole, before, name = inside.http_request_response, [], os.environ["NODE"]
-    def noted(what, message):
-        with open(os.path.join(os.environ["LINKS"], name), "a") as file:
-            file.write(f"{what} {message.metadata.group_id}\\n")
-    @contextlib.contextmanager
-    def unreliable(*given, **named):
-        with whole(*given, **named) as (node, receive, send, *rest):
-            coin = random.Random(name)
-            def receiving():
-                found = receive()
-                if found is not None and found[0].metadata.message_type == "train":
-                    noted("asked", found[0])
-                return found
-            def sending(message, tree, runtime):
-                if message.metadata.message_type != "train":
-                    return send(message, tree, runtime)
-                for old in before:  # an answer of an earlier round comes again
-                    noted("again", old[0])
-                    send(*old)
-                before.clear()
-                if coin.random() < 0.5:
-                    noted("lost", message)
-                    return set(), ""
-                found = send(message, tree, runtime)
-                if coin.random() < 0.7:
-                    noted("twice", message)
-                    send(message, tree, runtime)
-                    before.append((message, tree, runtime))
-                noted("sent", message)
-                return found
-            yield (node, receiving, sending, *rest)
-    inside.http_request_response = unreliable
-"""
-
-
-class LeavesOut:
-    """Engine local, without the replies of some clients of some rounds."""
-
-    def __init__(self, assembly: Assembly, lost: set[tuple[int, int]]) -> None:
-        self.engine, self.lost = assembly.engine(), lost
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        for job in jobs:
-            [reply] = self.engine.run(iter([job]))
-            yield Failure.of(job, "lost") if (job.round, job.client) in self.lost else reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-
-def test_half_of_the_answers_are_lost_and_others_come_twice(tmp_path: Path) -> None:
-    """By the nodes' own notes: the state has the bits of the answers that came in, each counted once."""
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "sitecustomize.py").write_text(LINK)
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    table = run_file(10, deadline_s=3.0)
-    table["cohort"] = {"fraction": 1.0, "quorum": 0.6}
-    with deployed(tmp_path, NAMES, False, {"PYTHONPATH": str(tmp_path / "path"), "LINKS": str(notes)}) as lab:
-        run = finished(lab, "links", table, tmp_path / "run")
-    told = {c: [line.split() for line in (notes / name).read_text().splitlines()] for c, name in enumerate(NAMES)}
-    asked = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "asked"}
-    lost = {(int(r) - 1, c) for c, lines in told.items() for what, r in lines if what == "lost"}
-    words = [what for lines in told.values() for what, _ in lines]
-    assert len(lost) >= 3 and words.count("twice") >= 2 and words.count("again") >= 1, told
-    failed = {(m["round"] - 1, f["client"]) for m in run.metrics for f in m["failures"]}
-    assert lost <= failed and len(failed) < len(asked)
-    assert sum(trained(m) for m in run.metrics) == len(asked - failed)
-
-    simulated = assemble(experiment_of({**table, "cohort": {"fraction": 1.0}, "engine": {"name": "local"}}))
-    trace = np.array([[(r, c) in asked for c in range(len(NAMES))] for r in range(10)])
-    federation = replace(simulated.federation, connected=lambda r: trace[r])
-    engine: Any = LeavesOut(simulated, failed)
-    *_, last = rounds.run(federation, engine, simulated.settings, rounds.start(federation))
-    for name, tensor in last.server.state.items():
-        assert (run.server.state[name] == tensor).all(), name
