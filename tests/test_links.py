@@ -299,6 +299,25 @@ def test_out_of_range(key: str, value: Any) -> None:
         experiment_of({section: {key: value}})
 
 
+@pytest.mark.parametrize("more", [{"fleet": {"links": {"lost_up": 0.3}}}, {"cohort": {"quorum": 0.5}},
+                                  {"cohort": {"over_selection": 0.5}}])  # fmt: skip
+def test_secure_rounds_which_have_phases_of_their_own_refuse_it(more: dict[str, Any]) -> None:
+    """And do not silently go on without it."""
+    [(section, keys)] = more.items()
+    plain_one = {"fleet": {"groups": [{"budget": 1.0, "profile": PHONE}]}, "cohort": {"count": 6}}
+    table = {
+        **TABLE,
+        "method": {"name": "fedavg", "hooks": {"weight": "by_count"}},
+        **plain_one,
+        "secure": {},
+        "evaluate": {"norms": ["batch"]},
+    }
+    assemble(experiment_of(table))
+    table[section] = {**table[section], **keys}
+    with pytest.raises(ConfigError, match=rf"\[secure\].*\[{section}\] {next(iter(keys))} is for plain rounds"):
+        assemble(experiment_of(table))
+
+
 def test_one_round_without_any_of_it_says_nothing_of_links() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 4, 2)
     assert "links" not in one_round(federation, local(simulation), SETTINGS, start(federation))[1]

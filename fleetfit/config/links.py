@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from fleetfit.config.schema import CohortSection, Experiment
+from fleetfit.errors import ConfigError
 from fleetfit.links import Links
 from fleetfit.rounds import Settings
 from fleetfit.values import Federation, Simulation
@@ -15,8 +16,12 @@ def on_the_way(
     """Return how many clients a round asks, how many updates end it, and how its messages fare.
 
     In a simulation that takes a clock: without one nobody is faster than another. On a fleet the engine counts.
+
+    Raises:
+        ConfigError: The rounds are secure.
     """
     cohort = experiment.cohort
+    _check_plain(experiment)
     if simulation is None:
         _ = cohort.quorum, cohort.over_selection  # the engine's
         return federation, settings
@@ -28,6 +33,22 @@ def on_the_way(
         settings = replace(settings, quorum=needed(cohort, federation.cohort))
         federation = replace(federation, cohort=asked(cohort, federation.cohort))
     return federation, settings
+
+
+def _check_plain(experiment: Experiment) -> None:
+    if not experiment.is_secure:
+        return
+    cohort = experiment.cohort
+    said = {
+        "[fleet] links": experiment.fleet.links is not None,
+        "[cohort] quorum": cohort.quorum < 1,
+        "[cohort] over_selection": cohort.over_selection > 0,
+    }
+    for key in (key for key, is_said in said.items() if is_said):
+        raise ConfigError(
+            f"[secure]: its rounds have phases of their own, in each of which all who are left are waited for. {key} "
+            "is for plain rounds. Leave it out; clients that are lost can be had with fleet.availability.leave."
+        )
 
 
 def needed(section: CohortSection, cohort: int) -> int:
