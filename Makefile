@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-by-make
-EXTRAS := images,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,dev
+EXTRAS := images,text,audio,hub,peft,ray,flower,plots,export,executorch,secure,dev
 IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq
 
@@ -71,8 +71,9 @@ test-all: lint ## the same with the slow tests
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
 	$(BIN)/pytest -m fleet tests/fleet -n 4 --dist loadfile $(PYTEST_ARGS)
 
-fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model
+fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model; once with [secure]
 	$(BIN)/python examples/fleet/demo.py
+	$(BIN)/python examples/fleet/demo.py --secure
 
 lint: env ## linters, security (ruff's S), format, types and import directions only
 	$(BIN)/ruff check .

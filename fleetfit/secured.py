@@ -1,9 +1,9 @@
-"""An engine whose rounds of training give sums only: secure aggregation of simulated clients, over any engine.
+"""An engine whose rounds of training give sums only: secure aggregation, over any engine.
 
-Each simulated client is a `fleetfit.secure.SecureClient`: it trains where the engine below trains it, quantises how far
-it has moved, and what leaves it are masked words. The server of the protocol is the one that a real fleet would have.
-Bytes are those of its messages. What the engine reports as lost was lost before its upload; losses in the other phases
-can be had with `away`.
+The server's side asks clients phase by phase (`Parties`). Each simulated client is a `fleetfit.secure.SecureClient`: it
+trains where the engine below trains it, quantises how far it has moved, and what leaves it are masked words. On a real
+fleet the same clients are nodes. Bytes are those of the messages. What the engine reports as lost was lost before its
+upload; losses in the other phases can be had with `away`.
 
 A block's words are its elements, then for each tensor that has some in it a 1 where a gradient reached the tensor on
 the client, then a 1 where something of the block had to be clipped. So the mean is that of those who trained, as
@@ -13,8 +13,8 @@ without masks, and of who has trained what the server learns numbers of clients.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fleetfit.secure import (
     Dealt,
     Identity,
     Journal,
+    Keys,
     Quantiser,
     SecureClient,
     SecureRun,
@@ -45,7 +46,7 @@ from fleetfit.validation import paired
 from fleetfit.values import Failure, Job, Summed, Update
 
 Away = Callable[[str, int, int], bool]
-"""Tells of (phase, round, client) whether it goes away before it sends its "shares", "upload", "sign" or "unmask"."""
+"""Tells of (phase, round, client) whether it goes away before its "keys", "shares", "update", "sign" or "unmask"."""
 _MOST_PIECES = 62  # bits of a block's number
 
 
@@ -82,9 +83,9 @@ class _Block:
 class Segments:
     """The blocks of cohorts, by their members' sub-models; clients and server compute them alike."""
 
-    def __init__(self, layout: Layout) -> None:
-        """Take the model's layout."""
-        self._layout = layout
+    def __init__(self, layout: Layout, setting: str = "") -> None:
+        """Take the model's layout, and what else all members have to have in common."""
+        self._layout, self._setting = layout, setting
         full = cut(layout, whole(layout))
         sizes = torch.tensor([int(np.prod(shape)) for shape in full.shapes.values()])
         self._names = full.names
@@ -142,12 +143,13 @@ class Segments:
             numbers *= np.array(trained, dtype=np.int64)[known[code].which.numpy()]
             words[code] = np.concatenate([numbers, trained, [int(clipped)]]).astype(np.int32).view(np.uint32)
         states = {code: state_digest(code, sent[mine == code]) for code in torch.unique(mine).tolist()}
-        return words, Sent(terms_of(job), states)
+        return words, Sent(terms_of(job, grid, self._setting), states)
 
-    def sent(self, pieces: Sequence[str], job: Job, state: State) -> Sent:
+    def sent(self, pieces: Sequence[str], job: Job, state: State, grid: Quantiser) -> Sent:
         """Return what all clients of a round were sent: how to train, and of each block the state."""
         full, blocks = flat_of(state).cpu(), self.of(pieces)[1]
-        return Sent(terms_of(job), {code: state_digest(code, full[block.places]) for code, block in blocks.items()})
+        terms = terms_of(job, grid, self._setting)
+        return Sent(terms, {code: state_digest(code, full[block.places]) for code, block in blocks.items()})
 
 
 def state_digest(block: int, sent: Tensor) -> bytes:
@@ -155,51 +157,137 @@ def state_digest(block: int, sent: Tensor) -> bytes:
     return digest("fleetfit secure state", block, sent.contiguous().numpy().tobytes())
 
 
-def terms_of(job: Job) -> bytes:
+def terms_of(job: Job, grid: Quantiser, setting: str) -> bytes:
     """Return what stands for how a job is to be done, as far as it is the same for all of a cohort."""
-    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local))
+    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local), grid.range, grid.bits, setting)
     return digest("fleetfit secure terms", json.dumps(terms, sort_keys=True, default=repr))
 
 
-class _Lost(Exception):
-    """The round's sums cannot be had; the message says why."""
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a client answers in a phase.
+
+    Attributes:
+        message: Of the protocol.
+        report: In the phase "train" its update, without anything that a sum would hide.
+    """
+
+    message: Any
+    report: Update | None = None
 
 
-@dataclass(eq=False)
-class _Member:
-    job: Job
-    client: SecureClient
-    up: int = 0
-    down: int = 0
-    silent: bool = False  # after its update
+Asked = Mapping[int, tuple[Job, Any]]
+"""By index of the job: the job, and what the client is told in this phase (None: nothing but the job)."""
+
+
+class Parties(Protocol):
+    """The clients of secure rounds, wherever they are."""
+
+    def ask(self, phase: str, asked: Asked) -> Iterator[tuple[int, Answer | Failure]]:
+        """Ask clients in a phase: "keys", "shares", "train", "sign" or "unmask"; yield what comes of each, once."""
+        ...
+
+
+class Simulated:
+    """Simulated clients: each is a `SecureClient` in this process, which trains where an engine trains it."""
+
+    def __init__(self, engine: Any, segments: "Segments", secure: SecureRun, away: Away = nobody) -> None:
+        """Take the engine that trains.
+
+        Args:
+            engine: Where jobs run.
+            segments: Of the model.
+            secure: What the run asks of a round.
+            away: Who goes away between phases, beside those that the engine loses.
+        """
+        self._engine, self._segments, self._secure, self._away = engine, segments, secure, away
+        self._authority = Signer.new()
+        self._known: dict[int, tuple[Identity, Journal]] = {}
+        self._members: dict[int, SecureClient] = {}
+
+    def ask(self, phase: str, asked: Asked) -> Iterator[tuple[int, Answer | Failure]]:
+        """Ask clients in a phase."""
+        if phase == "train":
+            yield from self._train(asked)
+            return
+        for index, (job, told) in asked.items():
+            if self._goes(phase, job):
+                yield index, Failure.of(job, f"it went away before it sent its {phase}.")
+                continue
+            try:
+                yield index, Answer(self._answer(phase, index, job, told))
+            except RunError as error:
+                yield index, Failure.of(job, one_line(str(error), 500))
+
+    def _answer(self, phase: str, index: int, job: Job, told: Any) -> Any:
+        if phase == "keys":
+            self._members[index] = self._member(job)
+            return self._members[index].begin(self._secure.run, job.round, worded(job.submodel))
+        member = self._members[index]
+        return answer_in(phase, member, told)
+
+    def _member(self, job: Job) -> SecureClient:
+        assert job.client is not None
+        number = job.client
+        if number not in self._known:
+            self._known[number] = certified(self._authority), Journal()
+        identity, journal = self._known[number]
+        return SecureClient(number, identity, self._authority.public, self._secure.rules.minimum,
+                            self._segments.lengths, journal)  # fmt: skip
+
+    def _goes(self, phase: str, job: Job) -> bool:
+        assert job.client is not None
+        return self._away(phase, job.round, job.client)
+
+    def _train(self, asked: Asked) -> Iterator[tuple[int, Answer | Failure]]:
+        for job, reply in paired(self._engine.run, [job for job, _ in asked.values()]):
+            if not isinstance(reply, Failure) and self._goes("update", job):
+                yield job.index, Failure.of(job, "it went away before it sent its update.")
+                continue
+            yield job.index, answered(self._members[job.index], asked[job.index][1], job, reply, self._segments,
+                                      self._secure.grid)  # fmt: skip
+
+
+def answer_in(phase: str, member: SecureClient, told: Any) -> Any:
+    """Return a member's answer in a phase that needs no training."""
+    if phase == "shares":
+        return member.shares(told)
+    return member.sign(told) if phase == "sign" else member.unmask(told)
+
+
+def answered(
+    member: SecureClient, dealt: Dealt, job: Job, reply: Update | Failure, segments: "Segments", grid: Quantiser
+) -> Answer | Failure:
+    """Return what a client sends when it has trained: its masked words, and a report that says nothing of them."""
+    if isinstance(reply, Failure):
+        return reply
+    try:
+        words, sent = segments.words(member.pieces, job, reply, member.blocks, grid)
+        masked = member.masked(dealt, words, sent)
+    except Exception as error:  # whatever a reply holds, it is its client's failure
+        spent = {"multiply_adds": reply.multiply_adds, "simulated_s": reply.simulated_s}
+        return Failure.of(job, what_raised(error), **spent)
+    return Answer(masked, replace(reply, state={}, scales={}, metrics={}, untrained=()))
 
 
 class Secured:
     """An engine that gives the server sums of training jobs, and runs all others as they are."""
 
-    def __init__(self, engine: Any, layout: Layout, secure: SecureRun, away: Away = nobody) -> None:
+    def __init__(
+        self, engine: Any, layout: Layout, secure: SecureRun, parties: Parties | None = None, setting: str = ""
+    ) -> None:
         """Take the engine that trains.
 
         Args:
             engine: Where jobs run.
             layout: Of the model.
             secure: What the run asks of a round.
-            away: Who goes away between phases, beside those that the engine loses.
+            parties: The clients; None: simulated ones.
+            setting: What else all members have to have in common.
         """
-        self.engine, self.layout, self.secure, self.away = engine, layout, secure, away
-        self.segments = Segments(layout)
-        self.authority = Signer.new()
-        self._identities: dict[int, Identity] = {}
-        self._journals: dict[int, Journal] = {}
-
-    def member(self, job: Job) -> SecureClient:
-        """Return the client of a job, as it begins a round."""
-        assert job.client is not None
-        number = job.client
-        if number not in self._identities:
-            self._identities[number], self._journals[number] = certified(self.authority, number), Journal()
-        return SecureClient(number, self._identities[number], self.authority.public, self.secure.rules.minimum,
-                      self.segments.lengths, self._journals[number])  # fmt: skip
+        self.engine, self.layout, self.secure = engine, layout, secure
+        self.segments = Segments(layout, setting)
+        self.parties = Simulated(engine, self.segments, secure) if parties is None else parties
 
     def sums(self, jobs: Iterator[Job], state: State) -> Summed:
         """Run a round's jobs of training.
@@ -235,28 +323,50 @@ class Secured:
         self.engine.close()
 
 
+class _Lost(Exception):
+    """The round's sums cannot be had; the message says why."""
+
+
+@dataclass(eq=False)
+class _Member:
+    job: Job
+    up: int = 0
+    down: int = 0
+
+
 @dataclass(eq=False)
 class _SecureRound:
-    """One round of the protocol, all parties of it."""
+    """The server's side of one round."""
 
     engine: Secured
     jobs: list[Job]
     state: State
     _reports: dict[int, Update | Failure] = field(default_factory=dict)
-    _members: dict[int, _Member] = field(default_factory=dict)  # who is still there, by index of the job
 
     def done(self) -> Summed:
         """Go through the phases."""
         secure = self.engine.secure
         self._server = SecureServer(secure.run, self.jobs[0].round, secure.rules, self.engine.segments.lengths)
-        self._everybody: dict[int, _Member] = {}
+        self._members = {job.index: _Member(job) for job in self.jobs}
         try:
-            dealt = self._shared()
-            self._train(dealt)
-            blocks = self._unmasked()
+            blocks = self._phases()
         except _Lost as lost:
             return self._summed([], str(lost))
         return self._summed(blocks, "")
+
+    def _phases(self) -> list[BlockSum]:
+        server = self._server
+        there = self._ask("keys", dict.fromkeys(self._members), self._enrolled)
+        self._roster = self._server_does(server.roster)
+        there = self._ask("shares", dict.fromkeys(there, self._roster), server.deal)
+        dealt = self._server_does(server.dealt)
+        given = {index: dealt[self._members[index].job.client] for index in there}
+        there = self._ask("train", given, server.add)
+        there = self._ask("sign", dict.fromkeys(there, self._server_does(server.survivors)), server.agree)
+        self._ask("unmask", dict.fromkeys(there, self._server_does(server.agreed)), server.open)
+        sent = self.engine.segments.sent(self._roster.pieces, self.jobs[0], self.state, self.engine.secure.grid)
+        found: list[BlockSum] = self._server_does(lambda: server.sums(sent))
+        return found
 
     def _server_does(self, step: Callable[[], Any]) -> Any:
         try:
@@ -264,96 +374,34 @@ class _SecureRound:
         except RunError as error:
             raise _Lost(str(error)) from None
 
-    def _fail(self, member: _Member, why: str, **more: Any) -> None:
-        index = member.job.index
-        self._reports[index] = Failure.of(member.job, one_line(why, 500), **more)
-        self._members.pop(index, None)
+    def _enrolled(self, sent: Keys, job: Job) -> None:
+        if (sent.client, sent.piece) != (job.client, worded(job.submodel)):
+            raise RunError("it has sent keys for another client, or another sub-model.")
+        self._server.enrol(sent)
 
-    def _goes(self, phase: str, member: _Member) -> bool:
-        assert member.job.client is not None
-        return self.engine.away(phase, member.job.round, member.job.client)
-
-    # ---- the phases
-
-    def _shared(self) -> dict[int, Dealt]:
-        """Exchange keys and shares; return what each member was dealt."""
-        for job in self.jobs:
-            member = self._everybody[job.index] = _Member(job, self.engine.member(job))
+    def _ask(self, phase: str, told: Mapping[int, Any], taken: Callable[..., None]) -> list[int]:
+        """Tell clients something, and take their answers; return who has answered as it should."""
+        heavy, there = _Sizes(), []
+        asked = {index: (self._members[index].job, message) for index, message in told.items()}
+        for index, (job, message) in asked.items():
+            trained = job_size(job, self.engine.layout) if phase == "train" else 0
+            self._members[index].down += trained + heavy.of(message)
+        for index, found in self.engine.parties.ask(phase, asked):
+            job, member = self._members[index].job, self._members[index]
             try:
-                sent = member.client.begin(self.engine.secure.run, job.round, worded(job.submodel))
-                self._server.enrol(sent)
+                if isinstance(found, Failure):
+                    raise RunError(found.reason)
+                member.up += size(found.message)
+                taken(found.message, job) if phase == "keys" else taken(found.message)
             except RunError as error:
-                self._fail(member, str(error))
+                if phase not in ("sign", "unmask"):  # then its update has come, and counts
+                    failed = found if isinstance(found, Failure) else Failure.of(job, "")
+                    self._reports[index] = replace(failed, reason=one_line(str(error), 500))
                 continue
-            member.up += size(sent)
-            self._members[job.index] = member
-        self._roster = self._server_does(self._server.roster)
-        heavy = size(self._roster)
-        for member in list(self._members.values()):
-            member.down += heavy
-            if self._goes("shares", member):
-                self._fail(member, "it went away before it sent its shares.")
-                continue
-            try:
-                shares = member.client.shares(self._roster)
-                self._server.deal(shares)
-            except RunError as error:
-                self._fail(member, str(error))
-                continue
-            member.up += size(shares)
-        found: dict[int, Dealt] = self._server_does(self._server.dealt)
-        return found
-
-    def _train(self, dealt: Mapping[int, Dealt]) -> None:
-        """Train, and add up what comes masked."""
-        for job, reply in paired(self.engine.engine.run, [member.job for member in self._members.values()]):
-            member = self._members[job.index]
-            member.down += job_size(job, self.engine.layout) + size(dealt[member.client.number])
-            if isinstance(reply, Failure):
-                more = {"declined": reply.declined, "late": reply.late, "absent": reply.absent}
-                spent = {"multiply_adds": reply.multiply_adds, "simulated_s": reply.simulated_s}
-                self._fail(member, reply.reason, **more, **spent)
-                continue
-            try:
-                grid = self.engine.secure.grid
-                words, sent = self.engine.segments.words(self._roster.pieces, job, reply, member.client.blocks, grid)
-                masked = member.client.masked(dealt[member.client.number], words, sent)
-            except Exception as error:  # whatever a reply holds, it is its client's failure
-                self._fail(member, what_raised(error), multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s)
-                continue
-            if self._goes("upload", member):
-                self._fail(member, "it went away before it sent its update.")
-                continue
-            member.up += size(masked)
-            self._server_does(partial(self._server.add, masked))
-            self._reports[job.index] = replace(reply, state={}, scales={}, metrics={}, untrained=())
-
-    def _unmasked(self) -> list[BlockSum]:
-        """Open what has to be taken away, and return the sums."""
-        survivors = self._server_does(self._server.survivors)
-        self._ask_all("sign", survivors, SecureClient.sign, self._server.agree)
-        self._ask_all("unmask", self._server_does(self._server.agreed), SecureClient.unmask, self._server.open)
-        given = self.engine.segments.sent(self._roster.pieces, self.jobs[0], self.state)
-        found: list[BlockSum] = self._server_does(lambda: self._server.sums(given))
-        return found
-
-    def _ask_all(
-        self, phase: str, told: Any, answer: Callable[[SecureClient, Any], Any], taken: Callable[[Any], None]
-    ) -> None:
-        """Ask those whose update has come, and counts, whether they answer or not."""
-        heavy = size(told)
-        for member in self._members.values():
-            member.down += heavy
-            if member.silent or self._goes(phase, member):
-                member.silent = True
-                continue
-            try:
-                found = answer(member.client, told)
-            except RunError:
-                member.silent = True
-                continue
-            member.up += size(found)
-            taken(found)
+            there.append(index)
+            if found.report is not None:
+                self._reports[index] = found.report
+        return sorted(there)
 
     # ---- what the server's core gets
 
@@ -370,14 +418,30 @@ class _SecureRound:
                 clipped, hidden = max(clipped, int(words[there])), hidden - here
             self._unheard({found.block for found in sums})
         reports = []
-        for job in self.jobs:
-            member = self._everybody[job.index]
-            report = self._reports.get(job.index) or Failure.of(job, one_line(lost, 500))
+        for index, member in self._members.items():
+            report = self._reports.get(index) or Failure.of(member.job, one_line(lost, 500))
             reports.append(replace(report, bytes_down=member.down, bytes_up=member.up))
         return Summed(tuple(blocks), self.engine.secure.grid.step, tuple(reports), hidden, clipped, lost)
 
     def _unheard(self, opened: set[int]) -> None:
         """Say of whom no block was opened."""
-        for member in list(self._members.values()):
-            if not opened & set(member.client.blocks):
-                self._fail(member, "too few others covered any part of what it trained, so no sum with it was seen.")
+        why = "too few others covered any part of what it trained, so no sum with it was seen."
+        for index, report in self._reports.items():
+            job = self._members[index].job
+            if isinstance(report, Update) and not opened & set(self._roster.blocks_of(job.client or 0)):
+                self._reports[index] = Failure.of(job, why)
+
+
+class _Sizes:
+    """Sizes of messages, each measured once however many get it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}
+
+    def of(self, message: Any) -> int:
+        """Return the bytes of a message, 0 of none."""
+        if message is None:
+            return 0
+        if id(message) not in self._known:
+            self._known[id(message)] = message, size(message)
+        return self._known[id(message)][1]

@@ -386,6 +386,8 @@ VERBS = {
     "flower resume": (["flower", "resume"], "file"),
     "flower init --run": (["flower", "init", "{tmp}/app", "--run"], "folder"),
     "flower key": (["flower", "key"], "folder"),
+    "flower member": (["flower", "member", "--authority", "{tmp}/authority"], "folder"),
+    "flower member --authority": (["flower", "member", "{tmp}/own.member", "--authority"], "file"),
     "flower certificates": (["flower", "certificates", "--host", "localhost"], "file"),
 }
 

@@ -131,6 +131,7 @@ VERBS: dict[str, list[str]] = {
     "flower init": ["flower", "init", "out", "--run", "SOURCE/run.toml"],
     "flower certificates": ["flower", "certificates", "out", "--host", "localhost"],
     "flower key": ["flower", "key", "keys/pi"],
+    "flower member": ["flower", "member", "keys/pi.member", "--authority", "authority"],
 }
 """Verbs that write, as they are called to do so."""
 ELSEWHERE = {
@@ -143,7 +144,7 @@ READERS = {
     "list": ["list", "methods"],
     "check-model": ["check-model", f"{HERE}/tiny.py:tiny", "--classes", "4", "--input-shape", "1,4,4"],
 }
-RANDOM = ("flower certificates", "flower key")
+RANDOM = ("flower certificates", "flower key", "flower member")
 """Whose files are others each time."""
 
 

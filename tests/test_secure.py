@@ -42,6 +42,7 @@ from fleetfit.secure import (
 )
 from fleetfit.secure import keys as primitives
 from fleetfit.secure.client import own_key, pair_key
+from fleetfit.secure.messages import of_survivors
 from fleetfit.secure.shamir import join, split
 
 RUN, ROUND = "a run", 4
@@ -110,7 +111,7 @@ class Play:
 
     def __post_init__(self) -> None:
         self.authority = Signer.new()
-        self.identities = {c: certified(self.authority, c) for c in self.cohort}
+        self.identities = {c: certified(self.authority) for c in self.cohort}
         self.journals = {c: Journal() for c in self.cohort}
         self.clients = {c: self.client(c) for c in self.cohort}
         self.server = SecureServer(RUN, ROUND, self.rules, lengths)
@@ -256,7 +257,7 @@ def long_upload(words: np.ndarray) -> tuple[np.ndarray, SecureClient, Roster]:
     """Return what the first of four clients sends of one long block, and the client."""
     authority = Signer.new()
     members = {
-        c: SecureClient(c, certified(authority, c), authority.public, 2, long_lengths, Journal()) for c in LONG_COHORT
+        c: SecureClient(c, certified(authority), authority.public, 2, long_lengths, Journal()) for c in LONG_COHORT
     }
     server = SecureServer(RUN, ROUND, SecureRules(2, 0.6), long_lengths)
     for number, member in members.items():
@@ -334,7 +335,7 @@ def signed_anew(keys: Keys) -> Keys:
     from fleetfit.secure.messages import of_round
 
     stranger = Signer.new()
-    identity = certified(stranger, keys.client)
+    identity = certified(stranger)
     told = of_round(RUN, ROUND, keys.client, keys.piece, keys.mask_key, keys.seal_key)
     return replace(keys, identity=identity.signer.public, certificate=identity.certificate,
                    signature=identity.signer.sign(told))  # fmt: skip
@@ -517,6 +518,19 @@ def test_a_server_that_tells_each_member_another_story_of_who_lives_learns_nothi
             refused.append(str(error))
     assert stolen(play, roster, opened, target, ONE) is None
     assert not opened and all("have signed who lives as client" in sentence for sentence in refused)
+
+
+def test_a_signature_of_another_round_does_not_count() -> None:
+    """With the same living and the same dead."""
+    play = Play(MIXED)
+    roster = play.keys()
+    survivors = play.upload(play.shares(roster))
+    other = replace(roster, round=ROUND - 1)
+    old = tuple((c, play.identities[c].signer.sign(of_survivors(other.digest, survivors))) for c in MANY)
+    client = play.clients[MANY[0]]
+    client.sign(survivors)
+    with pytest.raises(RunError, match="0 living members have signed who lives as client"):
+        client.unmask(Agreed(old))
 
 
 def test_the_server_leaves_signatures_out_that_do_not_fit() -> None:
@@ -755,10 +769,12 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     primitives._library.cache_clear()
 
 
-def test_an_identity_is_one_clients() -> None:
+def test_an_identity_is_one_members() -> None:
     authority = Signer.new()
-    identity: Identity = certified(authority, 5)
+    identity: Identity = certified(authority)
     check = primitives.signed_by
-    assert check(authority.public, identity.certificate, primitives.membership(5, identity.signer.public))
-    assert not check(authority.public, identity.certificate, primitives.membership(6, identity.signer.public))
-    assert not check(identity.signer.public, identity.certificate, primitives.membership(5, identity.signer.public))
+    assert check(authority.public, identity.certificate, primitives.membership(identity.signer.public))
+    assert not check(authority.public, identity.certificate, primitives.membership(Signer.new().public))
+    assert not check(identity.signer.public, identity.certificate, primitives.membership(identity.signer.public))
+    again = Signer.of(identity.signer.private)
+    assert again.public == identity.signer.public and check(again.public, again.sign(b"a"), b"a")

@@ -13,14 +13,13 @@ import fleetfit as ff
 from fleetfit import secured
 from fleetfit.aggregate import Mean, SummedBlock, applied, from_sums
 from fleetfit.config import assemble, experiment_of
-from fleetfit.config.assembly import assemble_fleet
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import SecureClient
 from fleetfit.secured import Secured
 from fleetfit.submodel import cut, flat_of, whole
 from fleetfit.validation import wrong_sums
-from fleetfit.values import DataDescription, Failure, Job, NodeDescription, Summed, Update
+from fleetfit.values import Failure, Job, Summed, Update
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {
@@ -73,7 +72,9 @@ def round_of(
     plain = replace(assembly, settings=replace(assembly.settings, secure=None)).engine()
     watched = Watched(plain)
     assert assembly.settings.secure is not None
-    engine = Secured(watched, assembly.federation.problem.layout, assembly.settings.secure, away)
+    layout, secure = assembly.federation.problem.layout, assembly.settings.secure
+    parties = secured.Simulated(watched, secured.Segments(layout), secure, away)
+    engine = Secured(watched, layout, secure, parties)
     server = start(assembly.federation)
     after, report = one_round(assembly.federation, engine, assembly.settings, server)
     return assembly, server, after, report, watched
@@ -120,11 +121,11 @@ def test_a_round_is_the_plain_one_up_to_half_a_step() -> None:
     assert 0 < away <= step / 2 + 1e-6, "half a step, and the rounding of fp32"
 
 
-@pytest.mark.parametrize("phase", ["shares", "upload", "sign", "unmask"])
+@pytest.mark.parametrize("phase", ["keys", "shares", "update", "sign", "unmask"])
 def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phase: str) -> None:
     gone = {1, 6}
     assembly, server, after, report, watched = round_of({}, lambda p, r, c: p == phase and c in gone)
-    counts = gone if phase in ("shares", "upload") else set()
+    counts = gone if phase in ("keys", "shares", "update") else set()
     assert {f["client"] for f in report["failures"]} == counts
     assert all("it went away before" in f["reason"] for f in report["failures"])
     assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, counts))
@@ -135,7 +136,7 @@ def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phas
     ("phase", "sentence"),
     [
         ("shares", "dealt shares"),
-        ("upload", "sent a masked update"),
+        ("update", "sent a masked update"),
         ("sign", "signed who lives"),
         ("unmask", "opened their shares"),
     ],
@@ -153,7 +154,7 @@ def test_what_too_few_cover_keeps_its_bits_and_is_counted() -> None:
     experiment = laid(TINY, {"secure": SECURE})
     levels = assemble(experiment_of(experiment)).federation.level_of
     gone = [int(c) for c in (levels == 2).nonzero()[0][:2]]
-    assembly, server, after, report, _ = round_of({}, lambda p, r, c: p == "upload" and c in gone)
+    assembly, server, after, report, _ = round_of({}, lambda p, r, c: p == "update" and c in gone)
     layout = assembly.federation.problem.layout
     smaller = torch.zeros(cut(layout, whole(layout)).size)
     cut(layout, assembly.federation.levels[1].submodel).scatter_scalar(smaller, 1.0)
@@ -205,20 +206,20 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    begin, train = SecureClient.begin, secured._SecureRound._train
+    begin, train = SecureClient.begin, secured.Simulated._train
 
     def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
         asked.append(round)
         return begin(self, run, round, piece)
 
-    def stops(self: Any, dealt: Any) -> None:
-        if self.jobs[0].round == 1:
+    def stops(self: Any, asked: Any) -> Any:
+        if next(iter(asked.values()))[0].round == 1:
             raise Stopped
-        train(self, dealt)
+        return train(self, asked)
 
     monkeypatch.setattr(SecureClient, "begin", begun)
     with monkeypatch.context() as patch:
-        patch.setattr(secured._SecureRound, "_train", stops)
+        patch.setattr(secured.Simulated, "_train", stops)
         with pytest.raises(Stopped):
             ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run")
     name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
@@ -238,16 +239,16 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
 
 def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that were done since the last checkpoint are skipped, also more of them than empty rounds end a run."""
-    train = secured._SecureRound._train
+    train = secured.Simulated._train
 
-    def stops(self: Any, dealt: Any) -> None:
-        if self.jobs[0].round == 7:
+    def stops(self: Any, asked: Any) -> Any:
+        if next(iter(asked.values()))[0].round == 7:
             raise Stopped
-        train(self, dealt)
+        return train(self, asked)
 
     experiment = laid(TINY, {"secure": SECURE, "rounds": 9, "checkpoint": {"every": 20}, "evaluate": {"every": 0}})
     with monkeypatch.context() as patch:
-        patch.setattr(secured._SecureRound, "_train", stops)
+        patch.setattr(secured.Simulated, "_train", stops)
         with pytest.raises(Stopped):
             ff.run(experiment, out=tmp_path / "run")
     run = ff.resume(tmp_path / "run")
@@ -316,12 +317,6 @@ def test_an_empty_section_is_enough_and_none_is_none() -> None:
     on = assemble(experiment_of(laid(TINY, {"secure": {}}))).settings.secure
     assert on is not None and (on.rules.minimum, on.grid.bits, on.grid.range) == (3, 20, 1.0)
     assert assemble(experiment_of(TINY)).settings.secure is None
-
-
-def test_a_fleet_of_real_nodes_refuses() -> None:
-    told = [NodeDescription("a", DataDescription("tiny", "classification", (1, 4, 4), 4), 20, 1.0)]
-    with pytest.raises(ConfigError, match="the nodes of a real fleet do not speak this protocol yet"):
-        assemble_fleet(experiment_of(laid(TINY, {"secure": SECURE})), told)
 
 
 def test_hostile_clients_send_what_they_like_within_the_range(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ OPTIONS = {
     "flower init": ["FOLDER", "--run"],
     "flower certificates": ["FOLDER", "--host", "--days"],
     "flower key": ["FILE"],
+    "flower member": ["FILE", "--authority"],
     "flower node": ["FILE", "--superlink", "--ca", "--key", "--insecure", "--listen", "--cold", "--check"],
     "flower resume": ["FOLDER", "SUPERLINK"],
 }  # fmt: skip
@@ -172,7 +173,6 @@ KEYS = {
     "cohort": ["choose", "fraction", "count", "deadline_s", "late", "quorum", "over_selection"],
     "attack": ["kind", "share", "among"],
     "secure": ["minimum", "threshold", "range", "bits"],
-    "privacy": ["clip", "noise", "epsilon", "delta", "key_file"],
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],

@@ -79,6 +79,30 @@ def key(
 
 
 @app.command()
+def member(
+    file: Annotated[
+        Path,
+        typer.Argument(help="The node's key for secure rounds.", parser=said(paths.file_to_write), metavar="FILE"),
+    ],
+    authority: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the fleet's authority, as for certificates.", parser=said(paths.folder), metavar="FOLDER"
+        ),
+    ],
+) -> None:
+    """Make a node's key for secure rounds, signed by the fleet's authority, which the server must not have."""
+    from fleetfit.cli import display
+    from fleetfit.engines.flower.certificates import make_member
+
+    make_member(file, authority)
+    display.say(
+        f"Written: {file}. Bring it to the node, and name it there under [secure] member. Keep "
+        f"{authority / 'members.key'} away from the server: whoever has it can invent members."
+    )
+
+
+@app.command()
 def node(
     file: Annotated[
         Path,

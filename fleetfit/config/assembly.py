@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fleetfit import used
-from fleetfit.attack import Attackers
+from fleetfit.attack import Attack, Attackers
 from fleetfit.config.comparable import check_comparable
 from fleetfit.config.computing import Computing, computing
 from fleetfit.config.fleet import (
@@ -36,7 +36,6 @@ from fleetfit.config.participants import (
     connected,
     server_accelerator,
 )
-from fleetfit.config.privacy import made_private, notes_on_privacy, privacy_of
 from fleetfit.config.schema import (
     FRACTION,
     CohortSection,
@@ -192,16 +191,15 @@ def assembled(
         FleetFitError: Something in the experiment does not fit.
     """
     with used.reading() as found:
-        assembly = _assembled(experiment, participants, base, on_a_fleet)
+        assembly = _assembled(experiment, participants, base, attack_of(experiment, on_a_fleet))
         unused = unused_of(experiment, found, assembly.federation.method_spec, on_a_fleet)
         return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
 
 
 def _assembled(
     experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
-    on_a_fleet: bool,
+    attack: Attack | None,
 ) -> Assembly:  # fmt: skip
-    attack = attack_of(experiment, on_a_fleet)
     method_spec = spec_of_method(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
@@ -219,12 +217,8 @@ def _assembled(
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
-    privacy = privacy_of(experiment, federation)
-    if privacy is not None:
-        federation, settings = made_private(experiment, federation, settings, privacy)
-        notes += notes_on_privacy(privacy, federation, experiment.rounds)
     check_comparable(experiment, federation)
-    secure = secure_of(experiment, federation, on_a_fleet)
+    secure = secure_of(experiment, federation)
     settings = replace(settings, secure=secure)
     notes += notes_on_secure(secure)
     attackers = None if attack is None else attackers_of(experiment, attack, known)

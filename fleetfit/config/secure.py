@@ -27,7 +27,7 @@ _KEPT = {
 """Hooks that have to be FedAvg's, and what a method does that has its own."""
 
 
-def secure_of(experiment: Experiment, federation: Federation, on_a_fleet: bool) -> SecureRun | None:
+def secure_of(experiment: Experiment, federation: Federation) -> SecureRun | None:
     """Return what a run asks of its secure rounds; None where they are plain.
 
     Raises:
@@ -36,11 +36,6 @@ def secure_of(experiment: Experiment, federation: Federation, on_a_fleet: bool) 
     """
     if not experiment.is_secure:
         return None
-    if on_a_fleet:
-        raise ConfigError(
-            "[secure]: the nodes of a real fleet do not speak this protocol yet; it runs with simulated clients. Leave "
-            "[secure] out, or run the file with fleetfit run."
-        )
     section = experiment.secure
     rules, grid = SecureRules(section.minimum, section.threshold), Quantiser(section.range, section.bits)
     check_installed()

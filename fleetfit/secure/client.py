@@ -191,7 +191,7 @@ class SecureClient:
         self._check_blocks(roster)
 
     def _check_member(self, member: Keys) -> None:
-        if not keys.signed_by(self._authority, member.certificate, keys.membership(member.client, member.identity)):
+        if not keys.signed_by(self._authority, member.certificate, keys.membership(member.identity)):
             raise RunError(
                 f"the key of client {member.client} is not signed by the fleet's authority: it may be anybody."
             )
@@ -220,6 +220,11 @@ class SecureClient:
                 )
 
     # ---- masked update
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The members' sub-models, in the order that blocks count by."""
+        return self._roster.pieces
 
     @property
     def blocks(self) -> tuple[int, ...]:

@@ -52,16 +52,23 @@ class Signer:
     Attributes:
         public: The key that checks.
         sign: Returns the signature of bytes.
+        private: The half that stays.
     """
 
     public: bytes
     sign: Callable[[bytes], bytes]
+    private: bytes
 
     @staticmethod
     def new() -> "Signer":
         """Draw a key pair."""
-        private = _library("asymmetric.ed25519").Ed25519PrivateKey.generate()
-        return Signer(private.public_key().public_bytes_raw(), private.sign)
+        return Signer.of(_library("asymmetric.ed25519").Ed25519PrivateKey.generate().private_bytes_raw())
+
+    @staticmethod
+    def of(private: bytes) -> "Signer":
+        """Return the pair of a private half."""
+        key = _library("asymmetric.ed25519").Ed25519PrivateKey.from_private_bytes(private)
+        return Signer(key.public_key().public_bytes_raw(), key.sign, private)
 
 
 def signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
@@ -80,22 +87,22 @@ class Identity:
 
     Attributes:
         signer: Its key pair.
-        certificate: The authority's word that the key is this client's.
+        certificate: The authority's word that the key is a member's.
     """
 
     signer: Signer
     certificate: bytes
 
 
-def certified(authority: Signer, client: int) -> Identity:
-    """Return a new client's identity, signed by the authority of its fleet."""
+def certified(authority: Signer) -> Identity:
+    """Return a new member's identity, signed by the authority of its fleet."""
     signer = Signer.new()
-    return Identity(signer, authority.sign(membership(client, signer.public)))
+    return Identity(signer, authority.sign(membership(signer.public)))
 
 
-def membership(client: int, public: bytes) -> bytes:
-    """Return what the authority signs: that a key is a client's."""
-    return encoded("fleetfit secure member", client, public)
+def membership(public: bytes) -> bytes:
+    """Return what the authority signs: that a key is a member's. One key stands on a roster once."""
+    return encoded("fleetfit secure member", public)
 
 
 # ---- pairs: agreement, seals, streams ------------------------------------------------------------------------------

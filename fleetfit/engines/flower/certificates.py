@@ -7,11 +7,14 @@ takes the key that is there, and makes the rest.
 import datetime
 import errno
 import ipaddress
+import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from fleetfit import files, paths
 from fleetfit.errors import ConfigError, MissingExtra
+from fleetfit.secure import Signer, certified
 
 try:
     from cryptography import x509
@@ -90,6 +93,36 @@ def make_node_key(path: Path) -> None:
         raise ConfigError(f"{error.filename} is there already; it is not written over.") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {paths.why(error)}.") from None
+
+
+def make_member(path: Path, folder: Path) -> None:
+    """Write a node's key for secure rounds, signed by the fleet's authority of members.
+
+    Args:
+        path: The file of the node: its private key, the signature, and the authority's public key.
+        folder: Of the authority, whose key for members (`members.key`) is made with the first of them.
+
+    Raises:
+        ConfigError: The file is there already, or one cannot be written or read.
+    """
+    own = folder / "members.key"
+    try:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, _THERE, str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not own.exists():
+            _write_new(own, Signer.new().private.hex().encode() + b"\n", 0o600)
+        authority = Signer.of(bytes.fromhex(files.read_bytes(own).decode()))
+        identity = certified(authority)
+        told = {"private": identity.signer.private, "certificate": identity.certificate, "authority": authority.public}
+        _write_new(path, json.dumps({k: v.hex() for k, v in told.items()}).encode() + b"\n", 0o600)
+    except FileExistsError as error:
+        raise ConfigError(f"{error.filename} is there already; it is not written over.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.") from None
+    except ValueError:
+        raise ConfigError(f"{own} is no key of an authority of members; remove it to make a new one.") from None
 
 
 def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:

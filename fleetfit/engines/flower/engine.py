@@ -27,6 +27,8 @@ from fleetfit.values import Failure, Job, Update
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
 _SHARED = 4  # states that are kept as Flower objects
+_JOB: Mapping[str, Any] = {"what": "job"}
+_NOTHING: Mapping[str, transport.Part] = {}
 _GRACE_S = 30.0  # beyond our deadline, at most, until Flower drops a message: a late reply tells that its node is free
 
 
@@ -90,6 +92,61 @@ class FlowerEngine:
         """Wait for nobody any more."""
         self._transport.close()
 
+    # -- one question to each of some nodes
+
+    def exchange(
+        self, what: Mapping[str, Any], asked: Mapping[int, tuple[Job, Mapping[str, transport.Part]]]
+    ) -> Iterator[tuple[int, Mapping[str, Any] | Failure]]:
+        """Ask several nodes at once; yield what comes of each as it comes, until the deadline of a job.
+
+        Args:
+            what: What the header says beside the job.
+            asked: By index of the job: the job, and further parts of its message.
+        """
+        out: dict[str, tuple[int, Job]] = {}
+        try:
+            busy, ready = set(self._late.values()), self._manager.ready()
+            for index, (job, parts) in asked.items():
+                there = job.client is not None and ready[job.client] and job.client not in busy
+                message = self._transport.send(self._message(job, what, parts), self._replies) if there else ""
+                if message:
+                    out[message] = (index, job)
+                else:
+                    yield index, _failed(job, "the node is not connected, or not free", absent=True)
+            until = time.monotonic() + self._rules.deadline_s
+            while out and (left := until - time.monotonic()) > 0:
+                self._transport.attend()
+                try:
+                    reply = self._replies.get(timeout=min(left, 0.5))
+                except queue.Empty:
+                    continue
+                if reply.message in out:
+                    index, job = out.pop(reply.message)
+                    yield index, self._said(job, reply)
+                else:
+                    self._too_late(reply)
+            for index, job in list(out.values()):
+                yield index, _failed(job, f"it did not answer within {self._rules.deadline_s:g} s", late=True)
+        finally:
+            self._late |= {message: job.client for message, (_, job) in out.items() if job.client is not None}
+
+    def _said(self, job: Job, reply: Reply) -> Mapping[str, Any] | Failure:
+        """Return what a node said in an exchange."""
+        if reply.lost and job.client is not None:
+            self._manager.online.discard(self._manager.members[job.client].node)
+        if reply.problem:
+            return _failed(job, reply.problem, absent=reply.lost)
+        try:
+            nest = answer_of(self._transport.released(reply))
+            if "refused" in nest or nest.get("lost") is True or "reply" in nest:
+                found = self._read(job, nest)
+                return found if isinstance(found, Failure) else _failed(job, "it has answered something else")
+            if nest.get("keeps") is True:
+                self._note_kept(job)
+            return nest
+        except Exception as error:  # whatever it is, it ends nothing but this reply
+            return _failed(job, f"its answer was refused: {what_raised(error)}")
+
     # -- drawing and sending
 
     def _draw(self, out: "_Out", jobs: Iterator[Job]) -> None:
@@ -128,12 +185,16 @@ class FlowerEngine:
             else:
                 out.done[place] = _failed(job, "the SuperLink did not take the message", absent=True)
 
-    def _message(self, job: Job) -> Any:
+    def _message(
+        self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NOTHING
+    ) -> Any:
         assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
         bare = job_nest(replace(job, state={}, statistics={}, memory_version=version), self._layout)
-        header = packed({"what": "job", **self._manager.setup.header, "job": bare})
-        parts: dict[str, transport.Part] = {"header": header, "state": self._part(job.state, job.submodel)}
+        header = packed({**what, **self._manager.setup.header, "job": bare})
+        parts: dict[str, transport.Part] = {"header": header, **further}
+        if job.state:
+            parts["state"] = self._part(job.state, job.submodel)
         if job.statistics:
             parts["statistics"] = self._part(job.statistics, job.submodel)
         kind = "train" if job.kind == "train" else "evaluate"
@@ -251,9 +312,12 @@ class FlowerEngine:
             name = self._manager.members[job.client].told.name
             self._manager.say(f"Node {name} has lost what it remembered of this run, and began anew.")
         if nest.get("keeps") is True and job.kind == "train":
-            self._keeps = {k for k in self._keeps if k[0] == job.round} | {(job.round, job.index)}
+            self._note_kept(job)
         # a node that answers is there, and has no clock but its own
         return replace(reply, absent=False) if isinstance(reply, Failure) else replace(reply, simulated_s=None)
+
+    def _note_kept(self, job: Job) -> None:
+        self._keeps = {k for k in self._keeps if k[0] == job.round} | {(job.round, job.index)}
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ a loss of power leaves one or the other.
 
 import contextlib
 import functools
-import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +24,18 @@ import torch
 from fleetfit import files, names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts
+from fleetfit.engines.flower.member import TOLD, Membership
 from fleetfit.engines.flower.memory_limit import MemoryLimit
-from fleetfit.engines.flower.protocol import Header, checked_header, digest_of, facts_of, hello_of, packed, refusal
+from fleetfit.engines.flower.protocol import (
+    Header,
+    checked_header,
+    digest_of,
+    facts_of,
+    hello_of,
+    key_of,
+    packed,
+    refusal,
+)
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
 from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
@@ -36,9 +45,13 @@ from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import give_back_freed_memory, keep_freed_memory
 from fleetfit.training.speed import within_reach
 from fleetfit.validation import problem_with_job
-from fleetfit.values import Device, Failure, Job, Problem
+from fleetfit.values import Device, Failure, Job, Problem, Update
 
 _LOG = logging.getLogger("fleetfit")
+PHASES = {"keys", *TOLD}
+"""Of a secure round."""
+Finish = Callable[[Job, Update | Failure], dict[str, Any] | Failure]
+"""Makes of a training job's reply what is answered instead."""
 
 # ---- what is kept on disk ------------------------------------------------------------------------------------------
 
@@ -184,6 +197,10 @@ class Node:
             self._memory.keep_base(header["base"], _part(parts, "base"))
         if header["what"] in ("setup", "base"):
             return packed(self._setup(header))
+        if header["what"] == "secure":
+            return self._secure(header, parts)
+        if self._member is not None and header["job"].get("kind") != "evaluate":
+            raise RunError("this node has a key of a member, and trains in secure rounds only.")
         return self._job(header, parts)
 
     def introduced(self) -> str:
@@ -232,7 +249,7 @@ class Node:
             yield
 
     def _problem(self, header: Header) -> Problem:
-        key = _key(header)
+        key = key_of(header)
         if key not in self._problems:
             self._forget()
             spec = header["problem"]
@@ -255,24 +272,47 @@ class Node:
         if self.settings.limit_bytes is not None:
             give_back_freed_memory()
 
+    # -- secure rounds
+
+    @cached_property
+    def _member(self) -> Membership | None:
+        """The node as a member of secure rounds, where it has a key for them."""
+        own = self.settings.secure
+        return None if own is None else Membership(Path(own.member), own.minimum, Path(self.settings.folder))
+
+    def _secure(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
+        if self._member is None:
+            raise RunError(
+                "this node has no key of a member: write one with fleetfit flower member, and name it in its "
+                "configuration under [secure] member."
+            )
+        _check_names(header, self.settings.allow)
+        message = bytes(parts.get("secure", b""))
+        if header["secure"].get("phase") == "train":
+            return self._job(header, parts, self._member.trained(header, message))
+        if header["secure"].get("phase") not in PHASES:
+            raise RunError("the server asks for a phase that secure rounds do not have.")
+        with self._limited(), _described("model that can be built"):
+            return packed(self._member.answer(header, message, self._problem(header).layout, key_of(header)))
+
     # -- jobs
 
-    def _job(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
+    def _job(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None = None) -> bytes:
         _check_names(header, self.settings.allow)
-        key = _key(header)
+        key = key_of(header)
         if key not in self._problems and header["base"] and self._memory.base(header["base"]) is None:
             return packed({"lost": True})
         if self.settings.limit_bytes is not None:  # what earlier runs left behind must not count against this one
             with contextlib.suppress(_OutOfMemory, MemoryError), self._limited():
-                return self._done(header, parts)
+                return self._done(header, parts, finish)
             self._forget()
         try:
             with self._limited():
-                return self._done(header, parts)
+                return self._done(header, parts, finish)
         except _OutOfMemory as error:
             return packed({"reply": failure_nest(error.reply)})
 
-    def _done(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
+    def _done(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None) -> bytes:
         names = ("state", "statistics")
         shared = {name: unpack(parts[name], bounded=True) if name in parts else {} for name in names}
         problem = self._problem(header)
@@ -299,7 +339,10 @@ class Node:
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
         if keeps:
             self._memory.keep(header["run"], job.memory_version, job.round, remembers)
-        return packed({"reply": reply_nest(reply, layout), "keeps": keeps, "forgot": forgot})
+        found = reply if finish is None else finish(job, reply)
+        if isinstance(found, Update | Failure):
+            found = {"reply": reply_nest(found, layout)}
+        return packed({**found, "keeps": keeps, "forgot": forgot})
 
     def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
         settings, data = self.settings, self.data
@@ -324,10 +367,6 @@ def _described(what: str) -> Iterator[None]:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
         raise ConfigError(f"the server describes no {what}: {what_raised(error)}.") from error
-
-
-def _key(header: Header) -> str:
-    return json.dumps([header["problem"], header["base"]], sort_keys=True)
 
 
 def _failed(job: Job, reason: str) -> Failure:

@@ -4,12 +4,14 @@ Server to node, in part `header`: `what` is one of
 - hello: what may the server know of you? (`asks_budget`, `asks_labels`)
 - setup: can you train this? (`problem`, `method`, `base`: the digest of what is never trained, or "")
 - base: as setup, with those tensors in part `base`
+- secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `member`)
 - job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
-Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `lost` (the base is not there any more), or
-`refused` with a reason.
+Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the base is not
+there any more), or `refused` with a reason.
 """
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -32,7 +34,8 @@ _MOST = 2**31  # classes, tokens, and numbers in a sample
 Header = Mapping[str, Any]
 _SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str}
 _WANTED: Mapping[str, Mapping[str, type]] = {
-    "hello": {"asks_budget": bool, "asks_labels": bool}, "setup": _SETUP, "base": _SETUP, "job": {**_SETUP, "job": dict}
+    "hello": {"asks_budget": bool, "asks_labels": bool}, "setup": _SETUP, "base": _SETUP,
+    "job": {**_SETUP, "job": dict}, "secure": {**_SETUP, "job": dict, "secure": dict},
 }  # fmt: skip
 
 
@@ -93,6 +96,11 @@ def answer_of(content: bytes | bytearray) -> dict[str, Any]:
     if not _ours(nest):
         raise RunError(f"it speaks version {_version(nest)} of the protocol, and the server {PROTOCOL}.")
     return nest
+
+
+def key_of(header: Header) -> str:
+    """Return what stands for the model that a header describes, data and all."""
+    return json.dumps([header["problem"], header["base"]], sort_keys=True)
 
 
 def digest_of(content: bytes | bytearray) -> str:

@@ -43,6 +43,18 @@ class OwnData(Open):
     client: Annotated[int, Field(ge=0)] | None = None
 
 
+class OwnSecure(Section):
+    """`[secure]`: the node trains in secure rounds only (docs/trust.md).
+
+    Attributes:
+        member: The file that `fleetfit flower member` wrote for this node.
+        minimum: Members, at least, that a sum with this node's numbers is over, whatever the server asks for.
+    """
+
+    member: str
+    minimum: Annotated[int, Field(ge=2)] = 3
+
+
 class NodeSettings(Section):
     """A node's configuration.
 
@@ -61,6 +73,7 @@ class NodeSettings(Section):
         memory_limit: How much memory a job may take, such as "300 MB": beyond it the job fails, and not the device.
         folder: Where the node keeps what it remembers; "fleetfit-node/NAME" beside this file by default.
         model: Keys of the run's `[model]` that are different here, such as where a checkpoint lies.
+        secure: What the node needs for secure rounds.
     """
 
     name: str
@@ -75,6 +88,7 @@ class NodeSettings(Section):
     memory_limit: Unit | None = None
     folder: str = "fleetfit-node"
     model: dict[str, Any] = Field(default_factory=dict)
+    secure: OwnSecure | None = None
 
     @property
     def limit_bytes(self) -> float | None:
@@ -103,6 +117,9 @@ def read_settings(path: str | Path) -> NodeSettings:
         allow = [names.anchored(name, folder) for name in found.allow]
         place = str((folder / files.expanded(found.folder)).resolve())
         found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
+        if found.secure is not None:
+            member = str((folder / files.expanded(found.secure.member)).resolve())
+            found = found.model_copy(update={"secure": found.secure.model_copy(update={"member": member})})
         _check_budget(found.budget)
         return found
     except FleetFitError as error:

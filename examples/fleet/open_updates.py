@@ -1,0 +1,101 @@
+"""Whether a server holds a single client's update: what clients send in the first round, and a search for it.
+
+Training is deterministic, so what each node will send is known beforehand, by a simulation of the same run. Of each
+client a few bytes are looked for, as they are in an update that travels in the open (its tensors) and in one that is
+quantised but not masked (whole numbers).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleetfit.config import assemble, experiment_of
+from fleetfit.rounds import one_round, start
+from fleetfit.secure import Quantiser
+from fleetfit.secured import Segments, worded
+from fleetfit.submodel import flat_of
+from fleetfit.values import Failure, Job, Update
+
+WORDS = 8
+"""Numbers of a piece that is looked for."""
+WITHOUT_MASKS = """
+import fleetfit.secure.keys
+
+fleetfit.secure.keys.masked = lambda words, key, sign: None
+"""
+"""As `sitecustomize.py` on a process's PYTHONPATH: its secure rounds have no masks."""
+
+
+class _Watched:
+    """An engine that keeps what comes back."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.replies: list[tuple[Job, Update | Failure]] = []
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+        """Run jobs, and keep what comes back."""
+        asked = list(jobs)
+        for job, reply in zip(asked, self.engine.run(iter(asked)), strict=True):
+            self.replies.append((job, reply))
+            yield reply
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
+    """Return pieces of what each client sends in the first round of a run file, which is run in this process."""
+    assembly = assemble(experiment_of(dict(table)))
+    asked, settings = assembly.settings.secure, replace(assembly.settings, secure=None)
+    grid = Quantiser(1.0, 20) if asked is None else asked.grid
+    engine = _Watched(replace(assembly, settings=settings).engine())
+    one_round(assembly.federation, engine, settings, start(assembly.federation))
+    segments = Segments(assembly.federation.problem.layout)
+    pieces = sorted({worded(job.submodel) for job, _ in engine.replies})
+    found: dict[int, list[bytes]] = {}
+    for job, update in engine.replies:
+        assert isinstance(update, Update) and job.client is not None
+        flat = flat_of(update.state)
+        moved = (flat != flat_of(job.state)).nonzero().flatten()
+        middle = int(moved[len(moved) // 2])
+        place = pieces.index(worded(job.submodel))
+        mine = [block for block in segments.of(pieces)[1] if block >> place & 1]
+        words, _ = segments.words(pieces, job, update, mine, grid)
+        found[job.client] = [flat[middle : middle + WORDS].numpy().tobytes(), *_pieces(words.values())]
+    return found
+
+
+def _pieces(words: Iterable[np.ndarray]) -> Iterator[bytes]:
+    for numbers in words:
+        moves = np.flatnonzero(numbers[:-WORDS])
+        if len(moves) > WORDS:
+            yield numbers[moves[0] : moves[0] + WORDS].tobytes()
+
+
+class Search:
+    """Looks for pieces of updates in files, time and again while a run goes on."""
+
+    def __init__(self, wanted: Mapping[int, list[bytes]], folder: Path) -> None:
+        """Take what is looked for, and the folder of a `deployment.Deployment`."""
+        self.wanted, self.folder = wanted, folder
+        self.found: dict[int, set[str]] = {}
+        self.bytes = 0
+
+    def look(self) -> None:
+        """Look into what the server has at this moment: its database, its logs and its run folder."""
+        places = [*self.folder.glob("state.db*"), *self.folder.glob("superlink.log"), *self.folder.glob("run-*.log"),
+                  *self.folder.glob("run/**/*")]  # fmt: skip
+        self.bytes = 0
+        for path in places:
+            try:
+                text = path.read_bytes() if path.is_file() else b""
+            except FileNotFoundError:
+                continue
+            self.bytes += len(text)
+            for client, pieces in self.wanted.items():
+                if any(piece in text for piece in pieces):
+                    self.found.setdefault(client, set()).add(path.name)

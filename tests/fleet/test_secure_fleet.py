@@ -1,0 +1,27 @@
+"""A fleet of processes with `[secure]`: the simulation's state; what database, logs and folder of the server hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from demo import secure, simulated
+
+import fleetfit as ff
+from fleetfit.submodel import flat_of
+
+pytestmark = pytest.mark.fleet
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_what_a_server_has_holds_no_single_update(masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same search finds every node's update where masks are off, in the database that carries them."""
+    monkeypatch.setenv("PYTHONPATH", "")
+    (tmp_path / "fleet").mkdir()
+    search = secure(tmp_path / "fleet", masks)
+    run = ff.load(tmp_path / "fleet" / "run")
+    base = ff.run(simulated(), out=tmp_path / "local")
+    assert torch.equal(flat_of(run.server.state), flat_of(base.server.state)), "sums are right either way"
+    assert all(report["failures"] == [] and report["train"]["clients"] == 4 for report in run.metrics)
+    assert search.bytes > 1e6 and len(search.wanted) == 4
+    assert search.found.keys() == (set() if masks else {0, 1, 2, 3})
+    assert masks or all(any(name.startswith("state.db") for name in places) for places in search.found.values())
