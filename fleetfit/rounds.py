@@ -26,6 +26,7 @@ from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_lev
 from fleetfit.layout import Layout, State
 from fleetfit.links import Links, Way
 from fleetfit.method import FEDAVG
+from fleetfit.privacy import Privacy
 from fleetfit.secure import SecureRun
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.soundness import spoilt, suspects, undone
@@ -203,6 +204,7 @@ class Settings:
         secure: Where the server is to see sums only; the engine then has `sums` (`fleetfit.secured`).
         links: How messages are lost and repeated, in a simulation; None: they are not.
         quorum: Updates that end a round, in a simulation with a clock; None: everybody is waited for.
+        privacy: What each round pays for, and leaves out of its report; its hooks are the method's.
     """
 
     rounds: int
@@ -215,6 +217,7 @@ class Settings:
     secure: SecureRun | None = None
     links: Links | None = None
     quorum: int | None = None
+    privacy: Privacy | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,16 +255,19 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
+        if settings.privacy is not None:
+            settings.privacy.begin(server.round)
         if skipped := settings.secure is not None and settings.secure.begun(server.round):
             server, report = _skipped(federation, settings, server)
         else:
             server, report = one_round(federation, engine, settings, server, watch)
-        if not skipped and not _nobody_there(report):
-            empty = [] if report["train"]["clients"] else [*empty, report]
+        told = report if settings.privacy is None else settings.privacy.withheld(report)
+        if not skipped and not _nobody_there(report, settings):
+            empty = [] if report["train"]["clients"] else [*empty, told]
         ruinable = ruinable or bool(settings.hostile and (report["train"]["clients"] or "undone" in report))
         if not ruinable and len(empty) >= settings.patience:
             raise RunError(_nobody(empty))
-        found = None
+        report, found = told, None
         if _due(server.round, settings):
             last = server.round == settings.rounds
             wanted = settings.wanted if last else on_the_way(settings.wanted)
@@ -280,15 +286,22 @@ def _due(done: int, settings: Settings) -> bool:
     return done == settings.rounds or bool(settings.evaluate_every and done % settings.evaluate_every == 0)
 
 
-def _nobody_there(report: Mapping[str, Any]) -> bool:
-    """Tell whether a round is empty because nobody was connected from its beginning to its end."""
+def _nobody_there(report: Mapping[str, Any], settings: Settings) -> bool:
+    """Tell whether a round is empty because nobody was drawn, or was connected from its beginning to its end."""
     failures = report["failures"]
+    if settings.privacy is not None and not failures and "undone" not in report:
+        return not report["train"]["clients"]
     gone = bool(failures) and all(f["absent"] for f in failures)
     return not report["train"]["clients"] and "undone" not in report and (gone or report.get("online") == 0)
 
 
 def _nobody(empty: list[dict[str, Any]]) -> str:
     """Return why a run stops after rounds of which nothing came."""
+    if "privacy" in empty[-1]:
+        return (
+            f"for {len(empty)} rounds in a row no client returned a usable update, or the round had to be undone. "
+            "Which clients, and why, is withheld: see [privacy]. The same run without [privacy] says it."
+        )
     again = [report["undone"] for report in empty if "undone" in report]
     if again:
         rounds = f"{len(empty)} rounds in a row" if len(again) == len(empty) else f"{len(again)} of {len(empty)} rounds"
@@ -315,7 +328,7 @@ def one_round(
     rng = numpy_rng(federation.seed, server.round, "choose")
     slots = canonical(federation, method.assign(federation, server, rng))
     before = replace(server, round=server.round + 1)
-    if not slots:  # nothing to merge, and no step may move what nobody trained
+    if not slots and settings.privacy is None:  # nothing to merge, and no step may move what nobody trained
         return before, report_of(federation, before, local, [])
     watch = watch or Timekeeper()
     jobs = _jobs(federation, server, slots, local, settings.rounds)

@@ -173,6 +173,7 @@ KEYS = {
     "cohort": ["choose", "fraction", "count", "deadline_s", "late", "quorum", "over_selection"],
     "attack": ["kind", "share", "among"],
     "secure": ["minimum", "threshold", "range", "bits"],
+    "privacy": ["clip", "noise", "epsilon", "delta", "key_file"],
     "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
     "evaluate": ["every", "batch_size", "split", "norms", "statistics_samples", "clients", "whole"],
     "checkpoint": ["every", "keep"],

@@ -32,7 +32,7 @@ from fleetfit.messages import pack
 from fleetfit.method import build
 from fleetfit.planner import budget_problem
 from fleetfit.records import RunFolder
-from fleetfit.report.text import percent
+from fleetfit.report.text import percent, spent
 from fleetfit.rounds import Engine
 from fleetfit.secured import Secured
 from fleetfit.soundness import in_words
@@ -375,13 +375,17 @@ class _Served:
     def _with_members(self, federation: Federation) -> Federation:
         experiment, told = self.run.experiment, [member.told for member in self.manager.members]
         fleet = fleet_of_nodes(experiment, federation.problem, told)
-        self.engine.cohort = cohort_of(experiment, len(told))
+        private = self.run.assembly.settings.privacy is not None  # then all who were drawn are waited for, however many
+        self.engine.cohort = len(told) if private else cohort_of(experiment, len(told))
         more = asked(experiment.cohort, self.engine.cohort)
         return replace(federation, clients=clients_of_nodes(experiment, federation.method, fleet, told), cohort=more)
 
     def on_round(self, report: Mapping[str, Any]) -> None:
         """Print what a round brought, and who brought nothing."""
         train, names = report["train"], [member.told.name for member in self.manager.members]
+        if "privacy" in report:
+            self.say(f"Round {report['round']}/{self.run.experiment.rounds}: {spent(report['privacy'])}")
+            return
         loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
         levels = ", ".join(f"{n} at level {level}" for level, n in sorted(train["by_level"].items()))
         evaluated = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
@@ -405,11 +409,12 @@ def _in_any_round(who: np.ndarray, round: int) -> np.ndarray:
 
 def _who(assembly: Assembly) -> dict[str, Any]:
     federation, names = assembly.federation, assembly.fleet.names
+    labels, told = federation.clients.labels, assembly.settings.privacy is None
     first = {
         "group": list(names),
         "level": [int(level) + 1 for level in federation.level_of],
-        "samples": federation.clients.num_examples.tolist(),
-        "class_counts": None if federation.clients.labels is None else federation.clients.labels.tolist(),
+        "samples": federation.clients.num_examples.tolist() if told else None,
+        "class_counts": labels.tolist() if labels is not None and told else None,
     }
     return {"clients": len(names), "groups": dict(Counter(names)), "first": first}
 

@@ -9,6 +9,7 @@ method never calls is a contradiction, and refused.
 """
 
 import contextlib
+import functools
 import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
+from fleetfit.privacy import key_in, made_key, outside
+from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
@@ -239,6 +242,10 @@ def new_folder(
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
     path = new_path(RUNS, name, config) if out is None else Path(out)
+    privacy = assembly.settings.privacy
+    if privacy is not None:  # before there is a folder
+        outside(privacy.key_file, path)
+        privacy.ledger.randomness(made_key(privacy.key_file))
     files = {
         "config.toml": heading + config,
         "plan.toml": assembly.plan.to_toml(),
@@ -247,6 +254,8 @@ def new_folder(
     files["environment.json"] = json.dumps({**environment(), "sha256": checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[secure_file.FILE] = secure_file.written(assembly.settings.secure)
+    if privacy is not None:
+        files[LEDGER] = privacy.text()
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 
@@ -292,6 +301,7 @@ def proceed(
         engine.load(taken["clients"])
         if target.assembly.settings.secure is not None:
             secure_file.opened(target.assembly.settings.secure, files)
+        _open_ledger(target)
         if files.begun():
             files.tidy(taken["server"].round)
             files.note_resumption(taken["server"].round)
@@ -321,15 +331,38 @@ def _taken_up(target: Run) -> dict[str, Any]:
     return {"server": rounds.start(target.assembly.federation), "clients": {}, "statistics": None}
 
 
+def _open_ledger(target: Run) -> None:
+    """Give a private run its key, and what it has spent.
+
+    Raises:
+        RunError: One of them is not there, or not as it was.
+    """
+    privacy, files = target.assembly.settings.privacy, target.files
+    if privacy is None:
+        return
+    outside(privacy.key_file, target.folder)
+    nest = files.json(LEDGER)
+    try:
+        privacy.kept_in(nest, key_in(privacy.key_file), functools.partial(files.write, LEDGER))
+    except ValueError as error:
+        raise RunError(
+            f"{target.folder / LEDGER} is damaged: {error}. Nobody knows what the run has spent, so it cannot go on."
+        ) from None
+
+
 def _rounds(
     target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
 ) -> Iterator[dict[str, Any]]:
     """Run round by round; a round's line is written before its checkpoint, whose seconds are in the next line."""
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
-    for done in rounds.run(assembly.federation, engine, assembly.settings, server, renew):
+    settings = assembly.settings
+    if settings.privacy is not None:
+        left = settings.privacy.left(server.round, settings.rounds - server.round)
+        settings = replace(settings, rounds=server.round + left)
+    for done in rounds.run(assembly.federation, engine, settings, server, renew):
         report = jsonable(with_seconds(done.report, saving.read()))
         files.append(report)
-        if done.server.round % often.every == 0 or done.server.round == assembly.settings.rounds:
+        if done.server.round % often.every == 0 or done.server.round == settings.rounds:
             after = done.server
             nest = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
@@ -377,6 +410,7 @@ def _first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
     assert simulation is not None
     parts = [dict(part) for part in simulation.parts[:count]]
     classification = simulation.data.task == "classification"
+    told = assembly.settings.privacy is None
     attackers = assembly.attackers
     return {
         "clients": len(fleet.group),
@@ -384,8 +418,8 @@ def _first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
         "first": {
             "group": [fleet.names[g] for g in fleet.group[:count]],
             "level": [int(level) + 1 for level in assembly.federation.level_of[:count]],
-            "samples": [len(part["train"]) for part in parts],
-            "class_counts": class_counts(simulation.data, parts).tolist() if classification else None,
+            "samples": [len(part["train"]) for part in parts] if told else None,
+            "class_counts": class_counts(simulation.data, parts).tolist() if classification and told else None,
         },
         **({} if attackers is None else {"hostile": list(attackers.clients)}),
     }

@@ -22,7 +22,7 @@ from fleetfit.cli.printing import show as show
 from fleetfit.config import Experiment
 from fleetfit.report import drawing
 from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
-from fleetfit.report.text import Table, duration, percent
+from fleetfit.report.text import Table, duration, percent, spent
 from fleetfit.soundness import in_words
 
 _TEXT_WIDTH = 110
@@ -100,12 +100,16 @@ class Rounds:
         columns = report.get("evaluate", {}).get(self._norm)
         now = ""
         if columns:
-            now = f"local {percent(columns['local'])}%  global {percent(columns['global'])}%"
+            told = ("avg", "full") if "privacy" in report else ("local", "global")
+            now = "  ".join(f"{name} {percent(columns.get(name))}%" for name in told)
             self._accuracy = f"{now} (round {done})"  # which the bar goes on showing
         if "undone" in report:
             self._say(f"Round {done} was {in_words(report['undone'])}")
         shown = now if self._bar is None else self._accuracy
-        what = f"loss {'-' if loss is None else f'{loss:.3f}'}  {shown}".rstrip()
+        first = f"loss {'-' if loss is None else f'{loss:.3f}'}"
+        if "privacy" in report:
+            first = spent(report["privacy"])
+        what = f"{first}  {shown}".rstrip()
         every = self._of_all()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, what=escape(f"{what}  {every}".rstrip()))

@@ -36,6 +36,7 @@ from fleetfit.config.participants import (
     connected,
     server_accelerator,
 )
+from fleetfit.config.privacy import made_private, notes_on_privacy, privacy_of
 from fleetfit.config.schema import (
     FRACTION,
     CohortSection,
@@ -217,6 +218,10 @@ def _assembled(
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
+    privacy = privacy_of(experiment, federation)
+    if privacy is not None:
+        federation, settings = made_private(experiment, federation, settings, privacy)
+        notes += notes_on_privacy(privacy, federation, experiment.rounds)
     check_comparable(experiment, federation)
     secure = secure_of(experiment, federation)
     settings = replace(settings, secure=secure)

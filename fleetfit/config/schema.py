@@ -383,6 +383,30 @@ class SecureSection(Section):
     bits: Annotated[int, Field(ge=8, le=24)] = 20
 
 
+class PrivacySection(Section):
+    """`[privacy]`: differential privacy of clients (see `fleetfit.privacy`); there is none without this section.
+
+    Attributes:
+        clip: The largest Euclidean norm of what a client may move its sub-model by.
+        noise: Standard deviation of the noise, as a multiple of `clip`.
+        epsilon: The budget. With `noise` the run ends when it is spent; without, noise is found with which all rounds
+            spend it.
+        delta: Of (epsilon, delta); by default 1 / (10 * clients).
+        key_file: A file outside of the run folder with the key of the noise; it is made where there is none.
+    """
+
+    clip: Positive | None = None
+    noise: Positive | None = None
+    epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    key_file: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.model_fields_set)
+
+
 class CohortSection(Section):
     """`[cohort]`: who takes part in a round.
 
@@ -493,6 +517,7 @@ class Experiment(Section):
     cohort: CohortSection = Field(default_factory=CohortSection)
     attack: AttackSection = Field(default_factory=AttackSection)
     secure: SecureSection = Field(default_factory=SecureSection)
+    privacy: PrivacySection = Field(default_factory=PrivacySection)
     engine: EngineSection = Field(default_factory=EngineSection)
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)

@@ -57,6 +57,8 @@ def to_table(experiment: Experiment) -> Table:
         table["attack"] = {**_defaults(names.resolve("attacks", kind), skip=()), **table["attack"]}
     if not experiment.is_secure:
         del table["secure"]
+    if not experiment.privacy.is_set:
+        del table["privacy"]
     del table["compare"]
     plus = {
         name: {**_defaults(names.resolve("options", name), skip=()), **values}

@@ -203,7 +203,7 @@ def spent(metrics: Metrics, cost: str) -> dict[int, float]:
     total, found, said = 0.0, {}, False
     for report in metrics:
         added = {
-            "bytes": report["bytes_down"] + report["bytes_up"],
+            "bytes": None if report["bytes_down"] is None else report["bytes_down"] + report["bytes_up"],
             "seconds": report.get("simulated_s"),
             "multiply_adds": report.get("multiply_adds"),
         }[cost]

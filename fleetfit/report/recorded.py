@@ -28,6 +28,7 @@ def summary_of(
     """
     columns: Mapping[str, Any] = next((m["evaluate"] for m in reversed(metrics) if "evaluate" in m), {})
     headline: Mapping[str, Any] = columns.get(description["norm"], {})
+    private = _withheld(metrics)
     found = headline.get("levels", {})
     levels = [
         {
@@ -51,18 +52,33 @@ def summary_of(
         "global": headline.get("global"),
         "local": headline.get("local"),
         "evaluate": {key: _without_clients(value) for key, value in columns.items()},
-        "bytes_down": sum(m["bytes_down"] for m in metrics),
-        "waste": sum(m.get("waste", 0.0) for m in metrics) / max(1, len(metrics)),
-        "bytes_up": sum(m["bytes_up"] for m in metrics),
-        "failures": sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics),
+        "bytes_down": _total(metrics, "bytes_down"),
+        "waste": None if private else sum(m.get("waste", 0.0) for m in metrics) / max(1, len(metrics)),
+        "bytes_up": _total(metrics, "bytes_up"),
+        "failures": None if private else _failures(metrics),
         "seconds": sum(m["seconds"] for m in metrics),
         "seconds_of": seconds_of(metrics),
-        "multiply_adds": sum(m.get("multiply_adds", 0) for m in metrics),
+        "multiply_adds": _total(metrics, "multiply_adds"),
         "simulated_s": simulated(metrics),
         "left_out": list(plan.left_out),
         "notes": list(notes),
         **excluded(metrics),
+        **({"privacy": metrics[-1]["privacy"]} if metrics and "privacy" in metrics[-1] else {}),
     }
+
+
+def _total(metrics: Sequence[Mapping[str, Any]], key: str) -> int | None:
+    """Return the sum over all rounds; None where a round withholds its part."""
+    return None if _withheld(metrics) else sum(report.get(key, 0) for report in metrics)
+
+
+def _failures(metrics: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(m["failures"]) + len(m.get("evaluate", {}).get("failures", ())) for m in metrics)
+
+
+def _withheld(metrics: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether rounds say nothing of who took part (see `fleetfit.privacy`)."""
+    return any("privacy" in report for report in metrics)
 
 
 def excluded(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -151,13 +167,14 @@ _COLUMNS = forms.table(
 _EVALUATED = forms.table({}, {"split": forms.text, "static": _COLUMNS, "batch": _COLUMNS,
                               "failures": forms.listed(forms.anything)})  # fmt: skip
 _CLIENTS = forms.table({"hostile": forms.count, "honest": _numbered(forms.count)})
+_PRIVACY = forms.table(dict.fromkeys(("epsilon", "delta", "noise", "clip", "rate"), forms.number))
 _REPORT = forms.table(
     {
         "round": forms.count,
-        "train": forms.table({"loss": forms.maybe(forms.number), "clients": forms.count}),
+        "train": forms.table({"loss": forms.maybe(forms.number), "clients": forms.maybe(forms.count)}),
         "failures": forms.listed(forms.anything),
-        "bytes_down": forms.count,
-        "bytes_up": forms.count,
+        "bytes_down": forms.maybe(forms.count),
+        "bytes_up": forms.maybe(forms.count),
         "seconds": forms.number,
     },
     {
@@ -168,6 +185,7 @@ _REPORT = forms.table(
         "simulated_s": forms.maybe(forms.number),
         "counts": forms.table({}, {"teachers": _numbered(_numbered(forms.count))}),
         "received": forms.table({"sent": _CLIENTS, "left_out": _CLIENTS}),
+        "privacy": _PRIVACY,
     },
 )
 _LEVEL = forms.table({
@@ -178,9 +196,12 @@ _LEVEL = forms.table({
 _SUMMARY = forms.table({
     "method": forms.text, "model": forms.text, "data": forms.text, "norm": forms.text, "rounds": forms.count,
     "levels": forms.listed(_LEVEL, 1), "global": forms.maybe(forms.number), "local": forms.maybe(forms.number),
-    "evaluate": _EVALUATED, "bytes_down": forms.count, "bytes_up": forms.count, "waste": forms.number,
-    "failures": forms.count, "seconds": forms.number, "notes": forms.listed(forms.text),
-}, {"simulated_s": forms.maybe(forms.number), "seconds_of": forms.mapped(forms.number)})  # fmt: skip
+    "evaluate": _EVALUATED, "bytes_down": forms.maybe(forms.count), "bytes_up": forms.maybe(forms.count),
+    "waste": forms.maybe(forms.number),
+    "failures": forms.maybe(forms.count), "seconds": forms.number, "notes": forms.listed(forms.text),
+}, {
+    "simulated_s": forms.maybe(forms.number), "seconds_of": forms.mapped(forms.number), "privacy": _PRIVACY,
+})  # fmt: skip
 _FLEET = forms.table({
     "first": forms.table({"class_counts": forms.maybe(forms.listed(forms.listed(forms.count, 1)))})
 })  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetfit.report.columns import cell, is_rounds
-from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spread
+from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spent, spread
 
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
@@ -46,7 +46,13 @@ def total_table(summary: Mapping[str, Any]) -> Table:
             said = f", batches of {columns['batch_size']}, {columns['order']}" if "batch_size" in columns else ""
             both = f"{percent(columns['global'])} / {percent(columns['local'])}"
             rows.append((f"global / local accuracy %, {title}{said}", both))
-    rows.append(("bytes sent down / up", f"{size(summary['bytes_down'])} / {size(summary['bytes_up'])}"))
+    if "privacy" in summary:
+        whole = summary["evaluate"].get(summary["norm"], {})
+        rows = [("accuracy of the full model %, on the server's test set", percent(whole.get("full"))),
+                ("mean of the levels' models %, there", percent(whole.get("avg")))]  # fmt: skip
+        rows.append(("spent of the clients' privacy", spent(summary["privacy"])))
+    else:
+        rows.append(("bytes sent down / up", f"{size(summary['bytes_down'])} / {size(summary['bytes_up'])}"))
     if summary["waste"]:
         rows.append(("sent and not sent back %, mean of the rounds", percent(summary["waste"])))
     if summary["failures"]:
@@ -213,7 +219,9 @@ def levels_of_rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]
             local = spread([s["levels"][index]["local"] for s in summaries if index < len(s["levels"])])
             overall = ("", "", "")
             if index == 0:
-                sent = f"{size(first['bytes_down'])} / {size(first['bytes_up'])}"
+                sent = "-"
+                if first["bytes_down"] is not None:
+                    sent = f"{size(first['bytes_down'])} / {size(first['bytes_up'])}"
                 overall = (", ".join(filter(None, key)), spread([s["global"] for s in summaries]), sent)
             rows.append((overall[0], *_shape_of(level), local, *overall[1:]))
     return Table(columns, tuple(rows))

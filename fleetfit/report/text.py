@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,11 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def spent(privacy: Mapping[str, float]) -> str:
+    """Return what was spent of the clients' privacy: epsilon 4.96 at delta 0.001."""
+    return f"epsilon {privacy['epsilon']:.2f} at delta {privacy['delta']:.3g}"
 
 
 def spread(values: Sequence[float | None]) -> str:

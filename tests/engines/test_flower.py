@@ -31,6 +31,7 @@ from fleetfit.engines.flower import flower, transport
 from fleetfit.engines.flower import node as nodes_side
 from fleetfit.engines.flower.transport import Reply, Transport
 from fleetfit.messages import pack, unpack
+from fleetfit.privacy import Privacy
 from fleetfit.report import plots
 
 
@@ -671,3 +672,58 @@ def test_the_folder_says_what_the_nodes_have_and_who_enrolled(tmp_path: Path, mo
     assert [group.name for group in groups] == [f"node-{i}" for i in range(CLIENTS)]
     assert [group.budget for group in groups] == list(told.budgets)
     assert "on its nodes" in (run / "config.toml").read_text()
+
+
+# ---- differential privacy of clients -------------------------------------------------------------------------------
+
+
+def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
+    privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
+    model = {"name": "tiny:tiny", "norm": False}
+    given = {"rounds": 6, "model": model, "cohort": {"fraction": 0.5}, "privacy": privacy, "evaluate": {"every": 0}}
+    return described({"name": "scalefl"}, **{**given, **changes})
+
+
+def test_a_private_fleet_waits_for_all_who_were_drawn_and_ends_with_the_bits_of_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one salt for both; cohorts are larger than is to be expected at times, and nobody is cut off then."""
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
+    lab, base = lab_of(tmp_path, private_table(tmp_path))
+    run = lab.serve()
+    asked = [unpack(transport.parts_of(m)["header"]) for m in lab.grid.sent]
+    rounds = [h["job"]["round"] for h in asked if h["what"] == "job" and h["job"]["kind"] == "train"]
+    assert max(map(rounds.count, rounds)) > round(0.5 * CLIENTS)
+    assert same_state(base, run)
+    assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
+
+
+def test_a_private_fleet_tells_no_more_than_what_was_spent_and_pays_again_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accountant = pytest.importorskip("fleetfit.privacy.accountant")
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    lab, _ = lab_of(tmp_path, private_table(tmp_path, rounds=3))
+    real, calls = Privacy.merge, []
+
+    def cut_off(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(Privacy, "merge", cut_off)
+    with pytest.raises((KeyboardInterrupt, FleetFitError)):
+        lab.serve()
+    run = lab.serve(resume=True)
+    assert len(calls) == 4  # the first round was begun twice
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [accountant.spent(1.0, 0.5, n, 0.01) for n in (2, 3, 4)]
+    assert json.loads((run.folder / "privacy.json").read_text())["begun"] == 4
+    assert json.loads((run.folder / "fleet.json").read_text())["first"]["samples"] is None
+    rounds = [line for line in lab.said if line.startswith("Round")]
+    assert len(rounds) == 3 and all("epsilon" in line and "level" not in line and "loss" not in line for line in rounds)
+    secret = (tmp_path / "keys" / "run.key").read_text().strip()
+    assert secret not in lab.heard
+    assert not any(secret.encode() in file.read_bytes() for file in run.folder.rglob("*") if file.is_file())
+    assert not any(secret.encode() in part for m in lab.grid.sent for part in transport.parts_of(m).values())

@@ -1,0 +1,185 @@
+"""The private round: Poisson cohorts, clipped movements, fixed denominators, noise on every element of every round.
+
+Each client is drawn by itself with probability q, before it is known who is connected. Its movement d_k, all of it in
+its own sub-model, is scaled to at most C, and
+
+    x_j <- x_j + (sum_k d_kj + N(0, (sigma C)^2)) / D_j,    D_j = q N_j,
+
+with N_j the registered clients whose level covers j: never the number that came back. Where nobody trained, the noise
+comes all the same, in a round without any client too, so that nothing shows who took part. What no registered client
+covers keeps its bits.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleetfit.aggregate import Aggregate
+from fleetfit.errors import RunError
+from fleetfit.method.hooks import Weight, round_submodel
+from fleetfit.privacy.accountant import affordable, spent
+from fleetfit.privacy.ledger import Ledger
+from fleetfit.privacy.randomness import Randomness
+from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.training import one_thread
+from fleetfit.values import Federation, Server, Update
+
+_CHUNK = 1 << 20  # elements
+_BELOW = 1 - 1e-6  # so that rounding makes no clipped movement longer than the clipping norm
+
+
+@dataclass(eq=False)
+class Privacy:
+    """What is promised, and the hooks that keep it; it draws nothing before it has a ledger and a key.
+
+    Attributes:
+        clip: The largest norm of a client's movement, C.
+        noise: Standard deviation of the noise as a multiple of C, sigma.
+        rate: Probability with which a client is drawn, q.
+        delta: Of (epsilon, delta).
+        epsilon: The budget; None: none but the rounds.
+        key_file: Where the key is.
+        ledger: What is spent.
+        randomness: The run's; None before it begins.
+        write: Writes the ledger.
+        found: Whether the noise was found from the budget, and not given.
+    """
+
+    clip: float
+    noise: float
+    rate: float
+    delta: float
+    epsilon: float | None
+    key_file: str
+    ledger: Ledger = field(default_factory=Ledger)
+    randomness: Randomness | None = None
+    write: Callable[[], None] = lambda: None
+    found: bool = False
+
+    # -- where it is kept
+
+    def kept_in(self, nest: Any, key: bytes, write: Callable[[str], None]) -> None:
+        """Take up what a run's file holds; from then on rounds can be drawn and paid for.
+
+        Args:
+            nest: The file's value.
+            key: The secret.
+            write: Writes the file's text.
+
+        Raises:
+            ValueError: It is no ledger.
+            RunError: The run has promised something else, or began with another key.
+        """
+        ledger, changed = Ledger.of(nest), []
+        for name in ("clip", "noise", "rate", "delta"):
+            before = nest.get(name)
+            if type(before) not in (int, float) or not 0 < before < float("inf"):
+                raise ValueError(f"{name} is no number above 0")
+            if name == "noise" and self.found:
+                self.noise = float(before)
+            elif before != getattr(self, name):
+                changed.append(f"{name} was {before:g} and is {getattr(self, name):g}")
+        if changed:
+            raise RunError(
+                f"[privacy]: {', '.join(changed)}. Rounds that were trained with the one cannot be followed by rounds "
+                "with the other. Set it back, or begin a new run."
+            )
+        self.randomness, self.ledger = ledger.randomness(key), ledger
+        self.write = lambda: write(self.text())
+
+    def text(self) -> str:
+        """Return the text of the run's file."""
+        return self.ledger.text(**self.told())
+
+    # -- what it costs
+
+    def left(self, round: int, most: int) -> int:
+        """Return how many further rounds the budget has, at most so many."""
+        done = self.ledger.begun if self.ledger.again else round
+        if self.epsilon is None:
+            return most
+        return max(0, min(most, affordable(self.noise, self.rate, self.delta, self.epsilon, done + most) - done))
+
+    def told(self, rounds: int | None = None) -> dict[str, Any]:
+        """Return what is spent, by default on all rounds that were begun: as reports and the ledger's file have it."""
+        draws = self.ledger.begun if rounds is None or self.ledger.again else rounds
+        epsilon = spent(self.noise, self.rate, draws, self.delta)
+        return {"epsilon": epsilon, "delta": self.delta, "noise": self.noise, "clip": self.clip, "rate": self.rate}
+
+    def begin(self, round: int) -> None:
+        """Pay for a round, before anything of it is drawn."""
+        self.ledger.begin(round, self.write)
+
+    # -- the hooks
+
+    def choose(self, federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
+        """Draw each client by itself, and return those of them who are connected."""
+        numbers = self._generator("cohort", server.round).random(len(federation.clients))
+        here = federation.reachable(server.round)
+        return [int(client) for client in here[numbers[here] < self.rate]]
+
+    def merge(self, federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
+        """Return the state after the round, with the registered clients of each element as its coverage."""
+        layout, state = federation.problem.layout, flat_of(server.state)
+        full, total = cut(layout, whole(layout)), torch.zeros_like(state)
+        with one_thread():
+            for update in updates:
+                piece = cut(layout, update.submodel)
+                moved = flat_of(update.state).to(state.device) - piece.gather(state)
+                length = float(torch.linalg.vector_norm(moved, dtype=torch.float64))
+                if not math.isfinite(length):  # the difference of two numbers that are finite
+                    continue
+                if length > self.clip:
+                    moved.mul_(self.clip / length * _BELOW)
+                piece.scatter(total, moved, add=True)
+            members = registered(federation, server.round).to(state.device)
+            self._noise_on(total, server.round)
+            mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)
+        return Aggregate(full.views(mean), full.views(members))
+
+    def _noise_on(self, total: Tensor, round: int) -> None:
+        rng, size = self._generator("noise", round), self.noise * self.clip
+        for start in range(0, total.numel(), _CHUNK):
+            here = total[start : start + _CHUNK]
+            drawn = torch.from_numpy(rng.standard_normal(here.numel(), dtype=np.float32))
+            here.add_(drawn.to(here.device), alpha=size)
+
+    def _generator(self, purpose: str, round: int) -> np.random.Generator:
+        assert self.randomness is not None, "drawn before the run has its key"
+        return self.randomness.generator(purpose, self.ledger.index(round))
+
+    # -- what stands in files
+
+    def withheld(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what of a round's report does not show who took part and what they have."""
+        undone = {"undone": {"reason": UNDONE, "reported": []}} if "undone" in report else {}
+        return {
+            "round": report["round"],
+            "lr": report["lr"],
+            "train": {"loss": None, "clients": None, "samples": None, "by_level": {}},
+            "failures": [],
+            "bytes_down": None,
+            "bytes_up": None,
+            "privacy": self.told(report["round"]),
+            **undone,
+        }
+
+
+UNDONE = "it would have left numbers that are not finite; what it cost is not given back"
+"""The reason of a round that is undone: what it was in detail is withheld."""
+
+
+def registered(federation: Federation, round: int) -> Tensor:
+    """Return how many registered clients cover each element of the full model, flat: N_j."""
+    layout = federation.problem.layout
+    found = torch.zeros(cut(layout, whole(layout)).size)
+    levels = federation.level_of[federation.able]
+    for level in np.unique(levels).tolist():
+        mine = federation.able[levels == level]
+        cut(layout, round_submodel(federation, round, int(mine[0]))).scatter_scalar(found, float(len(mine)))
+    return found

@@ -1,0 +1,559 @@
+"""Differential privacy of clients: what a round costs, what it adds, what it draws, and what a folder does not tell."""
+
+import json
+import math
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from scipy import optimize, stats
+from test_attacks import FULL, TINY, elements, job_of, update_of
+
+import fleetfit as ff
+from fleetfit.api.runs import prepare, proceed
+from fleetfit.cli import main
+from fleetfit.config import assemble, experiment_of
+from fleetfit.errors import ConfigError, FleetFitError, RunError
+from fleetfit.privacy import Ledger, Privacy, Randomness, affordable, made_key, noise_for, registered, spent
+from fleetfit.rounds import one_round, start
+from fleetfit.submodel import flat_of
+from fleetfit.values import Server
+
+accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
+
+ROOT = Path(__file__).parents[1]
+KEY = bytes(range(32))
+QUIET: dict[str, Any] = {**TINY, "model": {"name": "tiny:tiny", "norm": False}, "cohort": {"fraction": 0.5}}
+
+
+# ---- what it costs, against the definition --------------------------------------------------------------------------
+
+
+def delta_of(epsilon: float, noise: float, rate: float) -> float:
+    """Return the hockey-stick divergence of one round, by integrating its definition in both directions."""
+
+    x = np.linspace(-12 * noise, 12 * noise + 1, 200_001)
+    plain = stats.norm.pdf(x, 0, noise)
+    mixed = (1 - rate) * plain + rate * stats.norm.pdf(x, 1, noise)
+    one, other = (
+        np.trapezoid(np.maximum(0, p - math.exp(epsilon) * q), x) for p, q in ((mixed, plain), (plain, mixed))
+    )
+    return float(max(one, other))
+
+
+@pytest.mark.parametrize(("noise", "rate", "delta"), [(1.0, 0.1, 1e-3), (0.7, 0.5, 1e-4), (2.0, 1.0, 1e-5)])
+def test_one_round_costs_what_the_definition_says(noise: float, rate: float, delta: float) -> None:
+    exact = optimize.brentq(lambda epsilon: delta_of(epsilon, noise, rate) - delta, 0.0, 20.0, xtol=1e-4)
+    assert exact <= spent(noise, rate, 1, delta) <= exact + 0.03
+
+
+def renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the bound of Renyi differential privacy at whole orders (Mironov et al., 2019), which is never below."""
+    best = math.inf
+    for order in range(2, 200):
+        terms = [math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1)
+                 + (order - k) * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) / (2 * noise**2)
+                 for k in range(order + 1)]  # fmt: skip
+        most = max(terms)
+        moment = (most + math.log(sum(math.exp(t - most) for t in terms))) / (order - 1)
+        best = min(best, rounds * moment + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "delta"), [(0.6, 0.1, 1e-3), (1.0, 0.1, 1e-3), (1.0, 0.01, 1e-5), (2, 0.01, 1e-5)]
+)
+def test_many_rounds_cost_a_little_less_than_renyi_bounds_say(noise: float, rate: float, delta: float) -> None:
+    bound = renyi(noise, rate, 200, delta)
+    assert 0.6 * bound < spent(noise, rate, 200, delta) < bound
+
+
+@pytest.mark.parametrize(
+    "case", [(1.0, 0.1, 45, 1e-3), (0.6, 0.01, 200, 1e-5), (2.0, 1.0, 7, 1e-5), (3.0, 0.5, 90, 1e-6)]
+)
+def test_epsilon_is_that_of_the_accountant_of_opacus(case: tuple[float, float, int, float]) -> None:
+    """Its own call, with a grid for these rounds alone."""
+    noise, rate, rounds, delta = case
+    accountant = accountants.PRVAccountant()
+    accountant.history = [(noise, rate, rounds)]
+    with np.errstate(all="ignore"):  # at a rate of 1 it takes the logarithm of 0
+        assert spent(noise, rate, rounds, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-3)
+
+
+def test_more_rounds_cost_more_and_more_noise_less() -> None:
+    by_round = [spent(1.0, 0.1, rounds, 1e-3) for rounds in range(40)]
+    assert by_round == sorted(by_round) and len(set(by_round)) == 40
+    by_noise = [spent(noise, 0.1, 5, 1e-3) for noise in (1e-3, 0.01, 0.1, 0.3, 1, 10, 1e3)]
+    assert by_noise == sorted(by_noise, reverse=True) and all(map(math.isfinite, by_noise))
+    by_rate = [spent(1.0, rate, 5, 1e-3) for rate in (1e-4, 0.01, 0.5, 0.999, 1.0)]
+    assert by_rate == sorted(by_rate)
+
+
+def test_a_delta_that_no_grid_is_fine_enough_for_gets_the_bound_of_renyi() -> None:
+    assert 0.9 * renyi(1.0, 0.1, 10, 1e-15) < spent(1.0, 0.1, 10, 1e-15) <= renyi(1.0, 0.1, 10, 1e-15)
+
+
+def test_the_noise_that_a_budget_asks_for_and_the_rounds_that_it_lasts() -> None:
+    noise = noise_for(3.0, 0.1, 50, 1e-3)
+    assert spent(noise, 0.1, 50, 1e-3) <= 3.0 < spent(0.99 * noise, 0.1, 50, 1e-3)
+    lasts = affordable(1.0, 0.1, 1e-3, 3.0, 1000)
+    assert spent(1.0, 0.1, lasts, 1e-3) <= 3.0 < spent(1.0, 0.1, lasts + 1, 1e-3)
+    assert affordable(1.0, 0.1, 1e-3, 3.0, lasts - 1) == lasts - 1
+    assert spent(1.0, 0.1, 0, 1e-3) == 0
+    assert spent(0.01, 0.1, 10, 1e-3) > 1000
+
+
+# ---- the round, by plain loops --------------------------------------------------------------------------------------
+
+
+def private(clip: float = 1.0, noise: float = 0.0, rate: float = 0.5, salt: bytes = b"s" * 16) -> Privacy:
+    return Privacy(clip, noise, rate, 1e-3, None, "none", randomness=Randomness(KEY, salt))
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    key = tmp_path_factory.mktemp("key") / "run.key"
+    table = {**QUIET, "privacy": {"clip": 0.5, "noise": 1.0, "key_file": str(key)}}
+    return assemble(experiment_of(table))
+
+
+def coverage(assembly: Any) -> dict[Any, int]:
+    """Return how many clients' levels cover each element."""
+    federation, found = assembly.federation, {}
+    for client in federation.able.tolist():
+        level = federation.levels[federation.level_of[client]].submodel
+        for place in elements(extracted(federation, level)):
+            found[place] = found.get(place, 0) + 1
+    return found
+
+
+def extracted(federation: Any, piece: Any) -> Mapping[str, Any]:
+    from fleetfit.submodel import extract
+
+    return extract(federation.problem.layout, start(federation).state, piece)
+
+
+def test_denominators_are_the_registered_clients_of_each_element(assembly: Any) -> None:
+    federation = assembly.federation
+    names = start(federation).state
+    flat, expected = registered(federation, 0), coverage(assembly)
+    places = list(elements(names))
+    assert flat.tolist() == [float(expected.get(place, 0)) for place in places]
+    assert len(set(flat.tolist())) > 1
+
+
+@pytest.mark.parametrize("clip", [0.3, 1e6])
+def test_a_round_adds_clipped_movements_over_fixed_denominators(assembly: Any, clip: float) -> None:
+    """Two clients of ten came, and the element's denominator is what was to be expected of those who cover it."""
+    federation, server = assembly.federation, start(assembly.federation)
+    sent = elements(server.state)
+    pieces = [federation.levels[0].submodel, federation.levels[-1].submodel]
+    rng, updates = torch.Generator().manual_seed(1), []
+    for index, piece in enumerate(pieces):
+        state = {n: t + torch.randn(t.shape, generator=rng) for n, t in extracted(federation, piece).items()}
+        job = job_of(FULL, index)
+        updates.append(replace(update_of(FULL, 1, job), submodel=piece, state=as_flat(federation, piece, state)))
+    added: dict[Any, float] = {}
+    for update in updates:
+        moved = {place: number - sent[place] for place, number in elements(update.state).items()}
+        length = math.sqrt(sum(m * m for m in moved.values()))
+        for place, m in moved.items():
+            added[place] = added.get(place, 0.0) + m * min(1.0, clip / length)
+    found = elements(private(clip).merge(federation, server, iter(updates), lambda update: 1.0).mean)
+    members = coverage(assembly)
+    for place, number in found.items():
+        assert number == pytest.approx(sent[place] + added.get(place, 0.0) / (0.5 * members[place]), abs=1e-4)
+
+
+def as_flat(federation: Any, piece: Any, state: Mapping[str, torch.Tensor]) -> Any:
+    from fleetfit.submodel import cut
+
+    return cut(federation.problem.layout, piece).views(torch.cat([t.flatten() for t in state.values()]))
+
+
+def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:
+    federation = assembly.federation
+    server = replace(start(federation), round=round)
+    after = privacy.merge(federation, server, iter(()), lambda update: 1.0)
+    return flat_of(after.mean) - flat_of(server.state)
+
+
+def test_noise_comes_in_every_round_on_every_element_as_loud_as_promised(assembly: Any) -> None:
+    """Also where nobody came: sigma C / D_j, over many rounds."""
+    privacy = private(clip=2.0, noise=1.5, rate=0.5)
+    drawn = torch.stack([noise_in(assembly, privacy, round) for round in range(400)])
+    expected = 1.5 * 2.0 / (0.5 * registered(assembly.federation, 0))
+    assert ((drawn.std(0) / expected - 1).abs() < 0.2).all()
+    assert 0.97 < float((drawn / expected).std()) < 1.03
+    for members in set(registered(assembly.federation, 0).tolist()):  # also by how many are registered for an element
+        some = registered(assembly.federation, 0) == members
+        assert 0.97 < float((drawn[:, some] / expected[some]).std()) < 1.03
+    assert float((drawn / expected).mean()) == pytest.approx(0, abs=0.01)
+
+
+def test_noise_goes_by_key_salt_and_round(assembly: Any) -> None:
+    one = noise_in(assembly, private(noise=1.0))
+    assert torch.equal(one, noise_in(assembly, private(noise=1.0)))
+    others = [noise_in(assembly, private(noise=1.0), 1), noise_in(assembly, private(noise=1.0, salt=b"t" * 16)),
+              noise_in(assembly, replace(private(noise=1.0), randomness=Randomness(bytes(32), b"s" * 16)))]  # fmt: skip
+    for other in others:
+        assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.2
+    assert "x00" not in repr(Randomness(bytes(32), b"s" * 16))
+
+
+def test_each_client_is_drawn_by_itself_before_it_is_known_who_is_there(assembly: Any) -> None:
+    federation, privacy = assembly.federation, private(rate=0.3)
+    rng = np.random.default_rng(0)
+    times, together, sizes = np.zeros(10), np.zeros((10, 10)), set()
+    for round in range(1000):
+        drawn = privacy.choose(federation, Server({}, round), rng)
+        sizes.add(len(drawn))
+        here = np.isin(np.arange(10), drawn)
+        times += here
+        together += np.outer(here, here)
+    assert np.allclose(times / 1000, 0.3, atol=0.06) and {0, 1, 5} <= sizes
+    pairs = together[~np.eye(10, dtype=bool)] / 1000
+    assert np.allclose(pairs, 0.09, atol=0.04)
+    half = np.arange(10) % 2 == 1
+    away = replace(federation, connected=lambda round: half)
+    for round in range(50):
+        everybody = privacy.choose(federation, Server({}, round), rng)
+        assert privacy.choose(away, Server({}, round), rng) == [c for c in everybody if c % 2 == 1]
+
+
+# ---- a run, its folder, and going on with it ------------------------------------------------------------------------
+
+
+def table(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "run.key")}
+    local = {"epochs": 2, "batch_size": 8, "lr": 0.1}
+    given = {**QUIET, "rounds": 4, "local": local, "privacy": privacy}
+    return {**given, **changes, "privacy": {**privacy, **changes.get("privacy", {})}}
+
+
+WITHHELD = {"train": {"loss": None, "clients": None, "samples": None, "by_level": {}}, "failures": [],
+            "bytes_down": None, "bytes_up": None}  # fmt: skip
+
+
+def test_a_folder_does_not_tell_who_took_part_and_says_what_was_spent(tmp_path: Path) -> None:
+    run = ff.run(table(tmp_path), out=tmp_path / "run")
+    assert len(run.metrics) == 4
+    for number, report in enumerate(run.metrics, 1):
+        assert {key: report[key] for key in WITHHELD} == WITHHELD
+        told = {"round", "lr", "privacy", "seconds", "seconds_of", "evaluate"}
+        assert report.keys() <= WITHHELD.keys() | told
+        assert report["privacy"] == {"epsilon": spent(1.0, 0.5, number, 0.01), "delta": 0.01, "noise": 1.0, "clip": 0.5,
+                                     "rate": 0.5}  # fmt: skip
+    columns = run.columns["static"]
+    assert columns["avg"] is not None and columns["full"] is not None
+    assert (
+        columns["local"] is None and columns["global"] is None and columns["per_client"] == {"global": {}, "local": {}}
+    )
+    assert run.summary["privacy"] == run.metrics[-1]["privacy"] and run.summary["bytes_down"] is None
+    assert run.summary["failures"] is None and run.summary["waste"] is None and run.summary["multiply_adds"] is None
+    fleet = json.loads((tmp_path / "run" / "fleet.json").read_text())
+    assert fleet["first"]["samples"] is None and fleet["first"]["class_counts"] is None
+    assert not run.checkpoint["clients"]
+    assert any("epsilon" in note and "withheld" in note for note in run.summary["notes"])
+
+
+def test_screen_table_and_curves_show_what_was_spent_and_nothing_withheld(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is shown of one run, what a comparison keeps in files, and the run beside it that promises nothing."""
+    given = table(tmp_path, rounds=2, evaluate={"every": 1, "norms": ["static"], "statistics_samples": 60})
+    privacy = given.pop("privacy")
+    (tmp_path / "one.toml").write_text(tomli_w.dumps({**given, "privacy": privacy}))
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", str(tmp_path / "one.toml"), "--out", str(tmp_path / "one")])
+    said = "".join(capfd.readouterr())
+    assert f"epsilon {spent(1.0, 0.5, 2, 0.01):.2f} at delta 0.01" in said and "round 2/2" in said
+    for word in ("loss ", "bytes sent", "jobs failed", "global / local accuracy"):
+        assert word not in said
+    plots = [file.name for file in (tmp_path / "one" / "plots").iterdir()]
+    assert plots and not [name for name in plots if "bytes" in name or "part" in name]
+    rows = [{"label": "open"}, {"label": "private", "privacy": privacy}]
+    compared = {"columns": ["local", "avg"], "row": rows}
+    (tmp_path / "two.toml").write_text(tomli_w.dumps({**given, "compare": compared}))
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", str(tmp_path / "two.toml"), "--out", str(tmp_path / "two")])
+    kept = json.loads((tmp_path / "two" / "results.json").read_text())
+    found = {run["row"]: run["final"] for run in kept["runs"]}
+    withheld = {"local", "global", "bytes_down", "bytes_up", "failures", "waste", "simulated_s"}
+    assert withheld - {"simulated_s"} <= found["open"].keys() and not withheld & found["private"].keys()
+    assert "avg" in found["private"]
+
+
+def test_the_key_is_in_no_file_of_the_run_and_only_its_owner_reads_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ff.run(table(tmp_path, rounds=1), out=tmp_path / "run")
+    key = tmp_path / "keys" / "run.key"
+    secret = key.read_text().strip()
+    assert len(bytes.fromhex(secret)) == 32 and stat.S_IMODE(key.stat().st_mode) == 0o600
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert len(files) > 5
+    said = "".join(capfd.readouterr())
+    for text in (secret.encode(), bytes.fromhex(secret)):
+        assert not any(text in file.read_bytes() for file in files)
+        assert text not in said.encode()
+
+
+def prepared(tmp_path: Path, name: str = "run", **changes: Any) -> Path:
+    run = prepare(experiment_of(table(tmp_path, **changes)), tmp_path / name)
+    run._take_engine().close()
+    return tmp_path / name
+
+
+def broken_off(folder: Path, after: int) -> None:
+    class Off(Exception):
+        pass
+
+    def on_round(report: Mapping[str, Any]) -> None:
+        if report["round"] == after:
+            raise Off
+
+    with pytest.raises(Off):
+        proceed(ff.load(folder), on_round)
+
+
+def state_of(folder: Path) -> torch.Tensor:
+    return flat_of(ff.load(folder).checkpoint["server"].state)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_that_goes_on_has_the_same_bits_and_pays_once(tmp_path: Path, every: int) -> None:
+    """With a checkpoint every three rounds two are done again, with the same noise."""
+    folder = prepared(tmp_path, checkpoint={"every": every})
+    shutil.copytree(folder, tmp_path / "whole")
+    ff.resume(tmp_path / "whole")
+    broken_off(folder, 2)
+    found = ff.resume(folder)
+    assert torch.equal(state_of(folder), state_of(tmp_path / "whole"))
+    assert found.summary["privacy"]["epsilon"] == spent(1.0, 0.5, 4, 0.01)
+    assert json.loads((folder / "privacy.json").read_text())["begun"] == 4
+
+
+def test_other_engines_have_the_same_bits_and_another_run_has_others(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    shutil.copytree(folder, tmp_path / "processes")
+    config = tmp_path / "processes" / "config.toml"
+    config.write_text(config.read_text().replace('name = "local"', 'name = "processes"\nworkers = 2'))
+    for place in (folder, tmp_path / "processes", prepared(tmp_path, "another")):
+        ff.resume(place)
+    assert torch.equal(state_of(folder), state_of(tmp_path / "processes"))
+    assert not torch.equal(state_of(folder), state_of(tmp_path / "another"))
+
+
+def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
+    budget = (spent(1.0, 0.5, 2, 0.01) + spent(1.0, 0.5, 3, 0.01)) / 2
+    changes = {"privacy": {"epsilon": budget}, "rounds": 9, "checkpoint": {"every": 5}}
+    run = ff.run(table(tmp_path, **changes), out=tmp_path / "run")
+    assert [report["round"] for report in run.metrics] == [1, 2] and "evaluate" in run.metrics[-1]
+    assert run.summary["privacy"]["epsilon"] <= budget and run.finished
+    assert any("lasts for 2 of the 9 rounds" in note for note in run.summary["notes"])
+    assert state_of(tmp_path / "run") is not None
+
+
+def test_a_budget_alone_finds_its_noise_which_a_resumed_run_keeps(tmp_path: Path) -> None:
+    given = table(tmp_path)
+    del given["privacy"]["noise"]
+    given["privacy"]["epsilon"] = 5.0
+    run = prepare(experiment_of(given), tmp_path / "run")
+    run._take_engine().close()
+    noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise"]
+    assert spent(noise, 0.5, 4, 0.01) <= 5.0 < spent(0.99 * noise, 0.5, 4, 0.01)
+    broken_off(tmp_path / "run", 1)
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 4", "rounds = 40", 1))
+    found = ff.resume(tmp_path / "run")
+    assert {report["privacy"]["noise"] for report in found.metrics} == {noise}
+    assert len(found.metrics) == affordable(noise, 0.5, 0.01, 5.0, 40)
+
+
+def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None:
+    assembly = assemble(experiment_of(table(tmp_path)))
+    privacy = assembly.settings.privacy
+    assert privacy is not None
+    privacy.randomness = Randomness(KEY, b"s" * 16)
+
+    def broken(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
+        found = privacy.merge(federation, server, updates, weight)
+        return replace(found, mean={n: t * float("nan") for n, t in found.mean.items()})
+
+    federation = replace(assembly.federation, method=replace(assembly.federation.method, merge=broken))
+    server, engine = start(federation), assembly.engine()
+    privacy.begin(0)
+    after, report = one_round(federation, engine, assembly.settings, server)
+    engine.close()
+    assert "undone" in report and torch.equal(flat_of(after.state), flat_of(server.state))
+    told = privacy.withheld(report)
+    assert told["privacy"]["epsilon"] == spent(1.0, 0.5, 1, 0.01) > 0
+    assert told["undone"]["reported"] == []
+
+
+def test_without_the_accountant_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "opacus"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(FleetFitError, match=r"fleetfit\[privacy\]"):
+        spent(1.2345, 0.1, 3, 1e-3)
+
+
+def test_rounds_for_which_nobody_is_drawn_add_noise_and_end_no_run(tmp_path: Path) -> None:
+    """Six rounds with a client in a million: other runs stop after five without a usable update."""
+    given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
+    run = ff.run(given, out=tmp_path / "run")
+    assert len(run.metrics) == 6 and run.metrics[-1]["privacy"]["rate"] == 1e-6
+    moved = state_of(tmp_path / "run") - flat_of(start(assemble(experiment_of(given)).federation).state)
+    assert (moved != 0).all()
+
+
+def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> None:
+    given = table(tmp_path, rounds=9, local={"epochs": 2, "batch_size": 8, "lr": 1e30}, cohort={"fraction": 1.0})
+    with pytest.raises(RunError, match="5 rounds in a row") as found:
+        ff.run(given, out=tmp_path / "run")
+    assert "withheld" in str(found.value) and not re.search(r"client \d|finite", str(found.value))
+
+
+def test_a_ledger_of_a_fleet_pays_again_for_a_round_that_is_begun_again() -> None:
+    written: list[int] = []
+    for again, rounds, indices in ((False, [0, 1, 1, 2], [0, 1, 1, 2]), (True, [0, 1, 1, 2], [0, 1, 2, 3])):
+        ledger, found = Ledger(again=again), []
+        for round in rounds:
+            ledger.begin(round, lambda: written.append(1))
+            found.append(ledger.index(round))
+        assert found == indices and ledger.begun == indices[-1] + 1
+    assert len(written) == 7
+
+
+def lost(folder: Path, key: Path) -> None:
+    key.unlink()
+
+
+def changed(folder: Path, key: Path) -> None:
+    key.write_text("ab" * 32 + "\n")
+
+
+def cut_short(folder: Path, key: Path) -> None:
+    key.write_text("ab\n")
+
+
+def shown(folder: Path, key: Path) -> None:
+    key.chmod(0o644)
+
+
+def no_ledger(folder: Path, key: Path) -> None:
+    (folder / "privacy.json").unlink()
+
+
+def less_noise(folder: Path, key: Path) -> None:
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("noise = 1.0", "noise = 0.1"))
+
+
+def torn(folder: Path, key: Path) -> None:
+    ledger = folder / "privacy.json"
+    ledger.write_bytes(ledger.read_bytes()[:40])
+
+
+def another_cohort(folder: Path, key: Path) -> None:
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("fraction = 0.5", "fraction = 0.9"))
+
+
+def moved_inside(folder: Path, key: Path) -> None:
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace(str(key), str(folder / "run.key")))
+
+
+def negative(folder: Path, key: Path) -> None:
+    nest = json.loads((folder / "privacy.json").read_text())
+    (folder / "privacy.json").write_text(json.dumps({**nest, "begun": -3}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [(lost, "is not there, and without the key this run cannot go on"), (changed, "another key than the one"),
+     (cut_short, "no key of 32 bytes"), (shown, "others than you may read"), (no_ledger, "has no privacy.json"),
+     (less_noise, "noise was 1 and is 0.1"), (negative, "privacy.json is damaged: begun"),
+     (torn, "privacy.json is damaged"), (another_cohort, "rate was 0.5 and is 0.9"),
+     (moved_inside, "lies in the run folder")],
+)  # fmt: skip
+def test_what_a_run_cannot_go_on_without(harm: Any, message: str, tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    broken_off(folder, 1)
+    before = (folder / "metrics.jsonl").read_bytes()
+    harm(folder, tmp_path / "keys" / "run.key")
+    with pytest.raises(FleetFitError, match=message):
+        ff.resume(folder)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_key_in_the_run_folder_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lies in the run folder"):
+        ff.run(table(tmp_path, privacy={"key_file": str(tmp_path / "run" / "a.key")}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_key_is_made_once(tmp_path: Path) -> None:
+    first = made_key(tmp_path / "new" / "a.key")
+    assert made_key(tmp_path / "new" / "a.key") == first != made_key(tmp_path / "new" / "b.key")
+
+
+def heavier(update: Any) -> float:
+    return float(update.num_examples + 1)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"privacy": {"clip": None}}, r"\[privacy\] clip: say how far"),
+    ({"privacy": {"noise": None}}, r"\[privacy\]: say how much noise"),
+    ({"privacy": {"key_file": ""}}, r"\[privacy\] key_file: say where"),
+    ({"privacy": {"delta": 0.2}}, r"\[privacy\] delta: 0.2 allows"),
+    ({"privacy": {"epsilon": 0.01}}, "is spent before the first round"),
+    ({"method": {"name": "adaptivefl"}}, "adaptivefl decides itself who trains what"),
+    ({"method": {"name": "scalefl", "plus": {"feddyn": {}}}}, r"\[method.plus.feddyn\] has clients remember"),
+    ({"method": {"name": "scalefl", "plus": {"outliers": {}}}}, r"\[method.plus.outliers\] looks at single updates"),
+    ({"method": {"name": "scalefl", "plus": {"trimmed_mean": {}}}}, r"\[method.plus.trimmed_mean\] averages"),
+    ({"method": {"name": "decoupled"}}, "decoupled sends each level tensors of its own"),
+    ({"method": {"name": "scalefl", "hooks": {"channels": "random"}}}, "channels of its own"),
+    ({"method": {"name": "scalefl", "hooks": {"weight": "by_samples"}}}, "counts alike"),
+    ({"method": {"name": "scalefl", "hooks": {"weight": "test_privacy:heavier"}}}, "counts alike"),
+    ({"cohort": {"choose": "size"}}, "drawn by itself"),
+    ({"cohort": {"quorum": 0.8}}, "leave quorum and over_selection out"),
+    ({"cohort": {"over_selection": 0.2}}, "leave quorum and over_selection out"),
+    ({"secure": {"minimum": 2}}, r"\[privacy\] and \[secure\] do not go together"),
+    ({"model": {"name": "tiny:tiny"}}, "batch-norm layers"),
+    ({"evaluate": {"split": "train"}}, "gives them away"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    given = table(tmp_path, **change)
+    given["privacy"] = {key: value for key, value in given["privacy"].items() if value is not None}
+    with pytest.raises(ConfigError, match=message):
+        assemble(experiment_of(given))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex"])
+@pytest.mark.parametrize("plus", [{}, {"fedadam": {"lr": 0.01}}, {"fedprox": {}}])
+def test_what_averages_plainly_runs(method: str, plus: dict[str, Any], tmp_path: Path) -> None:
+    run = ff.run(table(tmp_path, rounds=2, method={"name": method, "plus": plus}), out=tmp_path / "run")
+    assert run.summary["rounds"] == 2 and run.columns["static"]["full"] is not None
+
+
+def test_each_promise_of_the_threat_model_names_a_test_that_is_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text().partition("## Differential privacy of clients")[2].partition("\n## ")[0]
+    named = re.findall(r"`(?:(tests/[\w/]+\.py): )?(test_\w+)`", text)
+    assert len(named) > 12
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / (file or "tests/test_privacy.py")).read_text(), name
