@@ -9,7 +9,7 @@ from demo import secure, simulated
 import fleetfit as ff
 from fleetfit.submodel import flat_of
 
-pytestmark = pytest.mark.fleet
+pytestmark = [pytest.mark.fleet, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("masks", [True, False])
