@@ -14,6 +14,7 @@ from deployment import Deployment
 from fleet.waiting import finished, secrets_in, stop_run, until, worker_of
 
 import fleetfit as ff
+from fleetfit.privacy import spent
 from fleetfit.training.speed import has_bf16
 
 pytestmark = pytest.mark.fleet
@@ -78,6 +79,26 @@ def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
     if method == "scalefl":  # their own levels, statistics apart: those the smallest cannot measure elsewhere
         assert run.accuracy("local") == pytest.approx(base.accuracy("local"), abs=0.02)
         assert secrets_in(lab, tmp_path) == []
+
+
+def test_a_private_fleet_ends_with_what_it_spent_and_tells_of_no_node(lab: Deployment, tmp_path: Path) -> None:
+    """Half of four nodes are to be expected in a round; what nodes did stands in no line of the run and no file."""
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    key = tmp_path / "keys" / "run.key"
+    privacy = {"clip": 0.3, "noise": 2.0, "delta": 0.01, "key_file": str(key)}
+    table = run_file(
+        "scalefl", rounds=3, model={"name": "cnn", "norm": "group"}, cohort={"fraction": 0.5}, privacy=privacy
+    )
+    run = finished(lab, "private", {**table, "engine": {"name": "flower", "nodes": 4}}, tmp_path / "run")
+    log = lab.log("run-private")
+    assert [r["privacy"]["epsilon"] for r in run.metrics] == [spent(2.0, 0.5, n, 0.01) for n in (1, 2, 3)]
+    for report in run.metrics:
+        assert report["train"] == {"loss": None, "clients": None, "samples": None, "by_level": {}}
+        assert f"Round {report['round']}/3: epsilon" in log
+    assert "loss" not in log and " at level " not in log
+    assert any((tensor != 0).any() for tensor in run.server.state.values())
+    assert key.read_text().strip() not in log
+    assert secrets_in(lab, tmp_path / "run") == []
 
 
 def test_a_fast_fleet_ends_with_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
