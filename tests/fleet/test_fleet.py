@@ -81,6 +81,7 @@ def test_a_fleet_ends_with_the_state_and_accuracy_of_the_simulation(
         assert secrets_in(lab, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_private_fleet_ends_with_what_it_spent_and_tells_of_no_node(lab: Deployment, tmp_path: Path) -> None:
     """Half of four nodes are to be expected in a round; what nodes did stands in no line of the run and no file."""
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
