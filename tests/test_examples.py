@@ -276,13 +276,15 @@ def test_an_experiment_resolves(path, monkeypatch):
         table = without_checkpoint(table)
         if name in SHAPES:
             kept = {key: data[key] for key in ("partition",) if key in data}
-            server = {"server": {"name": stand_in(*shape_of(name, data))}} if "server" in data else {}
-            table = {**table, "data": {"name": stand_in(*shape_of(name, data)), **kept, **server}}
+            shape, samples = shape_of(name, data), 6 * data.get("partition", {}).get("clients", 0)
+            server = {"server": {"name": stand_in(*shape)}} if "server" in data else {}
+            table = {**table, "data": {"name": stand_in(*shape, max(4000, samples)), **kept, **server}}
         found = assemble(experiment_of(table))
         own = {"exclusivefl": "cannot take part"} | dict.fromkeys(
             ["fedavg", "fedsgd"], "that the smallest budget affords"
         )
-        expected = ("Accuracy here is", own.get(table.get("method", {}).get("name", ""), "Accuracy here is"))
+        private = ("Differential privacy of clients", "The noise is loud") if "privacy" in table else ()
+        expected = ("Accuracy here is", own.get(table.get("method", {}).get("name", ""), "Accuracy here is"), *private)
         unused.append(set(map(str, found.unused)))  # a key that another row uses is for that one
         rest = [note for note in found.notes if note not in unused[-1]]
         assert all(any(e in note for e in expected) for note in rest), f"{label}: {rest}"
