@@ -42,7 +42,10 @@ from fleetfit.values import Federation, Simulation
 from fleetfit.values.local import OPTIMISERS
 
 ROOT = Path(__file__).parents[1]
-README, GUIDE = (ROOT / "README.md").read_text(), (ROOT / "docs" / "guide.md").read_text()
+README = (ROOT / "README.md").read_text()
+# The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
+GUIDE_PAGES = ("run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments", "plug-ins")
+GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("guide", *GUIDE_PAGES))
 METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method", "ship")
 )

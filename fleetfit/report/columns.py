@@ -23,7 +23,7 @@ BATCH = ", batch"
 ATTACKED = ("backdoor", "hostile_excluded", "honest_excluded", *(f"honest_excluded_{n}" for n in range(1, 9)))
 """Of runs with `[attack]`: success of a backdoor, and the shares of sent updates that a defence left out; by level."""
 COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", *ATTACKED, ROUNDS, f"local{BATCH}", f"global{BATCH}")
-"""What `[compare] columns` may name; `docs/guide.md` explains each."""
+"""What `[compare] columns` may name; `docs/experiments.md` explains each."""
 _OF_THE_HEADLINE = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))
 
 FURTHER = ("local", "global", "avg", "full")
