@@ -44,8 +44,8 @@ from fleetfit.values.local import OPTIMISERS
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 # The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
-GUIDE_PAGES = ("run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments", "plug-ins")
-GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("guide", *GUIDE_PAGES))
+GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
+GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
 METHODS, ERRORS, OWN_MODEL, ADD_A_METHOD, SHIP = (
     (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "errors", "own-model", "add-a-method", "ship")
 )
