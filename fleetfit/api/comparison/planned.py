@@ -273,7 +273,8 @@ def _rows(
     rows: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(given or [{}], 1):
         table = merged(base, _change(row))
-        name = str(row.get("label") or merged(table, change).get("method", {}).get("name", "scalefl"))
+        method = merged(table, change).get("method", {}).get("name", "scalefl")
+        name = _labelled(row["label"], f"row #{number}") if row.get("label") else shown(method, 200)
         name = str(number) if unnamed else name
         if name in rows:
             raise ConfigError(
@@ -281,6 +282,20 @@ def _rows(
             )
         rows[name] = table
     return rows
+
+
+def _labelled(given: Any, where: str) -> str:
+    """Return the label of a row or a setting, which stands in tables, titles and messages.
+
+    Raises:
+        ConfigError: It cannot be printed, or is too long.
+    """
+    text = str(given)
+    if not text.isprintable() or len(text) > 200:
+        raise ConfigError(
+            f"[compare] {where} label: at most 200 characters that can be printed, got {shown(repr(text))}."
+        )
+    return text
 
 
 def _head(table: Mapping[str, Any]) -> str | None:
@@ -300,7 +315,7 @@ def _settings(experiment: Experiment) -> dict[str, dict[str, Any]]:
             raise ConfigError(f'[compare] setting #{number}: needs a label, such as label = "IID".')
         if "printed" in given:
             raise ConfigError(f"[compare] setting #{number} printed: printed numbers stand in the rows.")
-        named.append((str(given["label"]), _change(given)))
+        named.append((_labelled(given["label"], f"setting #{number}"), _change(given)))
     grid = _leaves(experiment.compare.grid, "compare.grid")
     grid.pop("seed", None)
     found: dict[str, dict[str, Any]] = {}
