@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-by-make
-EXTRAS := images,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,dev
+EXTRAS := images,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,docs,dev
 IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq
 
@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet test-fleet-all lint audit format bench bench-check peers-env results mutants clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet test-fleet-all lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -108,6 +108,14 @@ peers-env: env ## make .venv-peers with pfl-research, which `python -m benchmark
 
 results: env ## judge the papers' claims from experiments/results/, and write docs/results.md with its figures
 	$(BIN)/python -m experiments.verdicts
+
+# Material for MkDocs prints a notice on its successor at each build; mkdocs.yml says what we think of it.
+docs: env ## the documentation as a site in build/site: warnings are errors, links and anchors are checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/site/check.py build/site
+
+docs-open: docs ## the same, shown at http://127.0.0.1:8000 until Ctrl-C
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
 mutants: env ## how many small changes of the core the tests notice; `make mutants SAMPLE=40` draws fewer
 	$(BIN)/python tests/mutants/mutants.py --sample $(SAMPLE)

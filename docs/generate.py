@@ -1,4 +1,4 @@
-"""Write what docs/ takes from the code: hooks.md, and the keys in methods.md and trust.md.
+"""Write what docs/ takes from the code: hooks.md, keys.md, built-in.md, verbs.md, the keys in methods.md and trust.md.
 
     .venv/bin/python docs/generate.py
 
@@ -186,7 +186,12 @@ def with_keys(page: str, kinds: tuple[str, ...]) -> str:
 
 
 if __name__ == "__main__":
+    import reference  # beside this file
+
     (DOCS / "hooks.md").write_text(hooks_page(), encoding="utf-8")
+    (DOCS / "keys.md").write_text(reference.keys_page(), encoding="utf-8")
+    (DOCS / "built-in.md").write_text(reference.built_in_page(), encoding="utf-8")
+    (DOCS / "verbs.md").write_text(reference.verbs_page(), encoding="utf-8")
     methods = DOCS / "methods.md"
     methods.write_text(methods_page(methods.read_text(encoding="utf-8")), encoding="utf-8")
     trust = DOCS / "trust.md"

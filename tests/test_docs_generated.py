@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
+from fleetfit.config.section import Fraction, Section
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -31,6 +32,40 @@ def test_the_keys_of_methods_options_and_choices_are_as_the_code_says(generate: 
 def test_the_keys_of_attacks_are_as_the_code_says(generate: dict[str, Any]) -> None:
     page = (DOCS / "trust.md").read_text()
     assert generate["trust_page"](page) == page, RENEW
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "reference.py"))
+
+
+@pytest.mark.parametrize("name", ["keys", "built_in", "verbs"])
+def test_the_pages_of_keys_and_verbs_are_as_the_code_says(reference: dict[str, Any], name: str) -> None:
+    page = (DOCS / f"{name.replace('_', '-')}.md").read_text()
+    assert page == reference[f"{name}_page"](), RENEW
+
+
+def test_a_key_that_is_not_explained_is_named(reference: dict[str, Any]) -> None:
+    class Odd(Section):
+        """`[odd]`: something.
+
+        Attributes:
+            known: A key.
+        """
+
+        known: int = 1
+        unknown: int = 2
+
+    with pytest.raises(ValueError, match="Odd does not explain unknown"):
+        reference["keys_table"](Odd, reference["explained"](Odd.__doc__))
+
+
+def test_keys_say_what_they_take(reference: dict[str, Any]) -> None:
+    page = (DOCS / "keys.md").read_text()
+    assert "| `rounds` | whole number from 1 | `30` |" in page
+    assert '| `optimiser` | `"sgd"` or `"adam"` or `"adamw"` | `"sgd"` |' in page
+    assert reference["type_in_words"](Fraction | None) == "number above 0, up to 1"
+    assert reference["type_in_words"](list[int]) == "list of whole number"
 
 
 def test_every_hook_is_there_with_its_arguments_and_what_fedavg_does() -> None:

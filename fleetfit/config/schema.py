@@ -153,13 +153,23 @@ class PartitionSection(Open):
 
 
 class ServerDataSection(Open):
-    """`[data] server`: a data set whose samples the server trains on, without labels. Further keys are its own."""
+    """`[data] server`: a data set whose samples the server trains on, without labels. Further keys are its own.
+
+    Attributes:
+        name: Of the data set, as in `[data]`.
+    """
 
     name: Any
 
 
 class DataSection(Open):
-    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own."""
+    """`[data]`: which data set, and how it is divided. Further keys (folder, validation, ...) are its own.
+
+    Attributes:
+        name: A built-in set or kind of file (`fleetfit list data`), or `package.module:function`, `file.py:function`.
+        partition: How it is divided among clients.
+        server: A data set for the server itself, for methods that train there (feddf).
+    """
 
     name: Any = "digits"
     partition: PartitionSection = Field(default_factory=lambda: PartitionSection(kind="dirichlet"))
@@ -167,19 +177,35 @@ class DataSection(Open):
 
 
 class ModelSection(Open):
-    """`[model]`: the architecture. Further keys are its own."""
+    """`[model]`: the architecture. Further keys are its own.
+
+    Attributes:
+        name: A built-in model (`fleetfit list models`), or `package.module:function`, `file.py:function`.
+    """
 
     name: Any = "cnn"
 
 
 class PeftSection(Open):
-    """`[peft]`: what of the model is trained, and what is put in. Further keys are the mode's own."""
+    """`[peft]`: what of the model is trained, and what is put in. Further keys are the mode's own.
+
+    Attributes:
+        name: A way of fine-tuning (`fleetfit list peft`); "full" trains everything.
+    """
 
     name: Any = "full"
 
 
 class ProfileSection(Section):
-    """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`."""
+    """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`.
+
+    Attributes:
+        multiply_adds_per_s: What a device computes in training.
+        down_bytes_per_s: Of its link, from the server.
+        up_bytes_per_s: Of its link, to the server.
+        latency_s: Of its link, once a round.
+        memory_bytes: What a budget of memory could be; it does nothing by itself.
+    """
 
     multiply_adds_per_s: Positive
     down_bytes_per_s: Positive
@@ -306,7 +332,13 @@ class FleetSection(Section):
 
 
 class MethodSection(Open):
-    """`[method]`: the algorithm, its hyperparameters, options (`plus`) and single hooks (`hooks`)."""
+    """`[method]`: the algorithm. Further keys are its hyperparameters.
+
+    Attributes:
+        name: A built-in method (`fleetfit list methods`), or `package.module:function`, `file.py:function`.
+        plus: Options that go with any method, each a table of its keys: `plus.fedprox.mu = 0.01`.
+        hooks: Single hooks by name: `hooks.channels = "rolling"`.
+    """
 
     name: Any = "scalefl"
     plus: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -478,7 +510,12 @@ class EvaluateSection(Section):
 
 
 class CheckpointSection(Section):
-    """`[checkpoint]`: how often the run can be taken up again: every so many rounds, and how many are kept."""
+    """`[checkpoint]`: how often the run can be taken up again.
+
+    Attributes:
+        every: Rounds between checkpoints.
+        keep: How many of the newest are kept.
+    """
 
     every: Count = 1
     keep: Count = 2
@@ -501,6 +538,9 @@ class Experiment(Section):
     """A run, described. The empty description trains ScaleFL on the handwritten digits.
 
     Attributes:
+        name: Part of the run folder's name; by default the file's.
+        seed: Of everything that is drawn: the same file and seed give the same bits.
+        rounds: Of training.
         start: The folder of another run, whose last state is the first one of this run.
     """
 

@@ -1,0 +1,267 @@
+"""The pages keys.md, built-in.md and verbs.md, as schema, plug-ins and command line say; see generate.py."""
+
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fleetfit import names
+from fleetfit.cli import listing
+from fleetfit.cli.verbs import app
+from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, GroupSection, LevelSection, Step
+from fleetfit.config.section import Open, Section, Unit
+from fleetfit.data.partition import KINDS
+from fleetfit.values import Local
+
+MADE = "<!-- made by docs/generate.py from {0}: change those -->"
+LIMITS = {"gt": "above {0:g}", "ge": "from {0:g}", "lt": "below {0:g}", "le": "up to {0:g}"}
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false", typing.Any: "name or table"}
+
+
+# ---- keys.md -------------------------------------------------------------------------------------------------------
+
+
+def explained(doc: str) -> dict[str, str]:
+    """Return what the section Attributes of a docstring, or Args, says of each name."""
+    found = re.search(r"^(?:Attributes|Args):\n(.*?)(?=^\w+:\n|\Z)", inspect.cleandoc(doc), re.DOTALL | re.MULTILINE)
+    entries = re.findall(
+        r"^(\w+): (.*?)(?=^\w+: |\Z)", textwrap.dedent(found[1]) if found else "", re.DOTALL | re.MULTILINE
+    )
+    return {name: " ".join(said.split()) for name, said in entries}
+
+
+def written(value: object) -> str:
+    """Return a value as it stands in a run file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{k} = {written(v)}' for k, v in value.items())} }}"
+    if isinstance(value, BaseModel):
+        return written(value.model_dump(exclude_defaults=not isinstance(value, Constant)))
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def limits(metadata: Iterator[Any] | list[Any]) -> str:
+    """Return in words between what a number has to lie."""
+    said = [words.format(value) for one in metadata for name, words in LIMITS.items()
+            if isinstance(value := getattr(one, name, None), int | float)]  # fmt: skip
+    return ", ".join(dict.fromkeys(said))
+
+
+def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
+    """Return in words which values a key takes."""
+    if kind is None or kind is type(None):
+        return ""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind == Unit:
+        return 'text with a unit, such as "20 ms"'
+    if origin is typing.Annotated:
+        further = [m for one in inner[1:] for m in (getattr(one, "metadata", None) or [one])]
+        return type_in_words(inner[0], [*further, *(metadata or [])])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(filter(None, map(type_in_words, inner))))
+    if origin is typing.Literal:
+        return " or ".join(f"`{written(word)}`" for word in inner)
+    if origin in (list, tuple):
+        return f"list of {type_in_words(inner[0])}".replace("list of name or table", "list")
+    if origin is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return "table"
+    words = TYPES.get(kind, getattr(kind, "__name__", str(kind)))
+    between = limits(metadata or [])
+    return f"{words} {between}".strip()
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return a key's default as a run file has it; nothing where there is none."""
+    value = field.get_default(call_default_factory=True) if not field.is_required() else None
+    return "" if value in (None, "", {}, []) else f"`{written(value)}`"
+
+
+def inner_sections(kind: Any) -> Iterator[type[Section]]:
+    """Yield the sections that a key's value may be."""
+    if isinstance(kind, type) and issubclass(kind, Section):
+        yield kind
+    for one in typing.get_args(kind):
+        yield from inner_sections(one)
+
+
+def keys_table(section: type[Section], meanings: Mapping[str, str]) -> str:
+    """Return the keys of a section as a table: key, values, default, meaning.
+
+    Raises:
+        ValueError: A key is not explained.
+    """
+    lines = ["| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, field in section.model_fields.items():
+        is_section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+        if is_section and name not in meanings:
+            said = f"[see below](#{name})"
+        elif name in meanings:
+            said = meanings[name]
+        else:
+            raise ValueError(f"{section.__name__} does not explain {name}: give it a line under Attributes.")
+        default = "" if is_section else default_of(field)
+        cells = (f"`{name}`", type_in_words(field.annotation, field.metadata), default, said)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def sections_of(section: type[Section], where: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Yield each section with its dotted name, outer ones first; a list's has brackets twice."""
+    yield where, section
+    for name, field in section.model_fields.items():
+        there = f"{where}.{name}" if where else name
+        for inner in inner_sections(field.annotation):
+            if inner in (GroupSection, LevelSection):
+                yield f"[{there}]", inner
+            elif inner not in (Constant, Step, Cosine, Exponential):
+                yield from sections_of(inner, there)
+
+
+def keys_page() -> str:
+    """Return keys.md."""
+    parts = [
+        "# Every key of a run file",
+        MADE.format("the docstrings of fleetfit/config/schema.py"),
+        "Types and limits are those that a run file is checked against. [The run file](run-file.md) has all defaults "
+        "in one block and says how overrides work. Where a section names a method, a model, a data set or an engine, "
+        "further keys are its own: [methods](methods.md), [all others](built-in.md).",
+    ]
+    seen: set[type[Section]] = set()
+    for where, section in sections_of(Experiment):
+        if section in seen:
+            continue
+        seen.add(section)
+        doc = inspect.cleandoc(section.__doc__ or "")
+        meanings = explained(doc)
+        if where == "local":
+            meanings = explained(Local.__doc__ or "") | meanings
+        first = " ".join(re.split(r"\n\n|\nAttributes:", doc)[0].split())
+        first = re.sub(r"^`[^`]+`: (\w)", lambda m: m[1].upper(), first)
+        first = re.sub(r" ?\(see `fleetfit\.[\w.]+`\)", "", first)
+        own = " Further keys are its own." if issubclass(section, Open) and "urther keys" not in first else ""
+        title = f"`[{where}]`" if where else "At the top"
+        parts += [f"## {title}", first + own, keys_table(section, meanings)]
+    parts += ["## `local.schedule`", "How the learning rate goes on from round to round: a table with `kind`."]
+    rows = ["| kind | what it does | keys |", "| --- | --- | --- |"]
+    for kind in (Constant, Step, Cosine, Exponential):
+        [name] = typing.get_args(kind.model_fields["kind"].annotation)
+        keys = [
+            f"`{key}`" + (f" = {written(field.default)}" if not field.is_required() else "")
+            for key, field in kind.model_fields.items()
+            if key != "kind"
+        ]
+        rows.append(f'| `"{name}"` | {(kind.__doc__ or "").strip()} | {", ".join(keys)} |')
+    return "\n\n".join([*parts, "\n".join(rows)]) + "\n"
+
+
+# ---- built-in.md ---------------------------------------------------------------------------------------------------
+
+BUILT_IN = {
+    "data": ("Data sets and kinds of files", "`data.name`", "[Your data](data.md) says what each reads."),
+    "models": ("Models", "`model.name`", "[Your model](own-model.md) adds one."),
+    "peft": ("Ways of fine-tuning", "`peft.name`", "[Fine-tuning](models.md#fine-tuning) compares them."),
+    "engines": ("Engines", "`engine.name`", "[Engines](engines.md) says when which."),
+}
+
+
+def function_keys(function: Callable[..., Any], skip: int = 0) -> str:
+    """Return the parameters of a function as a table, from the given place on."""
+    meanings, rows = explained(function.__doc__ or ""), ["| key | default | meaning |", "| --- | --- | --- |"]
+    for key, parameter in [*inspect.signature(function).parameters.items()][skip:]:
+        default = "" if parameter.default is None else f"`{written(parameter.default)}`"
+        rows.append(f"| `{key}` | {default} | {meanings[key]} |")
+    return "\n".join(rows) if len(rows) > 2 else "No keys of its own."
+
+
+def built_in_page() -> str:
+    """Return built-in.md."""
+    parts = [
+        "# Data, models, fine-tuning, engines: every key",
+        MADE.format("the plug-ins' docstrings"),
+        "What `fleetfit list KIND NAME` prints, on one page. [Methods, options and ways of client "
+        "selection](methods.md) and [attacks](trust.md) have pages of their own.",
+    ]
+    for kind, (title, key, more) in BUILT_IN.items():
+        parts += [f"## {title}", f"Keys beside {key}. {more}"]
+        for name in names.available(kind):
+            table = listing.keys_of(kind, name)
+            summary = table.title.partition(": ")[2]
+            rows = ["| key | default | meaning |", "| --- | --- | --- |"]
+            rows += [f"| `{k}` | {f'`{d}`' if d else ''} | {said} |".replace("\\|", "|") for k, d, said in table.rows]
+            parts += [f"### `{name}`", summary, "\n".join(rows) if table.rows else "No keys of its own."]
+    parts += ["## Partitions", "Keys beside `data.partition.kind`."]
+    for name, function in KINDS.items():
+        summary = " ".join(inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0].split())
+        parts += [f"### `{name}`", summary, function_keys(function, skip=3)]
+    return "\n\n".join(parts) + "\n"
+
+
+# ---- verbs.md ------------------------------------------------------------------------------------------------------
+
+
+def verbs_of(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield each verb with its full name, in the order of the command line."""
+    inner = getattr(command, "commands", {})
+    if not inner:
+        yield name, command
+    for word, one in inner.items():
+        yield from verbs_of(one, f"{name} {word}")
+
+
+def metavar_of(parameter: Any) -> str:
+    """Return what stands behind an option."""
+    if getattr(parameter, "is_flag", False):
+        return ""
+    if parameter.metavar:
+        return str(parameter.metavar).strip("[]") if parameter.param_type_name == "argument" else str(parameter.metavar)
+    choices = getattr(parameter.type, "choices", None)
+    if choices:
+        return "{" + ",".join(choices) + "}"
+    return {"INT": "N", "FLOAT": "X"}.get(str(parameter.type.name).upper().split()[0], "TEXT")
+
+
+def option_row(parameter: Any) -> str:
+    """Return the row of an argument or an option."""
+    if parameter.param_type_name == "argument":
+        word = (parameter.metavar or parameter.name).strip("[]").upper()
+        name = f"`{word}`" if "{" not in word else f"`{parameter.name.upper()}`"
+    else:
+        words = [f"{option} {metavar_of(parameter)}".strip() for option in parameter.opts]
+        name = ", ".join(f"`{word}`" for word in [*words, *parameter.secondary_opts])
+    default = parameter.default
+    silent = default in (None, False, "") or (default is True and parameter.secondary_opts)
+    shown = "needed" if parameter.required else "" if silent else f"`{default}`"
+    return f"| {name} | {shown} | {(parameter.help or '').strip()} |".replace("[[", "`[[").replace("]]", "]]`")
+
+
+def verbs_page() -> str:
+    """Return verbs.md."""
+    root = typer.main.get_command(app)
+    parts = [
+        "# Every verb",
+        MADE.format("fleetfit/cli/"),
+        "What `fleetfit VERB --help` prints. Exit codes: 0, all is well; 1, something unforeseen; 2, a mistake that a "
+        "sentence explains; 130, stopped by Ctrl-C; 141, the reader of the output went away ([errors](errors.md)).",
+        "Before any verb: " + ", ".join(f"`{p.opts[0]}` ({(p.help or '').rstrip('.')})" for p in root.params[:3]) + ".",
+    ]
+    for name, command in verbs_of(root, "fleetfit"):
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        shown = [
+            f"{'' if p.required else '['}{(p.metavar or p.name).strip('[]')}{'' if p.required else ']'}"
+            for p in arguments
+        ]
+        usage = " ".join([name, *(word if "{" in word else word.upper() for word in shown), "[OPTIONS]"])
+        rows = ["| | default | |", "| --- | --- | --- |", *map(option_row, command.params)]
+        said = inspect.cleandoc(command.help or "")
+        parts += [f"## {name}", f"```text\n{usage}\n```", said, "\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
