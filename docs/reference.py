@@ -244,6 +244,13 @@ def option_row(parameter: Any) -> str:
     return f"| {name} | {shown} | {(parameter.help or '').strip()} |".replace("[[", "`[[").replace("]]", "]]`")
 
 
+def usage_of(argument: Any) -> str:
+    """Return an argument as a line of usage has it: in brackets where it may be left out."""
+    word = (argument.metavar or argument.name).strip("[]")
+    word = word if "{" in word else word.upper()
+    return word if argument.required else f"[{word}]"
+
+
 def verbs_page() -> str:
     """Return verbs.md."""
     root = typer.main.get_command(app)
@@ -256,11 +263,7 @@ def verbs_page() -> str:
     ]
     for name, command in verbs_of(root, "fleetfit"):
         arguments = [p for p in command.params if p.param_type_name == "argument"]
-        shown = [
-            f"{'' if p.required else '['}{(p.metavar or p.name).strip('[]')}{'' if p.required else ']'}"
-            for p in arguments
-        ]
-        usage = " ".join([name, *(word if "{" in word else word.upper() for word in shown), "[OPTIONS]"])
+        usage = " ".join([name, *map(usage_of, arguments), "[OPTIONS]"])
         rows = ["| | default | |", "| --- | --- | --- |", *map(option_row, command.params)]
         said = inspect.cleandoc(command.help or "")
         parts += [f"## {name}", f"```text\n{usage}\n```", said, "\n".join(rows)]

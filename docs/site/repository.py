@@ -1,4 +1,4 @@
-"""MkDocs hooks: a page links into the repository (`../SECURITY.md`, `../examples/a_method.py`), and the site has it too.
+"""MkDocs hooks: where a page links into the repository (`../SECURITY.md`, `../examples/a.py`), the site has it too.
 
 Each file that a page links to outside of docs/ becomes a page of the site under `repository/`: Markdown as it is, code
 as a block, anything else as a file. So every link of the repository's Markdown leads somewhere in both places, the site
