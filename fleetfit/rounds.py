@@ -27,7 +27,7 @@ from fleetfit.layout import Layout, State
 from fleetfit.links import Links, Way
 from fleetfit.method import FEDAVG
 from fleetfit.privacy import Privacy
-from fleetfit.secure import SecureRun
+from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
 from fleetfit.seeds import numpy_rng, seed_of
 from fleetfit.soundness import spoilt, suspects, undone
 from fleetfit.submodel import Submodel
@@ -255,11 +255,11 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        if settings.privacy is not None:
-            settings.privacy.begin(server.round)
         if skipped := settings.secure is not None and settings.secure.begun(server.round):
             server, report = _skipped(federation, settings, server)
         else:
+            if settings.privacy is not None:
+                settings.privacy.begin(server.round)
             server, report = one_round(federation, engine, settings, server, watch)
         told = report if settings.privacy is None else settings.privacy.withheld(report)
         if not skipped and not _nobody_there(report, settings):
@@ -289,7 +289,7 @@ def _due(done: int, settings: Settings) -> bool:
 def _nobody_there(report: Mapping[str, Any], settings: Settings) -> bool:
     """Tell whether a round is empty because nobody was drawn, or was connected from its beginning to its end."""
     failures = report["failures"]
-    if settings.privacy is not None and not failures and "undone" not in report:
+    if settings.privacy is not None and not failures and report.get("undone", {}).get("reason", TOO_FEW) == TOO_FEW:
         return not report["train"]["clients"]
     gone = bool(failures) and all(f["absent"] for f in failures)
     return not report["train"]["clients"] and "undone" not in report and (gone or report.get("online") == 0)
@@ -330,6 +330,8 @@ def one_round(
     before = replace(server, round=server.round + 1)
     if not slots and settings.privacy is None:  # nothing to merge, and no step may move what nobody trained
         return before, report_of(federation, before, local, [])
+    if settings.privacy is not None and settings.secure is not None and len(slots) < settings.secure.rules.minimum:
+        return before, report_of(federation, before, local, []) | {"undone": undone(TOO_FEW, [], {})}
     watch = watch or Timekeeper()
     jobs = _jobs(federation, server, slots, local, settings.rounds)
     if settings.secure is not None:
@@ -388,8 +390,6 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
 
 # ---- rounds of which the server sees sums only -----------------------------------------------------------------------
 
-SKIPPED = "it was begun before the run was stopped, and a secure round is never done twice"
-
 
 def _skipped(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
     """Leave out a round that was begun before."""
@@ -410,7 +410,7 @@ def _round_of_sums(
     settings.secure.begin(server.round)
     with watch.on("training"):
         summed: Summed = sums(jobs, server.state)
-    after, why = stepped_by(federation, server, summed, settings.secure.grid.most, watch)
+    after, why = stepped_by(federation, server, summed, settings.secure.grid, watch, settings.privacy)
     report = report_of(federation, before, local, summed.reports)
     report["secure"] = {"hidden": summed.hidden, "clipped": summed.clipped}
     if settings.hostile:

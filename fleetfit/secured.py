@@ -12,7 +12,7 @@ without masks, and of who has trained what the server learns numbers of clients.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -121,26 +121,38 @@ class Segments:
         return {code: block.words for code, block in self.of(pieces)[1].items()}
 
     def words(
-        self, pieces: Sequence[str], job: Job, update: Update, blocks: Sequence[int], grid: Quantiser
+        self, pieces: Sequence[str], job: Job, update: Update | None, blocks: Sequence[int], grid: Quantiser
     ) -> tuple[dict[int, NDArray[np.uint32]], Sent]:
         """Return a client's words of blocks, and what it was sent.
+
+        A client that clips its movement says nothing further: that it has trained each tensor, and clipped nothing.
+
+        Args:
+            pieces: The cohort's sub-models.
+            job: What the client was asked for.
+            update: What it has trained; None: nothing, of a client that clips.
+            blocks: Which.
+            grid: In which numbers.
 
         Raises:
             RunError: It trained something else than it was sent, or its movement is not finite.
         """
         compiled = cut(self._layout, job.submodel)
-        if update.submodel != job.submodel or update.compressed or shapes_of(update.state) != compiled.shapes:
-            raise RunError("it has another sub-model to send than it was sent, which has no place among the blocks.")
         codes, known = self.of(pieces)
         mine = compiled.gather(codes)
         sent = flat_of(job.state).cpu()
-        moved = flat_of(update.state).cpu() - sent
+        moved = torch.zeros_like(sent) if update is None else _fitting(update, job, compiled) - sent
+        short = None if grid.clip is None else torch.from_numpy(grid.shortened(moved.numpy()))
         words = {}
         for code in blocks:
-            inside = mine == code
-            numbers, clipped = grid.quantised(moved[inside].numpy())
-            trained = [int(name not in update.untrained) for name in known[code].tensors]
-            numbers *= np.array(trained, dtype=np.int64)[known[code].which.numpy()]
+            inside, tensors = mine == code, known[code].tensors
+            if short is not None:
+                numbers, trained, clipped = short[inside].numpy(), [1] * len(tensors), False
+            else:
+                assert update is not None
+                numbers, clipped = grid.quantised(moved[inside].numpy())
+                trained = [int(name not in update.untrained) for name in tensors]
+                numbers *= np.array(trained, dtype=np.int64)[known[code].which.numpy()]
             words[code] = np.concatenate([numbers, trained, [int(clipped)]]).astype(np.int32).view(np.uint32)
         states = {code: state_digest(code, sent[mine == code]) for code in torch.unique(mine).tolist()}
         return words, Sent(terms_of(job, grid, self._setting), states)
@@ -152,6 +164,17 @@ class Segments:
         return Sent(terms, {code: state_digest(code, full[block.places]) for code, block in blocks.items()})
 
 
+def _fitting(update: Update, job: Job, compiled: Cut) -> Tensor:
+    """Return an update's tensors, flat.
+
+    Raises:
+        RunError: It is of another sub-model.
+    """
+    if update.submodel != job.submodel or update.compressed or shapes_of(update.state) != compiled.shapes:
+        raise RunError("it has another sub-model to send than it was sent, which has no place among the blocks.")
+    return flat_of(update.state).cpu()
+
+
 def state_digest(block: int, sent: Tensor) -> bytes:
     """Return what stands for the state of a block."""
     return digest("fleetfit secure state", block, sent.contiguous().numpy().tobytes())
@@ -159,7 +182,7 @@ def state_digest(block: int, sent: Tensor) -> bytes:
 
 def terms_of(job: Job, grid: Quantiser, setting: str) -> bytes:
     """Return what stands for how a job is to be done, as far as it is the same for all of a cohort."""
-    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local), grid.range, grid.bits, setting)
+    terms = (job.kind, job.round, job.rounds, job.method, asdict(job.local), *astuple(grid), setting)
     return digest("fleetfit secure terms", json.dumps(terms, sort_keys=True, default=repr))
 
 
@@ -258,16 +281,23 @@ def answer_in(phase: str, member: SecureClient, told: Any) -> Any:
 def answered(
     member: SecureClient, dealt: Dealt, job: Job, reply: Update | Failure, segments: "Segments", grid: Quantiser
 ) -> Answer | Failure:
-    """Return what a client sends when it has trained: its masked words, and a report that says nothing of them."""
-    if isinstance(reply, Failure):
+    """Return what a client sends when it has trained: its masked words, and a report that says nothing of them.
+
+    A client that clips, and could not train, sends zeros: if it went away, who else is seen would go by its data.
+    """
+    update = None if isinstance(reply, Failure) else reply
+    if isinstance(reply, Failure) and (grid.clip is None or reply.absent):
         return reply
     try:
-        words, sent = segments.words(member.pieces, job, reply, member.blocks, grid)
+        words, sent = segments.words(member.pieces, job, update, member.blocks, grid)
         masked = member.masked(dealt, words, sent)
     except Exception as error:  # whatever a reply holds, it is its client's failure
         spent = {"multiply_adds": reply.multiply_adds, "simulated_s": reply.simulated_s}
         return Failure.of(job, what_raised(error), **spent)
-    return Answer(masked, replace(reply, state={}, scales={}, metrics={}, untrained=()))
+    if update is None:
+        update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, {}, 0, {},
+                        multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s)  # fmt: skip
+    return Answer(masked, replace(update, state={}, scales={}, metrics={}, untrained=()))
 
 
 class Secured:

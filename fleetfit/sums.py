@@ -5,6 +5,8 @@ from dataclasses import replace
 from fleetfit.aggregate import from_sums
 from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
 from fleetfit.evaluate import trained_levels
+from fleetfit.privacy import Privacy
+from fleetfit.secure import Quantiser
 from fleetfit.soundness import spoilt
 from fleetfit.submodel import flat_of
 from fleetfit.timekeeper import Timekeeper
@@ -13,16 +15,32 @@ from fleetfit.values import Federation, Server, Summed
 
 
 def stepped_by(
-    federation: Federation, server: Server, summed: Summed, most: int, watch: Timekeeper
-) -> tuple[Server | None, str]:
-    """Return the server after a round of sums, or None where it cannot stand, and why not."""
+    federation: Federation, server: Server, summed: Summed, grid: Quantiser, watch: Timekeeper,
+    privacy: Privacy | None = None,
+) -> tuple[Server | None, str]:  # fmt: skip
+    """Return the server after a round of sums, or None where it cannot stand, and why not.
+
+    Args:
+        federation: The server's view.
+        server: Before the round.
+        summed: What came of it.
+        grid: In which numbers.
+        watch: Counts seconds.
+        privacy: What adds noise to the sums; None: nothing does.
+    """
     with watch.on("validation"):
-        why = summed.lost or wrong_sums(summed, flat_of(server.state).numel(), most)
+        if privacy is not None:
+            summed = privacy.held(summed, grid.most_clipped)
+        why = summed.lost or wrong_sums(summed, flat_of(server.state).numel(), grid.most)
     if why:
         return None, why
     with watch.on("averaging"):
-        aggregate = from_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
         try:
+            aggregate = (
+                from_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
+                if privacy is None
+                else privacy.from_sums(federation, server, summed)
+            )
             found = federation.method.step(federation, server, aggregate, summed.reports)
         except Exception as error:
             if isinstance(error, FleetFitError) and not isinstance(error, RunError):

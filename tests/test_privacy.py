@@ -530,7 +530,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cohort": {"choose": "size"}}, "drawn by itself"),
     ({"cohort": {"quorum": 0.8}}, "leave quorum and over_selection out"),
     ({"cohort": {"over_selection": 0.2}}, "leave quorum and over_selection out"),
-    ({"secure": {"minimum": 2}}, r"\[privacy\] and \[secure\] do not go together"),
     ({"model": {"name": "tiny:tiny"}}, "batch-norm layers"),
     ({"evaluate": {"split": "train"}}, "gives them away"),
 ]

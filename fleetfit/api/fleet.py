@@ -385,6 +385,8 @@ class _Served:
         train, names = report["train"], [member.told.name for member in self.manager.members]
         if "privacy" in report:
             self.say(f"Round {report['round']}/{self.run.experiment.rounds}: {spent(report['privacy'])}")
+            if "undone" in report:
+                self.say(f"  Round {report['round']} was {in_words(report['undone'], names)}")
             return
         loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
         levels = ", ".join(f"{n} at level {level}" for level, n in sorted(train["by_level"].items()))

@@ -218,14 +218,13 @@ def _assembled(
     notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
-    privacy = privacy_of(experiment, federation)
+    privacy, secure = privacy_of(experiment, federation), secure_of(experiment, federation)
     if privacy is not None:
         federation, settings = made_private(experiment, federation, settings, privacy)
         notes += notes_on_privacy(privacy, federation, experiment.rounds)
     check_comparable(experiment, federation)
-    secure = secure_of(experiment, federation)
     settings = replace(settings, secure=secure)
-    notes += notes_on_secure(secure)
+    notes += notes_on_secure(secure, federation, None if privacy is None else privacy.rate)
     attackers = None if attack is None else attackers_of(experiment, attack, known)
     federation, simulation, settings = attacked(federation, joined.simulation, settings, attackers)
     notes += notes_on_attackers(attackers)

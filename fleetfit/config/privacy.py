@@ -56,7 +56,7 @@ def privacy_of(experiment: Experiment, federation: Federation) -> Privacy | None
         )
     _check(experiment, federation)
     count = len(federation.clients)
-    rate = _rate(experiment, count)
+    rate, known = _rate(experiment, count), experiment.is_secure
     delta = 1 / (10 * count) if section.delta is None else section.delta
     if delta >= 1 / count:
         raise ConfigError(
@@ -65,14 +65,14 @@ def privacy_of(experiment: Experiment, federation: Federation) -> Privacy | None
         )
     if noise is None:
         assert epsilon is not None
-        noise = noise_for(epsilon, rate, experiment.rounds, delta)
-    elif epsilon is not None and not affordable(noise, rate, delta, epsilon, 1):
+        noise = noise_for(epsilon, rate, experiment.rounds, delta, known)
+    elif epsilon is not None and not affordable(noise, rate, delta, epsilon, 1, known):
         raise ConfigError(
             f"[privacy] epsilon: {epsilon:g} is spent before the first round is over. Set more noise, a smaller "
             "cohort.fraction, or a larger epsilon."
         )
     ledger = Ledger(again=federation.device is None)
-    return Privacy(clip, noise, rate, delta, epsilon, key_file, ledger, found=section.noise is None)
+    return Privacy(clip, noise, rate, delta, epsilon, key_file, ledger, found=section.noise is None, known=known)
 
 
 def _rate(experiment: Experiment, count: int) -> float:
@@ -89,11 +89,6 @@ def _check(experiment: Experiment, federation: Federation) -> None:
         ConfigError: There is such a thing.
     """
     method = federation.method
-    if experiment.is_secure:
-        raise ConfigError(
-            "[privacy] and [secure] do not go together yet: the server clips each client's movement, and with "
-            "[secure] it sees sums only. Leave one of the two out."
-        )
     for hook, what in _KEPT.items():
         if getattr(method, hook) is not getattr(FEDAVG, hook):
             raise ConfigError(
@@ -151,9 +146,7 @@ def made_private(
 ) -> tuple[Federation, Settings]:
     """Return the server's view with the private hooks, and what a round does without telling on anybody."""
     hooks: dict[str, Any] = {"choose": privacy.choose, "merge": privacy.merge, "weight": by_count}
-    rounds = experiment.rounds
-    if privacy.epsilon is not None:
-        rounds = affordable(privacy.noise, privacy.rate, privacy.delta, privacy.epsilon, rounds)
+    rounds = privacy.lasts(experiment.rounds)
     whole_set = federation.device is not None
     wanted = replace(settings.wanted, clients=0, whole=whole_set, always=whole_set, norms=settings.wanted.norms[:1])
     return (
@@ -164,9 +157,7 @@ def made_private(
 
 def notes_on_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
     """Say what is promised, for how many rounds, and how loud the noise is at each level."""
-    lasts = rounds
-    if privacy.epsilon is not None:
-        lasts = affordable(privacy.noise, privacy.rate, privacy.delta, privacy.epsilon, rounds)
+    lasts = privacy.lasts(rounds)
     after = replace(privacy, ledger=Ledger(begun=lasts)).told()["epsilon"]
     found = [
         f"Differential privacy of clients: noise {privacy.noise:.3g} times the clipping norm of {privacy.clip:g}, each "

@@ -1,8 +1,11 @@
 """`[secure]` becomes rounds whose sums alone the server sees; what it could then not be asked is refused."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError, RunError
@@ -11,7 +14,7 @@ from fleetfit.method import FEDAVG
 from fleetfit.method.hooks import by_count
 from fleetfit.records import RunFolder
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
-from fleetfit.submodel import prefix, rolling
+from fleetfit.submodel import cut, prefix, rolling, whole
 from fleetfit.values import Federation
 
 FILE = "secure.json"
@@ -37,9 +40,12 @@ def secure_of(experiment: Experiment, federation: Federation) -> SecureRun | Non
     if not experiment.is_secure:
         return None
     section = experiment.secure
-    rules, grid = SecureRules(section.minimum, section.threshold), Quantiser(section.range, section.bits)
+    rules = SecureRules(section.minimum, section.threshold)
+    grid = Quantiser(section.range, section.bits, experiment.privacy.clip)
     check_installed()
     _check_numbers(federation, rules, grid)
+    if grid.clip is not None:
+        _check_clip(federation, grid)
     _check_method(experiment, federation)
     return SecureRun(rules, grid)
 
@@ -50,10 +56,31 @@ def _check_numbers(federation: Federation, rules: SecureRules, grid: Quantiser) 
             f"[secure] minimum: {rules.minimum} clients at least are to be added up, and a cohort has "
             f"{federation.cohort}. Set [cohort] count, or a smaller minimum."
         )
-    if federation.cohort > grid.clients:
+    most = federation.cohort if grid.clip is None else len(federation.clients)
+    if most > grid.clients:
+        whose = "a cohort has" if grid.clip is None else "a cohort that is drawn client by client may have"
         raise ConfigError(
-            f"[secure] bits: sums of {grid.bits} bits hold {grid.clients} clients, and a cohort has "
-            f"{federation.cohort}. Set fewer bits, or a smaller cohort."
+            f"[secure] bits: sums of {grid.bits} bits hold {grid.clients} clients, and {whose} {most}. Set fewer bits, "
+            "or have fewer clients."
+        )
+
+
+def _check_clip(federation: Federation, grid: Quantiser) -> None:
+    """Check that whole numbers can stand for movements of the clipping norm."""
+    assert grid.clip is not None
+    if grid.range < grid.clip:
+        raise ConfigError(
+            f"[secure] range: {grid.range:g} does not hold a movement of [privacy] clip = {grid.clip:g}, which may lie "
+            f"in one element. Set range = {grid.clip:g}, which also bounds best what a client can do that does not "
+            "clip."
+        )
+    layout = federation.problem.layout
+    even = grid.clip / cut(layout, whole(layout)).size ** 0.5
+    if grid.step > even:
+        raise ConfigError(
+            f"[secure] bits: a movement of [privacy] clip = {grid.clip:g} that is spread over the whole model moves an "
+            f"element by {even:.2g}, and numbers of {grid.bits} bits up to {grid.range:g} have steps of "
+            f"{grid.step:.2g}: it would be rounded to nothing. Set range = {grid.clip:g}, or more bits."
         )
 
 
@@ -97,14 +124,38 @@ def _whose(experiment: Experiment, hook: str) -> str:
     return f"[method.plus.{next(iter(section.plus))}]" if section.plus else str(section.name)
 
 
-def notes_on_secure(secure: SecureRun | None) -> tuple[str, ...]:
-    """Say what the server sees."""
+def notes_on_secure(secure: SecureRun | None, federation: Federation, rate: float | None = None) -> tuple[str, ...]:
+    """Say what the server sees, and where a private cohort is often too small for that."""
     if secure is None:
         return ()
-    return (
+    found = (
         f"Secure aggregation: the server sees sums over at least {secure.rules.minimum} clients, of numbers of "
         f"{secure.grid.bits} bits up to {secure.grid.range:g}, and no client's update or loss. A round needs "
         f"{secure.rules.threshold:.0%} of its cohort.",
+    )
+    if rate is None:
+        return found
+    return (
+        *found,
+        "Clients clip their movements themselves, and the server adds the noise to sums that it has seen. Epsilon is "
+        "counted as if everybody knew who was drawn, since members of a secure round do; the more of the clients take "
+        "part in each round, the less that costs.",
+        *_too_small(secure.rules.minimum, federation, rate),
+    )
+
+
+def _too_small(minimum: int, federation: Federation, rate: float) -> tuple[str, ...]:
+    """Say at which level the cohort is too small for a sum in more than one round of 20, if there is one."""
+    worst = ("", 0.0)
+    for index in np.unique(federation.level_of[federation.able]).tolist():
+        beyond = int((federation.level_of[federation.able] >= index).sum())
+        chance = sum(math.comb(beyond, n) * rate**n * (1 - rate) ** (beyond - n) for n in range(minimum))
+        worst = max(worst, (federation.levels[index].name, chance), key=lambda found: found[1])
+    if worst[1] <= 0.05:
+        return ()
+    return (
+        f"In {worst[1]:.0%} of the rounds fewer than {minimum} clients of level {worst[0]} or above are drawn. What "
+        "they alone train then gets noise and no update. A larger cohort makes it rarer.",
     )
 
 

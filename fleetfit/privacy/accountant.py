@@ -8,6 +8,7 @@ A value is that of Opacus's `PRVAccountant` but for the grid: one round's losses
 number of rounds up to the next power of two, and kept, so that a further round costs a Fourier transform.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,9 +24,10 @@ _NOTHING = 50.0  # an epsilon that promises nothing
 _POINTS = 1 << 20  # of a grid; beyond, it is coarser, and the bound so much larger
 _ORDERS = (*np.arange(1.1, 4, 0.2).tolist(), *range(4, 65), 80, 96, 128, 192, 256, 512, 1024)  # whole ones are quick
 _LEAST, _MOST = 1e-2, 1e6  # of the noise, that is looked for
+_MOST_EPSILON = 1e9
 
 
-def spent(noise: float, rate: float, rounds: int, delta: float) -> float:
+def spent(noise: float, rate: float, rounds: int, delta: float, known: bool = False) -> float:
     """Return the epsilon that rounds cost together.
 
     Args:
@@ -33,10 +35,13 @@ def spent(noise: float, rate: float, rounds: int, delta: float) -> float:
         rate: Probability with which each client is drawn.
         rounds: How many.
         delta: Of (epsilon, delta).
+        known: Whether it is counted as known who was drawn in each round.
 
     Raises:
         MissingExtra: Opacus is not installed.
     """
+    if known and rounds:
+        return _known(float(noise), float(rate), int(rounds), float(delta))
     return 0.0 if rounds == 0 else _spent(float(noise), float(rate), int(rounds), float(delta))
 
 
@@ -54,6 +59,43 @@ def _spent(noise: float, rate: float, rounds: int, delta: float) -> float:
             return float(composed.compute_epsilon(delta, delta / 1000, error)[2])
         except (RuntimeError, ValueError):  # no grid of this size is fine enough for so small a delta
             return bound
+
+
+@lru_cache(maxsize=4096)
+def _known(noise: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the least epsilon, to one in a million, where whoever looks knows each round's cohort.
+
+    A client that was drawn n times took part in n rounds of the Gaussian mechanism, which are one with noise / sqrt(n)
+    (Balle and Wang, ICML 2018, Theorem 8): delta is the mean of theirs over n, which is binomial.
+    """
+    times = np.arange(rounds + 1)
+    logs = np.array([math.lgamma(rounds + 1) - math.lgamma(n + 1) - math.lgamma(rounds - n + 1) for n in times])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs += np.where(times, times * np.log(rate), 0.0)
+        logs += np.where(rounds - times, (rounds - times) * np.log1p(-rate), 0.0)
+    chance = np.exp(logs)
+
+    def above(epsilon: float) -> bool:
+        return float(sum(c * _delta(math.sqrt(n) / noise, epsilon) for n, c in enumerate(chance) if n and c)) > delta
+
+    if not above(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while above(high):
+        low, high = high, 2 * high
+        if high > _MOST_EPSILON:
+            return math.inf
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high
+
+
+def _delta(shift: float, epsilon: float) -> float:
+    """Return the delta of two Gaussians of deviation 1 that lie so far apart."""
+    one, other = epsilon / shift - shift / 2, epsilon / shift + shift / 2
+    tail = math.erfc(other / math.sqrt(2))
+    return 0.5 * (math.erfc(one / math.sqrt(2)) - (math.exp(epsilon + math.log(tail)) if tail else 0.0))
 
 
 @lru_cache(maxsize=4)  # of up to 8 MiB each
@@ -83,15 +125,15 @@ def _divergences(noise: float, rate: float) -> Any:
     return np.where(np.isnan(found), np.inf, found)
 
 
-def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
-    """Return the least noise with which rounds cost at most epsilon, to one in 1,000.
+def noise_for(epsilon: float, rate: float, rounds: int, delta: float, known: bool = False) -> float:
+    """Return the least noise with which rounds cost at most epsilon, to one in 1,000; arguments are `spent`'s.
 
     Raises:
         ConfigError: No noise is enough.
         MissingExtra: Opacus is not installed.
     """
     low, high = _LEAST, 1.0
-    while spent(high, rate, rounds, delta) > epsilon:
+    while spent(high, rate, rounds, delta, known) > epsilon:
         low, high = high, 2 * high
         if high > _MOST:
             raise ConfigError(
@@ -99,13 +141,13 @@ def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if spent(middle, rate, rounds, delta) <= epsilon else (middle, high)
+        low, high = (low, middle) if spent(middle, rate, rounds, delta, known) <= epsilon else (middle, high)
     return high
 
 
-def affordable(noise: float, rate: float, delta: float, epsilon: float, most: int) -> int:
+def affordable(noise: float, rate: float, delta: float, epsilon: float, most: int, known: bool = False) -> int:
     """Return how many rounds, at most so many, cost no more than epsilon."""
-    return _last(lambda rounds: spent(noise, rate, rounds, delta) <= epsilon, most)
+    return _last(lambda rounds: spent(noise, rate, rounds, delta, known) <= epsilon, most)
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int:

@@ -12,7 +12,7 @@ covers keeps its bits.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,10 @@ from fleetfit.method.hooks import Weight, round_submodel
 from fleetfit.privacy.accountant import affordable, spent
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
+from fleetfit.secure import SKIPPED, TOO_FEW
 from fleetfit.submodel import cut, flat_of, whole
 from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Update
+from fleetfit.values import Federation, Server, Summed, Update
 
 _CHUNK = 1 << 20  # elements
 _BELOW = 1 - 1e-6  # so that rounding makes no clipped movement longer than the clipping norm
@@ -48,6 +49,8 @@ class Privacy:
         randomness: The run's; None before it begins.
         write: Writes the ledger.
         found: Whether the noise was found from the budget, and not given.
+        known: Whether it is counted as known who was drawn, as where the server sees sums only
+            (`fleetfit.secured`).
     """
 
     clip: float
@@ -60,6 +63,7 @@ class Privacy:
     randomness: Randomness | None = None
     write: Callable[[], None] = lambda: None
     found: bool = False
+    known: bool = False
 
     # -- where it is kept
 
@@ -84,6 +88,8 @@ class Privacy:
                 self.noise = float(before)
             elif before != getattr(self, name):
                 changed.append(f"{name} was {before:g} and is {getattr(self, name):g}")
+        if nest.get("known", False) is not self.known:
+            changed.append("[secure] was there and is gone" if nest.get("known") else "[secure] is new")
         if changed:
             raise RunError(
                 f"[privacy]: {', '.join(changed)}. Rounds that were trained with the one cannot be followed by rounds "
@@ -94,21 +100,25 @@ class Privacy:
 
     def text(self) -> str:
         """Return the text of the run's file."""
-        return self.ledger.text(**self.told())
+        return self.ledger.text(**self.told(), known=self.known)
 
     # -- what it costs
 
     def left(self, round: int, most: int) -> int:
         """Return how many further rounds the budget has, at most so many."""
         done = self.ledger.begun if self.ledger.again else round
+        return max(0, min(most, self.lasts(done + most) - done))
+
+    def lasts(self, most: int) -> int:
+        """Return how many rounds, at most so many, the budget is enough for."""
         if self.epsilon is None:
             return most
-        return max(0, min(most, affordable(self.noise, self.rate, self.delta, self.epsilon, done + most) - done))
+        return affordable(self.noise, self.rate, self.delta, self.epsilon, most, self.known)
 
     def told(self, rounds: int | None = None) -> dict[str, Any]:
         """Return what is spent, by default on all rounds that were begun: as reports and the ledger's file have it."""
         draws = self.ledger.begun if rounds is None or self.ledger.again else rounds
-        epsilon = spent(self.noise, self.rate, draws, self.delta)
+        epsilon = spent(self.noise, self.rate, draws, self.delta, self.known)
         return {"epsilon": epsilon, "delta": self.delta, "noise": self.noise, "clip": self.clip, "rate": self.rate}
 
     def begin(self, round: int) -> None:
@@ -126,7 +136,7 @@ class Privacy:
     def merge(self, federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
         """Return the state after the round, with the registered clients of each element as its coverage."""
         layout, state = federation.problem.layout, flat_of(server.state)
-        full, total = cut(layout, whole(layout)), torch.zeros_like(state)
+        total = torch.zeros_like(state)
         with one_thread():
             for update in updates:
                 piece = cut(layout, update.submodel)
@@ -137,10 +147,44 @@ class Privacy:
                 if length > self.clip:
                     moved.mul_(self.clip / length * _BELOW)
                 piece.scatter(total, moved, add=True)
-            members = registered(federation, server.round).to(state.device)
-            self._noise_on(total, server.round)
-            mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)
+            return self._released(federation, server, total)
+
+    def from_sums(self, federation: Federation, server: Server, summed: Summed) -> Aggregate:
+        """Return the same of sums of what clients have clipped themselves.
+
+        Of what no sum was opened the sum is zero, and noise comes there too.
+        """
+        total = torch.zeros_like(flat_of(server.state))
+        with one_thread():
+            for block in summed.blocks:
+                total[block.places.to(total.device)] = (block.sums.double() * summed.step).float().to(total.device)
+            return self._released(federation, server, total)
+
+    def _released(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
+        """Return the state after the round, of the sum of clipped movements, which is written over."""
+        layout, state = federation.problem.layout, flat_of(server.state)
+        full, members = cut(layout, whole(layout)), registered(federation, server.round).to(state.device)
+        self._noise_on(total, server.round)
+        mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)
         return Aggregate(full.views(mean), full.views(members))
+
+    def held(self, summed: Summed, most: int) -> Summed:
+        """Return sums as clients that clip themselves can add up to; what is beyond is cut off, element by element.
+
+        It is not refused: a refusal that goes by the sum would tell of it. What each client counts is known before,
+        so a sum in which counts are wrong, as where masks are left in it, can be refused.
+
+        Args:
+            summed: What came of the round.
+            most: The largest whole number of one client's movement.
+        """
+        blocks = []
+        for block in summed.blocks:
+            if bool((block.counts != block.clients).any()):
+                return replace(summed, blocks=(), lost=COUNTS)
+            bound = block.clients * most
+            blocks.append(replace(block, sums=block.sums.clamp(-bound, bound)))
+        return replace(summed, blocks=tuple(blocks))
 
     def _noise_on(self, total: Tensor, round: int) -> None:
         rng, size = self._generator("noise", round), self.noise * self.clip
@@ -157,7 +201,10 @@ class Privacy:
 
     def withheld(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Return what of a round's report does not show who took part and what they have."""
-        undone = {"undone": {"reason": UNDONE, "reported": []}} if "undone" in report else {}
+        undone: dict[str, Any] = {}
+        if "undone" in report:
+            reason, withheld = report["undone"]["reason"], UNDONE_SUMS if self.known else UNDONE
+            undone = {"undone": {"reason": reason if reason in (SKIPPED, TOO_FEW) else withheld, "reported": []}}
         return {
             "round": report["round"],
             "lr": report["lr"],
@@ -172,6 +219,13 @@ class Privacy:
 
 UNDONE = "it would have left numbers that are not finite; what it cost is not given back"
 """The reason of a round that is undone: what it was in detail is withheld."""
+UNDONE_SUMS = (
+    "too few clients stayed to the end to open a sum, or what was opened is none that they can have; what it cost is "
+    "not given back"
+)
+"""The same where the server sees sums only."""
+COUNTS = "its sums count other clients than are in them: some were sent other states, or lie."
+"""Why the sums of a round are none."""
 
 
 def registered(federation: Federation, round: int) -> Tensor:

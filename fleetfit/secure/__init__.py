@@ -39,6 +39,8 @@ from fleetfit.secure.quantise import Quantiser, signed
 from fleetfit.secure.server import BlockSum, SecureRules, SecureServer
 
 __all__ = [
+    "SKIPPED",
+    "TOO_FEW",
     "Agreed",
     "BlockSum",
     "Dealt",
@@ -68,6 +70,11 @@ __all__ = [
     "signed",
     "size",
 ]  # fmt: skip
+
+SKIPPED = "it was begun before the run was stopped, and a secure round is never done twice"
+"""The reason of a round that is left out when a run goes on."""
+TOO_FEW = "fewer clients were drawn than a sum has to be over, so none was asked"
+"""The reason of a private round whose cohort is too small."""
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fleetfit.errors import RunError
 
 MODULUS_BITS = 32
+_BELOW = 1 - 1e-6  # so that rounding of floats makes nothing longer than the clip
 Words = NDArray[np.uint32]
 
 
@@ -18,10 +19,13 @@ class Quantiser:
     Attributes:
         range: The largest movement of an element, to both sides; what is beyond it is clipped.
         bits: Of a movement.
+        clip: The longest movement of a client, by its Euclidean norm over all that it sends, at most the range; None:
+            any.
     """
 
     range: float
     bits: int
+    clip: float | None = None
 
     @property
     def most(self) -> int:
@@ -49,6 +53,32 @@ class Quantiser:
         near = np.rint(movement.astype(np.float64) / self.step)
         clipped = bool((np.abs(near) > self.most).any())
         return np.clip(near, -self.most, self.most).astype(np.int64), clipped
+
+    @property
+    def most_clipped(self) -> int:
+        """The largest whole number of a movement that is no longer than the clip."""
+        assert self.clip is not None
+        return min(self.most, int(self.clip / self.step))
+
+    def shortened(self, movement: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the numbers of a client's whole movement, which together are no longer than the clip.
+
+        They are the nearest ones of the movement, scaled to the clip where it is longer. Where rounding makes these
+        longer than the clip, all are rounded towards zero instead, which makes nothing longer: so the clip is what one
+        client can move the sums by, rounding included. A movement that is not finite counts as none.
+        """
+        assert self.clip is not None
+        wanted = movement.astype(np.float64)
+        length = float(np.linalg.norm(wanted))
+        if not np.isfinite(length):
+            return np.zeros(len(movement), dtype=np.int64)
+        wanted /= self.step
+        if length > self.clip:
+            wanted *= self.clip / length * _BELOW
+        near = np.rint(wanted)
+        if float(near @ near) > (self.clip / self.step) ** 2:
+            near = np.trunc(wanted)
+        return near.astype(np.int64)
 
 
 def signed(words: Words) -> NDArray[np.int64]:

@@ -12,8 +12,11 @@ import fleetfit as ff
 from fleetfit import secure
 from fleetfit.config import assemble, experiment_of
 from fleetfit.errors import ConfigError
-from fleetfit.secure import keys
+from fleetfit.privacy import Privacy, registered
+from fleetfit.secure import Quantiser, keys
+from fleetfit.secured import Segments
 from fleetfit.submodel import flat_of
+from fleetfit.values import Failure
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -193,6 +196,123 @@ def test_a_server_that_asks_nodes_for_different_things_gets_noise(
         "masks are left in it" in run.metrics[0]["undone"]["reason"]
         or "sent other states" in (run.metrics[0]["undone"]["reason"])
     )
+
+
+# ---- with differential privacy -------------------------------------------------------------------------------------
+
+
+def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    privacy = {"clip": 0.05, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
+    return {**TABLE, "privacy": privacy, "evaluate": {"every": 0}, **changes}
+
+
+def test_a_private_fleet_of_sums_ends_with_the_bits_of_the_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one salt for both. Nodes clip themselves, as the simulated clients do."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
+    table = private_table(tmp_path)
+    base = ff.run(table, out=tmp_path / "local")
+    run = lab_of(tmp_path, table).serve()
+    assert torch.equal(flat_of(run.server.state), flat_of(base.server.state))
+    assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
+    assert all(r["train"]["clients"] is None and "secure" not in r and "undone" not in r for r in run.metrics)
+    monkeypatch.setattr(Quantiser, "shortened", lambda self, moved: self.quantised(moved)[0])
+    nodes_side.node_of.cache_clear()
+    loose = lab_of(tmp_path / "loose", table).serve()
+    assert not torch.equal(flat_of(loose.server.state), flat_of(base.server.state)), "and clipping shortens something"
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
+    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
+    wanted: dict[str, list[bytes]] = {"updates": [], "means": []}
+    words, released, came = Segments.words, Privacy._released, []
+
+    def sent(*given: Any) -> Any:
+        found = words(*given)
+        wanted["updates"] += [part.tobytes()[:64] for part in found[0].values()]
+        return found
+
+    def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
+        members = registered(federation, server.round) * self.rate
+        wanted["means"].append((total / members + flat_of(server.state)).numpy().tobytes()[:64])
+        return released(self, federation, server, total)
+
+    def kept(message: Message, reply: Message) -> Message:
+        came.append(b"".join(bytes(part) for part in transport.parts_of(reply).values()))
+        return reply
+
+    monkeypatch.setattr(Segments, "words", sent)
+    monkeypatch.setattr(Privacy, "_released", noted)
+    if not masks:
+        monkeypatch.setattr(keys, "masked", lambda words, key, sign: None)
+        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    lab = lab_of(tmp_path, private_table(tmp_path))
+    lab.grid.twist = kept
+    run = lab.serve()
+    secret = (tmp_path / "keys" / "run.key").read_text().strip()
+    files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
+    everything = [*came, *files, lab.heard.encode()]
+    assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in everything)
+    found = {kind for kind, parts in wanted.items() for part in parts if any(part in text for text in everything)}
+    assert len(wanted["updates"]) >= 2 * CLIENTS and len(wanted["means"]) == 2
+    assert found == (set() if masks else {"updates", "means"})
+    assert "updates" not in lab.heard and lab.heard.count("epsilon") >= 2
+
+
+@pytest.mark.parametrize("twist", ["clip", "none", "beyond"])
+def test_a_server_that_has_a_node_clip_to_something_else_gets_noise(
+    twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a longer movement, or to none, or to one that does not lie within the range, which the node refuses."""
+    from fleetfit.engines.flower import member
+
+    lab, answer, seen = lab_of(tmp_path, private_table(tmp_path, rounds=1)), member.Membership.trained, []
+    changes: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "clip": lambda h: h["secure"].update(clip=0.9),
+        "none": lambda h: h["secure"].pop("clip"),
+        "beyond": lambda h: h["secure"].update(clip=9.0),
+    }
+
+    def lied(self: Any, header: Any, message: bytes) -> Any:
+        if not seen:
+            seen.append(changes[twist](header))
+        return answer(self, header, message)
+
+    monkeypatch.setattr(member.Membership, "trained", lied)
+    run = lab.serve()
+    undone = run.metrics[0].get("undone", {}).get("reason", "")
+    assert len(seen) == 1 and (twist == "beyond") == (undone == "")
+    assert twist == "beyond" or "what was opened is none that they can have" in undone
+    assert undone in lab.heard
+
+
+def test_a_node_that_could_not_train_sends_zeros_and_does_not_go_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, real = [], nodes_side.run_job
+
+    def broken(job: Any, device: Any) -> Any:
+        trained.append(job.client)
+        found = real(job, device)
+        return (Failure.of(job, "it diverged"), None) if job.client == 1 and job.kind == "train" else found
+
+    monkeypatch.setattr(nodes_side, "run_job", broken)
+    reported: list[Any] = []
+    real_released = Privacy.from_sums
+
+    def noted(self: Privacy, federation: Any, server: Any, summed: Any) -> Any:
+        reported.append(summed)
+        return real_released(self, federation, server, summed)
+
+    monkeypatch.setattr(Privacy, "from_sums", noted)
+    lab_of(tmp_path, private_table(tmp_path, rounds=1)).serve()
+    assert trained.count(1) == 1 and max(block.clients for block in reported[0].blocks) == CLIENTS
+    assert not any(isinstance(report, Failure) for report in reported[0].reports)
 
 
 def test_a_quorum_is_refused(tmp_path: Path) -> None:

@@ -153,7 +153,10 @@ def _grid(asked: Mapping[str, Any]) -> Quantiser:
     reach, bits = asked.get("range"), asked.get("bits")
     if type(bits) is not int or not 8 <= bits <= 24 or type(reach) is not float or not 0 < reach < math.inf:
         raise RunError("the server does not say in which numbers movements are added up.")
-    return Quantiser(reach, bits)
+    clip = asked.get("clip")
+    if clip is not None and (type(clip) is not float or not 0 < clip <= reach):
+        raise RunError("the server asks for movements to be clipped to what is no number within their range.")
+    return Quantiser(reach, bits, clip)
 
 
 def _sealed(message: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class NodeParties:
                 parts["secure"] = known.setdefault(id(told), b"") or packed(told)
                 known[id(told)] = parts["secure"]
             sent[index] = (job if phase == "train" else replace(job, state={}), parts)
-        numbers = {"range": grid.range, "bits": grid.bits}
+        numbers = {"range": grid.range, "bits": grid.bits} | ({} if grid.clip is None else {"clip": grid.clip})
         what = {"what": "secure", "secure": {"phase": phase, "run": self._secure.run, **numbers}}
         for index, found in self._engine.exchange(what, sent):
             job = asked[index][0]

@@ -1,0 +1,482 @@
+"""Runs with `[privacy]` and `[secure]`: clipping by clients, noise on sums, what it costs, and what nobody can do."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_privacy import KEY, WITHHELD, delta_of, state_of
+from test_secure_runs import HERE, TINY, Stopped, Watched, block, laid
+
+import fleetfit as ff
+from fleetfit import secured
+from fleetfit.api.runs import prepare
+from fleetfit.config import assemble, experiment_of
+from fleetfit.errors import ConfigError, RunError
+from fleetfit.privacy import Randomness, noise_for, registered, spent
+from fleetfit.privacy.mechanism import Privacy
+from fleetfit.rounds import one_round, start
+from fleetfit.secure import Quantiser, SecureClient
+from fleetfit.secured import Secured
+from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.values import Failure, Job, Summed, Update
+
+accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
+
+PRIVATE: dict[str, Any] = {"clip": 0.05, "noise": 1.0, "delta": 0.01, "key_file": "never made"}
+BOTH = laid(TINY, {"secure": {"minimum": 3, "range": 0.05}, "privacy": PRIVATE})
+
+
+def table(tmp_path: Path, *changes: dict[str, Any]) -> dict[str, Any]:
+    return laid(BOTH, {"privacy": {"key_file": str(tmp_path / "keys" / "run.key")}}, *changes)
+
+
+def assembly_of(*changes: dict[str, Any]) -> Any:
+    """Return an assembly whose noise and cohorts are known, with or without sums."""
+    found = assemble(experiment_of(laid(BOTH, *changes)))
+    privacy = found.settings.privacy
+    assert privacy is not None
+    privacy.randomness = Randomness(KEY, b"s" * 16)
+    return found
+
+
+def round_of(
+    assembly: Any, away: secured.Away = secured.nobody, watch: type[Watched] = Watched, round: int = 0
+) -> tuple[Any, Any, dict[str, Any], Watched]:
+    """Return the server before and after a round, its report, and what clients had to send before they clipped it."""
+    watched = watch(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
+    layout, secure = assembly.federation.problem.layout, assembly.settings.secure
+    engine = Secured(watched, layout, secure, secured.Simulated(watched, secured.Segments(layout), secure, away))
+    server = replace(start(assembly.federation), round=round)
+    after, report = one_round(assembly.federation, engine, assembly.settings, server)
+    return server, after, report, watched
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the noise away, to look at what it covers."""
+    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+
+
+def drawn(assembly: Any, round: int = 0) -> list[int]:
+    federation = assembly.federation
+    return list(federation.method.choose(federation, replace(start(federation), round=round), np.random.default_rng(0)))
+
+
+def full_round(assembly: Any) -> int:
+    """Return a round for which enough clients of each level are drawn."""
+    levels = assembly.federation.level_of
+    return next(r for r in range(100) if np.bincount(levels[drawn(assembly, r)], minlength=3).min() >= 3)
+
+
+# ---- what a client sends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["long", "short", "even", "one element", "all at the half of a step"])
+@pytest.mark.parametrize("bits", [8, 12, 20])
+def test_what_a_client_sends_is_never_longer_than_the_clip_rounding_included(kind: str, bits: int) -> None:
+    grid, rng = Quantiser(0.5, bits, 0.3), np.random.default_rng(1)
+    moved = {
+        "long": rng.normal(size=500),
+        "short": 1e-3 * rng.normal(size=500),
+        "even": np.full(500, 0.3 / math.sqrt(500)),
+        "one element": np.eye(1, 500)[0] * 7,
+        "all at the half of a step": np.full(500, 1.5 * grid.step + 1e-9),
+    }[kind].astype(np.float32)
+    sent = grid.shortened(moved)
+    assert np.linalg.norm(sent * grid.step) <= 0.3 and np.abs(sent).max() <= grid.most_clipped <= grid.most
+    exact = moved.astype(float) * min(1.0, 0.3 / np.linalg.norm(moved.astype(float)))
+    assert np.abs(sent * grid.step - exact).max() <= grid.step + 1e-6
+
+
+def test_rounding_to_the_nearest_alone_would_be_longer() -> None:
+    """Else the test above could not fail."""
+    step = Quantiser(0.5, 8).step
+    moved = np.full(5000, 0.6 * step, dtype=np.float32)
+    assert Quantiser(0.5, 8, 1.1 * step * math.sqrt(5000)).shortened(moved).tolist() == [1] * 5000
+    assert Quantiser(0.5, 8, 0.9 * step * math.sqrt(5000)).shortened(moved).tolist() == [0] * 5000
+
+
+def test_a_movement_that_is_not_finite_counts_as_none() -> None:
+    grid = Quantiser(0.5, 20, 0.3)
+    assert not grid.shortened(np.array([1.0, np.nan], dtype=np.float32)).any()
+    assert not grid.shortened(np.array([np.inf, 0.1], dtype=np.float32)).any()
+
+
+# ---- a round ---------------------------------------------------------------------------------------------------------
+
+
+def by_hand(assembly: Any, server: Any, watched: Watched) -> torch.Tensor:
+    """Return the state after a round without its noise, of whole numbers that are added up client by client."""
+    layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
+    full = cut(layout, whole(layout)).size
+    total = [0] * full
+    for job, update in watched.replies:
+        if isinstance(update, Failure):
+            continue
+        moved = (flat_of(update.state) - flat_of(job.state)).double() / grid.step
+        length = float(moved.norm())
+        moved *= min(1.0, grid.clip / grid.step / length * (1 - 1e-6))
+        whole_numbers = moved.round()
+        if float(whole_numbers.norm()) > grid.clip / grid.step:
+            whole_numbers = moved.trunc()
+        places = cut(layout, job.submodel).gather(torch.arange(full)).tolist()
+        for place, number in zip(places, whole_numbers.tolist(), strict=True):
+            total[place] += int(number)
+    divided = assembly.settings.privacy.rate * registered(assembly.federation, 0).double()
+    return flat_of(server.state).double() + torch.tensor(total, dtype=torch.float64) * grid.step / divided
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, fraction: float) -> None:
+    assembly = assembly_of({"cohort": {"fraction": fraction}})
+    round = full_round(assembly)
+    server, after, report, watched = round_of(assembly, round=round)
+    assert len(watched.replies) == len(drawn(assembly, round)) == report["train"]["clients"] > 8
+    away = (flat_of(after.state) - by_hand(assembly, server, watched)).abs().max()
+    assert float(away) < 2e-7, "the rounding of fp32"
+    assert not torch.equal(flat_of(after.state), flat_of(server.state))
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fraction: float) -> None:
+    change = {"cohort": {"fraction": fraction}}
+    both, plain = assembly_of(change), assembly_of(change)
+    plain = replace(plain, settings=replace(plain.settings, secure=None))
+    server, after, _, watched = round_of(both, round=full_round(both))
+    there, _ = one_round(plain.federation, plain.engine(), plain.settings, server)
+    members = registered(both.federation, 0)
+    most = len(watched.replies) * both.settings.secure.grid.step / (members * both.settings.privacy.rate) + 1e-6
+    away = (flat_of(after.state) - flat_of(there.state)).abs()
+    assert bool((away <= most).all()) and float(away.max()) > 0
+    assert float((flat_of(after.state) - flat_of(server.state)).abs().max()) > 1e3 * float(most.max()), (
+        "noise is louder"
+    )
+
+
+def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None:
+    """Where no sum was opened, too: two of the four who have level 3 are away."""
+    assembly = assembly_of()
+    top = [int(c) for c in (assembly.federation.level_of == 2).nonzero()[0][:2]]
+    privacy, seen = assembly.settings.privacy, []
+    server = start(assembly.federation)
+    for round in range(300):
+        summed = Summed((), assembly.settings.secure.grid.step, ())
+        found = privacy.from_sums(assembly.federation, replace(server, round=round), summed)
+        seen.append(flat_of(found.mean) - flat_of(server.state))
+    members = registered(assembly.federation, 0)
+    told = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
+    assert ((told.std(0) - 1).abs() < 0.25).all() and 0.97 < float(told.std()) < 1.03
+    server, after, report, _ = round_of(assembly, lambda phase, round, client: phase == "update" and client in top)
+    assert report["secure"]["hidden"] > 0 and bool((flat_of(after.state) != flat_of(server.state)).all())
+
+
+def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> None:
+    """Else, of a block with three members, the other two's sum would be seen or not by what the third has."""
+
+    class Broken(Watched):
+        def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
+            for reply in super().run(jobs):
+                if reply.client in (0, 1):
+                    self.replies[-1] = self.replies[-1][0], Failure.of(self.replies[-1][0], "it diverged")
+                    yield self.replies[-1][1]
+                elif reply.client == 2 and isinstance(reply, Update):
+                    self.replies[-1] = self.replies[-1][0], Failure.of(self.replies[-1][0], "it diverged")
+                    yield replace(reply, state={n: t * float("nan") for n, t in reply.state.items()})
+                else:
+                    yield reply
+
+    assembly = assembly_of()
+    server, after, report, watched = round_of(assembly, watch=Broken)
+    assert report["train"]["clients"] == 12 and report["failures"] == [] and report["secure"]["hidden"] == 0
+    assert float((flat_of(after.state) - by_hand(assembly, server, watched)).abs().max()) < 2e-7
+
+
+def test_who_goes_away_is_lost_as_without_a_promise() -> None:
+    assembly = assembly_of()
+    _, _, report, _ = round_of(assembly, lambda phase, round, client: phase == "shares" and client == 4)
+    assert [f["client"] for f in report["failures"]] == [4] and report["train"]["clients"] == 11
+
+
+# ---- who does not keep to it -----------------------------------------------------------------------------------------
+
+
+def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of twelve sends the range in each element, and moves each by that over the denominator, beside the others."""
+    honest = round_of(assembly_of())[1]
+    shortened, calls = Quantiser.shortened, []
+
+    def hostile(self: Quantiser, movement: Any) -> Any:
+        calls.append(1)
+        return np.full(len(movement), self.most) if len(calls) == 1 else shortened(self, movement)
+
+    monkeypatch.setattr(Quantiser, "shortened", hostile)
+    assembly = assembly_of()
+    _, after, _, _ = round_of(assembly)
+    away = (flat_of(after.state) - flat_of(honest.state)).abs()
+    bound = 2 * 0.05 / registered(assembly.federation, 0)
+    assert len(calls) == 12 and bool((away <= bound + 1e-6).all()) and float(away.max()) > 0.001
+
+
+def summed_of(sums: list[int], counts: list[int]) -> Summed:
+    return Summed((block([0, 2], sums, counts, 4),), 0.1, ())
+
+
+def test_a_client_that_sends_any_number_moves_a_sum_by_what_all_of_its_block_could() -> None:
+    """It is cut off, and not refused: whether a sum is too large may be what somebody else has sent."""
+    privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
+    held = privacy.held(summed_of([10**9, -(10**9)], [4, 4]), 7)
+    assert held.blocks[0].sums.tolist() == [28, -28] and not held.lost
+    assert privacy.held(summed_of([28, -3], [4, 4]), 7).blocks[0].sums.tolist() == [28, -3]
+
+
+@pytest.mark.parametrize("counts", [[4, 3], [5, 4], [4, -1]])
+def test_sums_with_other_counts_than_clients_are_refused_whatever_they_are(counts: list[int]) -> None:
+    privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
+    held = privacy.held(summed_of([1, 1], counts), 7)
+    assert "count other clients" in held.lost and held.blocks == ()
+
+
+def test_masks_that_are_left_undo_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a server sends one member other settings than the rest."""
+    answered, seen = secured.answered, []
+
+    def lied(member: Any, dealt: Any, job: Job, reply: Any, segments: Any, grid: Quantiser) -> Any:
+        seen.append(1)
+        return answered(member, dealt, job, reply, segments, replace(grid, clip=0.01) if len(seen) == 1 else grid)
+
+    monkeypatch.setattr(secured, "answered", lied)
+    server, after, report, _ = round_of(assembly_of())
+    assert torch.equal(flat_of(after.state), flat_of(server.state))
+    assert "count other clients" in report["undone"]["reason"] or "sent other states" in report["undone"]["reason"]
+
+
+def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It draws two, and would have their sum opened; members go by their own minimum."""
+    assembly = assembly_of()
+    federation = assembly.federation
+    assembly = replace(assembly, federation=replace(federation, method=replace(
+        federation.method, choose=lambda federation, server, rng: [0, 1])))  # fmt: skip
+    members = assembly.settings.secure
+    greedy = replace(members, rules=replace(members.rules, minimum=1))
+    watched = Watched(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
+    layout = federation.problem.layout
+    parties = secured.Simulated(watched, secured.Segments(layout), members)
+    engine = Secured(watched, layout, greedy, parties)
+    server = start(federation)
+    settings = replace(assembly.settings, secure=greedy)
+    after, report = one_round(assembly.federation, engine, settings, server)
+    assert not watched.replies and torch.equal(flat_of(after.state), flat_of(server.state))
+    reasons = [failure["reason"] for failure in report["failures"]]
+    assert len(reasons) == 2 and all("the cohort has 2 members, and at least 3" in reason for reason in reasons)
+    after, report = one_round(
+        assembly.federation, engine, assembly.settings, server
+    )  # and one that is honest asks nobody
+    assert not watched.replies and "none was asked" in report["undone"]["reason"]
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(1.0, 1, 1e-3), (2.0, 7, 1e-5), (3.0, 90, 1e-6)])
+def test_epsilon_where_all_are_drawn_is_that_of_the_accountant(noise: float, rounds: int, delta: float) -> None:
+    known = spent(noise, 1.0, rounds, delta, known=True)
+    theirs = accountants.PRVAccountant()
+    theirs.history = [(noise, 1.0, rounds)]
+    with np.errstate(all="ignore"):
+        upper = theirs.get_epsilon(delta)
+    assert known <= upper <= known + 0.03
+    assert known <= spent(noise, 1.0, rounds, delta) <= known + 0.03
+
+
+def test_epsilon_where_cohorts_are_known_is_what_the_definition_says() -> None:
+    """Delta is the mean over the cohorts, by integrating the Gaussians of those who were drawn n times."""
+    noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
+    epsilon = spent(noise, rate, rounds, delta, known=True)
+    chances = [math.comb(rounds, n) * rate**n * (1 - rate) ** (rounds - n) for n in range(rounds + 1)]
+    found = sum(c * delta_of(epsilon, noise / math.sqrt(n), 1.0) for n, c in enumerate(chances) if n)
+    assert found == pytest.approx(delta, rel=1e-3)
+
+
+def test_known_cohorts_cost_more_than_hidden_ones_and_the_more_rounds_the_more() -> None:
+    for rate in (0.05, 0.3, 0.9):
+        known = [spent(1.0, rate, rounds, 1e-3, known=True) for rounds in range(30)]
+        assert known == sorted(known) and known[0] == 0
+        assert all(k > spent(1.0, rate, n, 1e-3) - 0.02 for n, k in enumerate(known) if n > 3)
+    assert spent(1.0, 0.05, 20, 1e-3, known=True) > 1.5 * spent(1.0, 0.05, 20, 1e-3)
+    assert spent(1.0, 1e-6, 3, 1e-3, known=True) == 0.0, "who is hardly ever drawn is in delta"
+    assert math.isfinite(spent(0.02, 1.0, 500, 1e-5, known=True))
+    noise = noise_for(3.0, 0.5, 20, 1e-3, known=True)
+    assert spent(noise, 0.5, 20, 1e-3, known=True) <= 3.0 < spent(0.99 * noise, 0.5, 20, 1e-3, known=True)
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_what_was_spent_and_nothing_that_sums_hide(tmp_path: Path) -> None:
+    run = ff.run(table(tmp_path), out=tmp_path / "run")
+    for number, report in enumerate(run.metrics, 1):
+        assert {key: report[key] for key in WITHHELD} == WITHHELD and "secure" not in report and "undone" not in report
+        assert report["privacy"]["epsilon"] == spent(1.0, 1.0, number, 0.01, known=True)
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["known"] is True
+    assert json.loads((tmp_path / "run" / "secure.json").read_text())["begun"] == 3
+    assert any("as if everybody knew who was drawn" in note for note in run.summary["notes"])
+    assert run.summary["privacy"] == run.metrics[-1]["privacy"]
+
+
+def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
+    budget = (spent(1.0, 1.0, 2, 0.01, known=True) + spent(1.0, 1.0, 3, 0.01, known=True)) / 2
+    run = ff.run(table(tmp_path, {"privacy": {"epsilon": budget}, "rounds": 9}), out=tmp_path / "run")
+    assert [report["round"] for report in run.metrics] == [1, 2] and run.finished
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
+    run = prepare(experiment_of(table(tmp_path, {"rounds": 2})), tmp_path / "local")
+    run._take_engine().close()
+    shutil.copytree(tmp_path / "local", tmp_path / engine)
+    config = tmp_path / engine / "config.toml"
+    config.write_text(config.read_text().replace('name = "local"', f'name = "{engine}"\nworkers = 2'))
+    for name in ("local", engine):
+        ff.resume(tmp_path / name)
+    assert torch.equal(state_of(tmp_path / "local"), state_of(tmp_path / engine))
+
+
+def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    begin, train = SecureClient.begin, secured.Simulated._train
+
+    def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
+        asked.append(round)
+        return begin(self, run, round, piece)
+
+    def stops(self: Any, asked: Any) -> Any:
+        if next(iter(asked.values()))[0].round == 1:
+            raise Stopped
+        return train(self, asked)
+
+    monkeypatch.setattr(SecureClient, "begin", begun)
+    with monkeypatch.context() as patch:
+        patch.setattr(secured.Simulated, "_train", stops)
+        with pytest.raises(Stopped):
+            ff.run(table(tmp_path), out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["begun"] == 2
+    run = ff.resume(tmp_path / "run")
+    second = run.metrics[1]
+    assert asked.count(1) == 12 and "begun before the run was stopped" in second["undone"]["reason"]
+    assert second["privacy"]["epsilon"] == spent(1.0, 1.0, 2, 0.01, known=True)
+    nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert nest["begun"] == 3 and nest["epsilon"] == spent(1.0, 1.0, 3, 0.01, known=True)
+
+
+def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None:
+    assembly = assembly_of({"cohort": {"fraction": 0.25}, "rounds": 6})
+    few = [r for r in range(60) if len(drawn(assembly, r)) < 3]
+    assert few
+    for round in few[:2]:
+        server, after, report, watched = round_of(assembly, round=round)
+        assert not watched.replies and torch.equal(flat_of(after.state), flat_of(server.state))
+        assert "none was asked" in report["undone"]["reason"]
+    run = ff.run(table(tmp_path, {"rounds": 8, "cohort": {"fraction": 0.25}}), out=tmp_path / "run")
+    assert len(run.metrics) == 8
+    assert run.summary["privacy"]["epsilon"] == spent(1.0, 0.25, 8, 0.01, known=True)
+
+
+def test_cohorts_that_are_all_too_small_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven of them: other runs stop after five rounds without a usable update."""
+    monkeypatch.setattr(Privacy, "choose", lambda self, federation, server, rng: [0, 5])
+    run = ff.run(table(tmp_path, {"rounds": 7}), out=tmp_path / "run")
+    assert all("none was asked" in report["undone"]["reason"] for report in run.metrics) and len(run.metrics) == 7
+    assert run.summary["privacy"]["epsilon"] == spent(1.0, 1.0, 7, 0.01, known=True)
+
+
+def test_a_cohort_that_never_stays_ends_the_run_and_names_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secured.Simulated, "_goes", lambda self, phase, job: phase == "update" and job.client > 1)
+    with pytest.raises(RunError, match="5 rounds in a row") as found:
+        ff.run(table(tmp_path, {"rounds": 9}), out=tmp_path / "run")
+    assert "withheld" in str(found.value) and "client 2" not in str(found.value)
+
+
+def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> None:
+    run = prepare(experiment_of(table(tmp_path)), tmp_path / "run")
+    run._take_engine().close()
+    config = tmp_path / "run" / "config.toml"
+    text = config.read_text()
+    head, _, rest = text.partition("[secure]")
+    config.write_text(head + "[" + rest.partition("\n[")[2])
+    with pytest.raises(RunError, match=r"\[secure\] was there and is gone"):
+        ff.resume(tmp_path / "run")
+
+
+# ---- what stands in files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
+    noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
+    wanted: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
+    released, words = Privacy._released, secured.Segments.words
+
+    def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
+        divided = total / (registered(federation, server.round) * self.rate)
+        wanted["sums"].append(total.numpy().tobytes()[:64])
+        wanted["means"].append((divided + flat_of(server.state)).numpy().tobytes()[:64])
+        return released(self, federation, server, total)
+
+    def sent(self: Any, pieces: Any, job: Job, update: Any, blocks: Any, grid: Quantiser) -> Any:
+        found = words(self, pieces, job, update, blocks, grid)
+        wanted["updates"] += [part.tobytes()[:64] for part in found[0].values()]
+        wanted["updates"].append(flat_of(update.state).numpy().tobytes()[:64])
+        return found
+
+    monkeypatch.setattr(Privacy, "_released", noted)
+    monkeypatch.setattr(secured.Segments, "words", sent)
+    if not noise:
+        monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)
+    files = [file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    everything = [*files, "".join(capfd.readouterr()).encode()]
+    found = {kind for kind, parts in wanted.items() for part in parts if any(part in text for text in everything)}
+    assert len(wanted["updates"]) > 50 and len(wanted["means"]) == 3 and len(files) > 5
+    assert found == (set() if noise else {"means"})
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"secure": {"range": 0.01}}, r"range: 0.01 does not hold a movement of \[privacy\] clip = 0.05"),
+    ({"secure": {"range": 5.0, "bits": 8}}, "would be rounded to nothing. Set range = 0.05, or more bits"),
+    ({"method": {"plus": {"outliers": {}}}}, "looks at single updates"),
+    ({"cohort": {"quorum": 0.5}}, r"\[cohort\] quorum is for plain rounds"),
+    ({"local": {"compress": "int8"}}, "masked numbers cannot be compressed"),
+    ({"method": {"name": "adaptivefl"}}, "adaptivefl decides itself who trains what"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assemble(experiment_of(laid(BOTH, change)))
+
+
+def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
+    data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
+    change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
+    with pytest.raises(ConfigError, match="a cohort that is drawn client by client may have 300"):
+        assemble(experiment_of(laid(BOTH, change)))
+
+
+def test_a_cohort_that_is_often_too_small_is_said() -> None:
+    notes = assemble(experiment_of(laid(BOTH, {"cohort": {"fraction": 0.5}}))).notes
+    assert any("In 69% of the rounds fewer than 3 clients of level 3 or above are drawn" in note for note in notes)
+    assert not any("fewer than 3 clients" in note for note in assemble(experiment_of(BOTH)).notes)
