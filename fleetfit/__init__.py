@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fleetfit.api import profile as profile
     from fleetfit.api import resume as resume
     from fleetfit.api import run as run
+    from fleetfit.callbacks import Callback as Callback
+    from fleetfit.callbacks import RunStart as RunStart
+    from fleetfit.callbacks import scalars as scalars
     from fleetfit.check import check_layout as check_layout
     from fleetfit.config import Experiment as Experiment
     from fleetfit.data import Data as Data
@@ -62,6 +65,7 @@ _HOMES = {
     "Aggregate": "aggregate",
     "Architecture": "layout",
     "Axis": "layout",
+    "Callback": "callbacks",
     "Comparison": "api",
     "ConfigError": "errors",
     "Data": "data",
@@ -84,6 +88,7 @@ _HOMES = {
     "Problem": "values",
     "Run": "api",
     "RunError": "errors",
+    "RunStart": "callbacks",
     "Server": "values",
     "State": "layout",
     "Submodel": "submodel",
@@ -105,6 +110,7 @@ _HOMES = {
     "profile": "api",
     "resume": "api",
     "run": "api",
+    "scalars": "callbacks",
     "segments": "layout",
     "split_levels": "levels",
     "take_mean": "method",

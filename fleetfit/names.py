@@ -111,7 +111,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
 
     Args:
         kind: The package that holds the built-in ones: "methods", "options", "selection", "models", "peft", "data",
-            "engines".
+            "engines", "callbacks".
         name: `identifier`, `package.module:function` or `file.py:function`.
 
     Raises:

@@ -23,6 +23,7 @@ NAMES = {
     "Aggregate",
     "Architecture",
     "Axis",
+    "Callback",
     "Comparison",
     "ConfigError",
     "Data",
@@ -45,6 +46,7 @@ NAMES = {
     "Problem",
     "Run",
     "RunError",
+    "RunStart",
     "Server",
     "State",
     "Submodel",
@@ -66,14 +68,15 @@ NAMES = {
     "profile",
     "resume",
     "run",
+    "scalars",
     "segments",
     "split_levels",
     "take_mean",
 }
 
 SIGNATURES = {
-    "run": "source, *, out, overrides, on_round, **sections",
-    "resume": "folder, *, on_round, **sections",
+    "run": "source, *, out, overrides, on_round, callbacks, **sections",
+    "resume": "folder, *, on_round, callbacks, **sections",
     "load": "folder, **sections",
     "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress",
 }
@@ -125,7 +128,7 @@ OPTIONS = {
 }  # fmt: skip
 
 KEYS = {
-    "": ["name", "seed", "rounds", "start"],
+    "": ["name", "seed", "rounds", "start", "callbacks"],
     "data": ["name", "partition", "server"],
     "data.partition": ["kind", "clients", "seed"],
     "data.server": ["name"],

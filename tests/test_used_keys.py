@@ -205,6 +205,7 @@ VALUES: dict[str, Any] = {
     "seed": 5,
     "rounds": 4,
     "start": "nowhere",
+    "callbacks": ["tensorboard"],
     "data.name": "digits",
     "data.partition.kind": "shards",
     "data.partition.clients": 7,
@@ -357,7 +358,7 @@ def held(assembly: Assembly) -> dict[str, Any]:
         "attackers": a.attackers and a.attackers.clients,
         "secure": s.secure and (s.secure.rules, s.secure.grid),
         "conditions": (resources.conditions.batch_size, dict(resources.conditions.measured)),
-        "run": (experiment.name, dumped(experiment.engine), dumped(experiment.checkpoint)),
+        "run": (experiment.name, experiment.callbacks, dumped(experiment.engine), dumped(experiment.checkpoint)),
     }
 
 

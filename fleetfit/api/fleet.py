@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fleetfit.api.described import NODES, planned_for, settled
+from fleetfit.api.listening import listeners
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
@@ -280,6 +281,7 @@ class _Served:
         for note in changed_for_fleet(asked):
             say(f"Note: {note}")
         experiment = for_fleet(settled(asked))
+        heard = listeners(experiment.callbacks)  # before anybody is waited for
         out = Path(wanted.out) if wanted.out else None
         if out is not None and out.exists() and any(out.iterdir()):
             raise RunError(
@@ -297,7 +299,9 @@ class _Served:
         key = secrets.token_hex(8)
         folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, manager)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)
-        return _Served._made(run, assembly, manager, rules, key, told, say)
+        served = _Served._made(run, assembly, manager, rules, key, told, say)
+        served.run._listeners = heard
+        return served
 
     @staticmethod
     def resumed(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import NODES, accuracy_among, planned_for
+from fleetfit.api.listening import Listener, listeners
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import assemble_fleet
 from fleetfit.config.writing import objects_in
@@ -48,6 +49,8 @@ class Run:
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._models: dict[str, nn.Module] = {}
         self._known_notes: tuple[str, ...] | None = None  # where it is assembled in another process
+        self._listeners: list[Listener] | None = None
+        self._compared = ("", "")  # its title in a comparison, and the name of that
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -276,6 +279,11 @@ class Run:
         for name in ("assembly", "checkpoint"):
             self.__dict__.pop(name, None)
         self._models.clear()
+
+    def _take_listeners(self) -> list[Listener]:
+        """Return the callbacks, made for this run."""
+        made, self._listeners = self._listeners, None
+        return listeners(self.experiment.callbacks) if made is None else made
 
     def _take_engine(self) -> rounds.Engine:
         """Return an engine, started for this run; whoever takes it closes it."""

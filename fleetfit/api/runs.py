@@ -19,10 +19,12 @@ from typing import Any
 
 from fleetfit import rounds
 from fleetfit.api.described import settled, short_name
+from fleetfit.api.listening import Telling, listeners, split, telling
 from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config import secure as secure_file
+from fleetfit.config.assembly import with_callbacks
 from fleetfit.config.unused import Unused
 from fleetfit.config.writing import dumped
 from fleetfit.data import class_counts
@@ -138,6 +140,7 @@ def run(
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
     on_round: OnRound | None = None,
+    callbacks: Sequence[Any] = (),
     **sections: Any,
 ) -> Run:
     """Run an experiment from beginning to end.
@@ -146,7 +149,9 @@ def run(
         source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
         out: The run folder; `runs/<time>-<name>-<hash>` by default.
         overrides: `a.b=c`, as on the command line.
-        on_round: Called with each round's report.
+        on_round: Called with each round's report; what it raises stops the run, which can be resumed.
+        callbacks: What is told of the run beside the run file's `callbacks`: objects with some of the methods of
+            `fleetfit.Callback`, functions that take each round's report, and names and tables as in a run file.
         **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
@@ -155,7 +160,7 @@ def run(
     Raises:
         FleetFitError: Something does not fit; nothing has been written unless rounds had begun.
     """
-    prepared = prepare(described(source, overrides, **sections), out)
+    prepared = prepare(described(source, overrides, **sections), out, callbacks=callbacks)
     proceed(prepared, on_round)
     return prepared
 
@@ -198,28 +203,44 @@ def described(
     return experiment_of(source, overrides, **sections)
 
 
-def prepare(experiment: Experiment, out: str | Path | None = None, say: Callable[[str], None] | None = None) -> Run:
+def prepare(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
+    callbacks: Sequence[Any] = (),
+) -> Run:
     """Check everything and make the run folder, without running a round.
 
     Args:
         experiment: The description.
         out: The run folder; below `runs` by default.
         say: Called with what is being done where checking takes more than a moment.
+        callbacks: See `run`.
     """
     check_single(experiment, "run")
+    written, objects = split(callbacks)
+    experiment = with_callbacks(experiment, [*experiment.callbacks, *_checked_callbacks(written)])
     asked, experiment = experiment, settled(experiment)
     if experiment.start:
         RunFolder.open(experiment.start)
     assembly = assemble(experiment)
     check_asked(assembly.unused, asked)
+    heard = listeners(experiment.callbacks, objects)
     engine = assembly.engine()  # before the folder: a device that is not there leaves nothing behind
     try:
         assembly = proven(assembly, say)  # while the engine's workers start
         folder = new_folder(assembly, _first_clients(assembly), out)
-        return Run(folder, assembly.experiment, assembly, engine)
+        made = Run(folder, assembly.experiment, assembly, engine)
+        made._listeners = heard
+        return made
     except BaseException:
         engine.close()
         raise
+
+
+def _checked_callbacks(written: Sequence[Any]) -> list[Any]:
+    """Return names and tables as a run file's `callbacks` has them."""
+    return experiment_of({"callbacks": list(written)}).callbacks
 
 
 def new_folder(
@@ -259,19 +280,24 @@ def new_folder(
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 
-def resume(folder: str | Path, *, on_round: OnRound | None = None, **sections: Any) -> Run:
+def resume(
+    folder: str | Path, *, on_round: OnRound | None = None, callbacks: Sequence[Any] = (), **sections: Any
+) -> Run:
     """Go on with a run after its newest checkpoint; a finished one is returned as it is.
 
     Args:
         folder: The run folder.
         on_round: Called with each round's report.
+        callbacks: Beside those of the run's `config.toml`; see `run`. They are told of what they have not heard yet.
         **sections: The objects that stood in for names, if the run was started from Python with some.
 
     Raises:
         RunError: It is no run folder, another process is writing into it, or its format is not known.
     """
     found = load(folder, **sections)
+    written, objects = split(callbacks)
     if not found.finished:
+        found._listeners = listeners([*found.experiment.callbacks, *_checked_callbacks(written)], objects)
         proceed(found, on_round)
     return found
 
@@ -293,7 +319,7 @@ def proceed(
     Raises:
         RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
     """
-    files = target.files
+    files, heard = target.files, target._take_listeners()
     target.__dict__["assembly"] = proven(target.assembly)  # of a run that goes on, it is not yet
     with contextlib.closing(target._take_engine()) as engine, files.held():
         taken = _taken_up(target)
@@ -306,10 +332,13 @@ def proceed(
             files.tidy(taken["server"].round)
             files.note_resumption(taken["server"].round)
         saving = Timekeeper()
-        for done in _rounds(target, engine, taken["server"], renew, saving):
-            if on_round is not None:
-                on_round(done)
-        _finish(target, saving, on_result)
+        with telling(Telling(files, heard, *target._compared)) as told:
+            told.start(target.experiment.rounds, taken["server"].round)
+            for done in _rounds(target, engine, taken["server"], renew, saving):
+                told.round(done)
+                if on_round is not None:
+                    on_round(done)
+            told.end(_finish(target, saving, on_result))
     target.__dict__.pop("checkpoint", None)
 
 
@@ -375,19 +404,20 @@ def _rounds(
         yield report
 
 
-def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> None:
-    """Draw the plots, where matplotlib is there, and write the summary, with the seconds of the last checkpoint.
+def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> dict[str, Any]:
+    """Draw the plots, where matplotlib is there; write and return the summary, with the last checkpoint's seconds.
 
     The summary says that a run is finished, so it is written last: what was cut off while drawing draws again.
     """
     metrics = target.metrics
     found = summary_of(_description(target), target.assembly.plan, metrics, target.assembly.notes)
-    summary = jsonable(with_seconds(found, saving.read()))
+    summary: dict[str, Any] = jsonable(with_seconds(found, saving.read()))
     if on_result is not None:
         on_result(summary)
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         plots.plots_of_run(target.folder, summary, metrics)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary
 
 
 def _description(target: Run) -> dict[str, Any]:

@@ -347,6 +347,7 @@ class ListKind(StrEnum):
     peft = "peft"
     attacks = "attacks"
     engines = "engines"
+    callbacks = "callbacks"
     profiles = "profiles"
 
 

@@ -316,9 +316,17 @@ def with_chosen(experiment: Experiment, how: Computing) -> Experiment:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"chosen": dict(how.chosen)})})
 
 
+def with_callbacks(experiment: Experiment, callbacks: list[Any]) -> Experiment:
+    """Return the experiment with other callbacks."""
+    return experiment.model_copy(update={"callbacks": callbacks})
+
+
 def as_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
-    """Return the experiment with what was measured and chosen for a run of it, as the run's folder says."""
-    found = with_measured(experiment, recorded.fleet.measured)
+    """Return the experiment with what was measured and chosen for a run of it, as the run's folder says.
+
+    Whom a run tells is no part of what it is: `callbacks` are those of the folder, too.
+    """
+    found = with_callbacks(with_measured(experiment, recorded.fleet.measured), recorded.callbacks)
     with used.looking():
         fast, given = found.engine.speed == "fast", found.engine.chosen
     if not fast or given:

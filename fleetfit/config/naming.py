@@ -53,6 +53,7 @@ def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given:
         raise ConfigError(f"{where} {label} {names.what_it_raised(error)}.") from error
 
 
+_BY_NAME_TOO = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _NO_HINT = ("name", "partition", "server", "chosen")
 """Keys of a section that nobody misses in a list of those that a name takes."""
 
@@ -71,20 +72,41 @@ def check_keys(experiment: Experiment) -> None:
         if isinstance(section.name, str) or callable(section.name):
             function, label = function_of(kind, section.name)
             own = [key for key in type(section).model_fields if key not in _NO_HINT]
-            names.call(_without_calling(function), label, where, section.settings, own=own, **known)
+            names.call(without_calling(function), label, where, section.settings, own=own, **known)
         elif section.settings:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
             )
+    for entry in experiment.callbacks:
+        _check_callback({"name": entry} if isinstance(entry, str) else dict(entry))
     division = experiment.data.partition
     if division.kind in KINDS:
         known = {"data": None, "clients": None, "rng": None}
-        function = _without_calling(KINDS[division.kind])
+        function = without_calling(KINDS[division.kind])
         own = list(type(division).model_fields)
         names.call(function, division.kind, "[data] partition", division.settings, own=own, **known)
 
 
-def _without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
+def _check_callback(table: dict[str, Any]) -> None:
+    """Check the keys of one of `callbacks`, calling nothing.
+
+    Raises:
+        ConfigError: Its name or one of its keys does not fit.
+    """
+    function, label = function_of("callbacks", table.pop("name"))
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    needed = first is not None and first.default is inspect.Parameter.empty and first.kind is _BY_NAME_TOO
+    if needed and inspect.isfunction(function) and first is not None and first.name not in ("report", *table):
+        raise ConfigError(
+            f'callbacks: {label} needs "{first.name}". A function that is called after each round takes `report` '
+            "first; any other one makes a callback of its keys."
+        )
+    names.call(without_calling(function), label, "callbacks:", table, report=None)
+
+
+def without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes the same keys, and returns those that it is given."""
+
     @functools.wraps(function)
     def checked(**values: Any) -> dict[str, Any]:
         return values

@@ -100,6 +100,13 @@ def _check_names(experiment: Experiment) -> None:
                 f"[{section}] {inner}{'.' if inner else ''}name: should be a name in quotes, such as "
                 f'"{_SUCH_AS[where]}", got {shown(repr(name))}.'
             )
+    for entry in experiment.callbacks:
+        name = entry.get("name") if isinstance(entry, Mapping) else entry
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                'callbacks: should be a list of names, such as "tensorboard" or "file.py:function", and of tables with '
+                f"a name and keys, got {shown(repr(entry))}. Objects are given in Python, run(callbacks=[...])."
+            )
     strange = [what for what in experiment.fleet.measured if not what.startswith("latency_s ")]
     if strange:
         raise ConfigError(
@@ -439,12 +446,23 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
             }
         if isinstance(method.get("plus"), dict):
             method["plus"] = {names.anchored(str(k), folder): v for k, v in method["plus"].items()}
+    if "callbacks" in result:
+        result["callbacks"] = _callbacks_anchored(result["callbacks"], folder)
     _anchor_files(result, folder)
     compare = result.get("compare")
     for part in ("row", "setting"):
         if isinstance(compare, dict) and isinstance(compare.get(part), list):
             compare[part] = [anchored(one, folder) if isinstance(one, dict) else one for one in compare[part]]
     return result
+
+
+def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
+    """Return `callbacks`, one or a list of them, with the places of files made absolute."""
+    if isinstance(callbacks, list):
+        return [_callbacks_anchored(one, folder) for one in callbacks]
+    if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
+        return {**callbacks, "name": names.anchored(callbacks["name"], folder)}
+    return names.anchored(callbacks, folder) if isinstance(callbacks, str) else callbacks
 
 
 def _anchor_files(table: Table, folder: Path) -> None:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from fleetfit.config.availability import AvailabilitySection
 from fleetfit.config.section import (
@@ -128,6 +128,12 @@ class CompareSection(Section):
 
 
 # ---- the experiment ------------------------------------------------------------------------------------------------
+
+
+def _as_list(value: Any) -> Any:
+    """Return the list that one name, or one table, stands for."""
+    return [value] if isinstance(value, str | dict) else value
+
 
 CLIENTS = 40
 """Clients, where the partition does not say."""
@@ -542,12 +548,15 @@ class Experiment(Section):
         seed: Of everything that is drawn: the same file and seed give the same bits.
         rounds: Of training.
         start: The folder of another run, whose last state is the first one of this run.
+        callbacks: What is told of the run while it lasts: names, such as "tensorboard" or "file.py:function", and
+            tables with a name and keys.
     """
 
     name: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 30
     start: str = ""
+    callbacks: Annotated[list[Any], BeforeValidator(_as_list)] = Field(default_factory=list)
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
     peft: PeftSection = Field(default_factory=PeftSection)

@@ -17,7 +17,7 @@ from fleetfit.config.section import Open, Section
 from fleetfit.method.unused import unused_parts
 from fleetfit.used import Reading
 
-_ELSEWHERE = ("name", "compare", "checkpoint", "engine.name", "engine.settings")
+_ELSEWHERE = ("name", "callbacks", "compare", "checkpoint", "engine.name", "engine.settings")
 """Read by whoever runs what is assembled, whatever the rest says; an engine refuses what it does not have."""
 
 _WHY = {

@@ -75,7 +75,7 @@ def _without_empty(table: Table) -> Table:
     for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen")):
         if table[section].get(key) == {}:
             del table[section][key]
-    return {key: value for key, value in table.items() if not (key in ("name", "start") and value == "")}
+    return {key: value for key, value in table.items() if key not in ("name", "start", "callbacks") or value}
 
 
 def dumped(value: Any, only_set: bool = False) -> Any:

@@ -293,7 +293,7 @@ class _RowRunner:
 
     def _task(self, asked: _Asked) -> RowTask:
         known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured
-        return RowTask(asked.title, asked.table, known, asked.place, self._rehearsal.spared)
+        return RowTask(asked.title, asked.table, known, asked.place, self._rehearsal.spared, self._rehearsal.name)
 
     def _there(self, asked: _Asked) -> Run | None:
         """Return the run that is in the folder already, or None.

@@ -130,9 +130,9 @@ class ComparisonPlan:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all that is run."""
+        """A short hash of all that is run; whom it tells is no part of that."""
         text = json.dumps(
-            [[str(e.place), e.table] for e in self.entries()]
+            [[str(e.place), {k: v for k, v in e.table.items() if k != "callbacks"}] for e in self.entries()]
             + [self.tuning, self.tune_seeds if self.tuning != [()] else []],
             default=str,
             sort_keys=True,

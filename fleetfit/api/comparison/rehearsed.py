@@ -18,7 +18,7 @@ from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
 from fleetfit.config import Assembly, Experiment, assemble
-from fleetfit.config.assembly import with_measured
+from fleetfit.config.assembly import with_callbacks, with_measured
 from fleetfit.config.reading import checked, leaves, merged, value_at
 from fleetfit.config.unused import Unused
 from fleetfit.errors import ConfigError, FleetFitError
@@ -72,6 +72,7 @@ class RowTask:
         measured: What was measured for it before.
         place: Its folder.
         spared: Of which keys it says nothing.
+        group: The name of the comparison's folder.
     """
 
     title: str
@@ -79,15 +80,18 @@ class RowTask:
     measured: Mapping[str, list[float]]
     place: Path
     spared: Spared
+    group: str = ""
 
     def begun(self) -> Run:
         """Return the run, new or to go on with, assembled."""
         if (self.place / "config.toml").is_file():
             found = load(self.place)
+            found.experiment = with_callbacks(found.experiment, checked(self.table).callbacks)
         else:
             found = prepare(with_measured(settled(checked(self.table)), self.measured), self.place)
         if not found.finished:
             found.__dict__["assembly"] = self.spared.without(self.table, found.assembly)
+        found._compared = (self.title, self.group)
         return found
 
 
@@ -108,6 +112,11 @@ class Rehearsal:
         self._unused: dict[tuple[str, str], tuple[Unused, ...]] = {}
         self.work: dict[tuple[str, str], float] = {}
         """Multiply-adds of a round that the plan foresees, by row and setting, of those that were assembled."""
+
+    @property
+    def name(self) -> str:
+        """The name of the comparison's folder."""
+        return "" if self._folder is None else self._folder.resolve().name
 
     def check(self) -> list[str]:
         """Refuse keys that no run uses, and return a note for each that all rows share.

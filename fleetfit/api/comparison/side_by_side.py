@@ -110,7 +110,7 @@ class _RowProcess:
         """Hand it a task; a dead process shows when it is heard."""
         self.task, self._on_round = (number, task), None
         message = {"title": task.title, "table": task.table, "measured": dict(task.measured),
-                   "place": str(task.place), "spared": task.spared.nest}  # fmt: skip
+                   "place": str(task.place), "spared": task.spared.nest, "group": task.group}  # fmt: skip
         self._send(message)
 
     def _send(self, message: Any) -> None:
@@ -197,7 +197,7 @@ def _run(asked: "queue.SimpleQueue[Any]", say: Callable[..., None]) -> None:
     nest = asked.get()
     place, spared = Path(nest["place"]), Spared.restored(nest["spared"])
     try:
-        found = RowTask(nest["title"], nest["table"], nest["measured"], place, spared).begun()
+        found = RowTask(nest["title"], nest["table"], nest["measured"], place, spared, nest["group"]).begun()
         say(notes=list(found.notes))
         asked.get()  # until it has been announced
         if not found.finished:

@@ -1,0 +1,479 @@
+"""Callbacks: what they are told and in which order, once each, with the same bits; who raises; run files; trackers."""
+
+import json
+import logging
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from run_folders import TINY, Stopped, stopped_run
+
+import fleetfit as ff
+from fleetfit.cli import main
+from fleetfit.config import experiment_of
+from fleetfit.config.naming import check_keys
+from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.report import drawing
+
+QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+class Heard(ff.Callback):
+    """Keeps all that it is told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, Any]] = []
+
+    def on_start(self, start: ff.RunStart) -> None:
+        self.all.append(("start", start))
+
+    def on_round(self, report: Mapping[str, Any]) -> None:
+        self.all.append(("round", report))
+
+    def on_evaluate(self, report: Mapping[str, Any]) -> None:
+        self.all.append(("evaluate", report))
+
+    def on_end(self, summary: Mapping[str, Any] | None) -> None:
+        self.all.append(("end", summary))
+
+    @property
+    def rounds(self) -> list[int]:
+        return [value["round"] for what, value in self.all if what == "round"]
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl`, read without the package."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_state(a: ff.Run, b: ff.Run) -> bool:
+    one, other = a.server.state, b.server.state
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ---- what is told ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "private", "secure"])
+def test_a_callback_is_told_what_the_folder_holds_and_in_order(kind: str, tmp_path: Path) -> None:
+    """Also where most is withheld: the seam has the same lines as the file, to the last key."""
+    if kind == "private":
+        pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
+    if kind == "secure":
+        pytest.importorskip("cryptography", reason="it is an extra: fleetfit[secure]")
+    further = {
+        "plain": {},
+        "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "key")}},
+        "secure": {"secure": {}, "cohort": {"fraction": 1.0}},
+    }[kind]
+    further |= {"model": {**TINY["model"], "norm": False}, "local": {"epochs": 1, "lr": 0.1}}
+    heard = Heard()
+    run = ff.run({**QUICK, **further}, out=tmp_path / "run", callbacks=[heard])
+    lines = written(run.folder)
+    assert [what for what, _ in heard.all] == ["start", "round", "round", "evaluate", "round", "evaluate", "end"]
+    assert [value for what, value in heard.all if what == "round"] == lines
+    assert [value for what, value in heard.all if what == "evaluate"] == lines[1:]
+    assert heard.all[-1][1] == json.loads((run.folder / "summary.json").read_text())
+    start = heard.all[0][1]
+    assert (start.folder, start.title, start.group, start.rounds, start.done) == (run.folder, "run", "", 3, 0)
+    assert start.config["rounds"] == 3 and start.config["method"]["name"] == "scalefl"
+
+
+def test_a_run_that_is_told_of_has_the_same_bits(tmp_path: Path) -> None:
+    """Whatever a callback draws, and whatever it does to what it is given."""
+
+    def meddles(report: dict[str, Any]) -> None:
+        torch.rand(5)
+        report["train"].clear()
+        report.get("evaluate", {}).clear()
+
+    heard = Heard()
+    told = ff.run(QUICK, out=tmp_path / "told", callbacks=[meddles, heard])
+    alone = ff.run(QUICK, out=tmp_path / "alone")
+    assert same_state(told, alone)
+    assert [value for what, value in heard.all if what == "round"] == written(told.folder)
+    assert told.columns == alone.columns
+    assert (told.folder / "config.toml").read_text() == (alone.folder / "config.toml").read_text()
+    assert not (alone.folder / "callbacks.json").exists()
+
+
+def test_the_numbers_of_a_report_are_one_table() -> None:
+    report = {
+        "round": 3, "lr": 0.1, "train": {"loss": None, "by_level": {"1": 2}}, "failures": [{"client": 1}],
+        "evaluate": {"split": "test", "static": {"local": 0.5, "exits": [0.25, 0.75], "per_client": {"local": {"0": 1}},
+                                                 "levels": {"S1": {"local": 0.5}}}, "failures": []},
+        "late": True,
+    }  # fmt: skip
+    assert ff.scalars(report) == {
+        "lr": 0.1, "train/by_level/1": 2.0, "failures": 1.0, "evaluate/static/local": 0.5,
+        "evaluate/static/exits/1": 0.25, "evaluate/static/exits/2": 0.75, "evaluate/static/levels/S1/local": 0.5,
+        "evaluate/failures": 0.0,
+    }  # fmt: skip
+
+
+# ---- who raises ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3)], ids=["ValueError", "sys.exit"])
+def test_a_callback_that_raises_is_named_and_left_alone_and_the_run_goes_on(
+    error: BaseException, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = []
+
+    def tracker(report: Mapping[str, Any]) -> None:
+        called.append(report["round"])
+        if report["round"] == 2:
+            raise error
+
+    heard = Heard()
+    run = ff.run(QUICK, out=tmp_path / "run", callbacks=[tracker, heard])
+    assert run.finished and called == [1, 2] and heard.rounds == [1, 2, 3]
+    first, last = caplog.messages
+    assert "tracker failed in on_round of round 2" in first and "test_callbacks.py, line" in first
+    assert type(error).__name__ in first and "the run goes on" in first
+    assert "tracker failed in on_round of round 2, and was not called after that" in last
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ff.RunError("that will do")], ids=["Ctrl-C", "RunError"])
+def test_ctrl_c_and_errors_of_fleetfit_stop_the_run_and_it_can_go_on(error: BaseException, tmp_path: Path) -> None:
+    def stops(report: Mapping[str, Any]) -> None:
+        if report["round"] == 2:
+            raise error
+
+    heard = Heard()
+    with pytest.raises(type(error)):
+        ff.run(QUICK, out=tmp_path / "run", callbacks=[heard, stops])
+    assert heard.all[-1] == ("end", None) and heard.rounds == [1, 2]
+    assert ff.resume(tmp_path / "run").finished
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_that_are_done_again_are_not_told_again(tmp_path: Path) -> None:
+    """With a checkpoint every two rounds, the third round is done twice; the callback of this name has heard of it."""
+    given = {**QUICK, "rounds": 5, "checkpoint": {"every": 2}}
+    first, second = Heard(), Heard()
+
+    def stops(report: Mapping[str, Any]) -> None:
+        if report["round"] == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        ff.run(given, out=tmp_path / "run", callbacks=[first], on_round=stops)
+    run = ff.resume(tmp_path / "run", callbacks=[second])
+    assert first.rounds == [1, 2, 3] and first.all[-1] == ("end", None)
+    assert second.all[0][1].done == 2 and second.rounds == [4, 5]
+    assert [v for what, v in second.all if what == "evaluate"] == written(run.folder)[3:]
+
+
+def test_what_a_callback_has_missed_is_told_first_when_the_run_goes_on(tmp_path: Path) -> None:
+    """One that had failed, and one that was not there: each hears every round once."""
+    heard: list[int] = []
+
+    def tracker(report: Mapping[str, Any]) -> None:
+        if report["round"] == 1 and not heard:
+            heard.append(0)
+            raise OSError("no network")
+        heard.append(report["round"])
+
+    with pytest.raises(Stopped):
+        ff.run({**QUICK, "rounds": 4}, out=tmp_path / "run", callbacks=[tracker], on_round=_stops_at_2)
+    late = Heard()
+    ff.resume(tmp_path / "run", callbacks=[tracker, late])
+    assert heard == [0, 1, 2, 3, 4] and late.rounds == [1, 2, 3, 4]
+
+
+def _stops_at_2(report: Mapping[str, Any]) -> None:
+    if report["round"] == 2:
+        raise Stopped
+
+
+def test_a_damaged_note_of_what_was_told_is_said(tmp_path: Path) -> None:
+    stopped_run(QUICK, tmp_path / "run", 1)
+    (tmp_path / "run" / "callbacks.json").write_text('{"told": {"x": "much"}}')
+    with pytest.raises(ff.RunError, match=r"callbacks\.json is damaged.*Remove it"):
+        ff.resume(tmp_path / "run", callbacks=[Heard()])
+
+
+# ---- in a run file ---------------------------------------------------------------------------------------------------
+
+PLUG_IN = """
+import json
+from pathlib import Path
+
+def lines(report, word="round"):
+    with (Path(__file__).parent / "lines.txt").open("a") as file:
+        file.write(f"{word} {report['round']}\\n")
+
+class Ends:
+    def __init__(self, file):
+        self.file = file
+    def on_end(self, summary):
+        (Path(__file__).parent / self.file).write_text(json.dumps(summary))
+
+def unclear(r):
+    pass
+"""
+
+
+def run_file(folder: Path, *callbacks: Any, **changes: Any) -> Path:
+    (folder / "mine.py").write_text(PLUG_IN)
+    file = folder / "run.toml"
+    file.write_text(tomli_w.dumps({"callbacks": list(callbacks), **QUICK, **changes}))
+    return file
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_run_file_names_functions_and_classes_with_their_keys(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen from the run file; `resume` finds them again in `config.toml`. On worker processes only this one tells."""
+    file = run_file(
+        tmp_path, "mine.py:lines", {"name": "mine.py:Ends", "file": "end.json"}, engine={"name": engine}
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(Stopped):
+        ff.run(file, out=tmp_path / "run", on_round=_stops_at_2)
+    run = ff.resume(tmp_path / "run")
+    assert (tmp_path / "lines.txt").read_text().splitlines() == ["round 1", "round 2", "round 3"]
+    assert json.loads((tmp_path / "end.json").read_text()) == run.summary
+    assert run.experiment.callbacks == [
+        f"{tmp_path}/mine.py:lines", {"name": f"{tmp_path}/mine.py:Ends", "file": "end.json"}
+    ]  # fmt: skip
+
+
+def test_one_name_does_and_further_ones_are_given_beside_the_file(tmp_path: Path) -> None:
+    file = run_file(tmp_path)
+    heard = Heard()
+    run = ff.run(
+        file, out=tmp_path / "run", overrides=[f"callbacks={tmp_path}/mine.py:lines", "rounds=1"],
+        callbacks=[heard, {"name": f"{tmp_path}/mine.py:lines", "word": "also"}],
+    )  # fmt: skip
+    assert (tmp_path / "lines.txt").read_text().splitlines() == ["round 1", "also 1"] and heard.rounds == [1]
+    assert len(run.experiment.callbacks) == 2
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "no such name": ("tensorbord", 'not among the callbacks: tensorboard, wandb. Did you mean "tensorboard"?'),
+    "no such key": ({"name": "wandb", "projekt": "x"}, 'has no "projekt"'),
+    "a key of a wrong type": ({"name": "wandb", "tags": 3}, "tags"),
+    "a key of a function": ({"name": "mine.py:lines", "wort": "x"}, 'Did you mean "word"?'),
+    "a key that is needed": ("mine.py:Ends", 'needs "file"'),
+    "a function whose report has another name": ("mine.py:unclear", "takes `report` first"),
+    "no name": ({"project": "x"}, "a name and keys"),
+    "a number": (3, "should be a list of names"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_run_file_is_refused_before_anything_is_trained(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, said = WRONG[what]
+    file = run_file(tmp_path, entry)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        ff.run(file, out=tmp_path / "run")
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+class Misspelt:
+    def on_rounds(self, report: Mapping[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(Misspelt(), 'Did you mean "on_round"?'), (Heard, "is a class; give an object"), (3, "or be a function")],
+    ids=["misspelt", "a class", "no callback"],
+)
+def test_an_object_that_is_no_callback_is_refused(given: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ff.run(QUICK, out=tmp_path / "run", callbacks=[given])
+    assert said in str(caught.value) and not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="takes a list"):
+        ff.run(QUICK, out=tmp_path / "run", callbacks="tensorboard")
+
+
+def test_an_extra_that_is_missing_is_named_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(FleetFitError, match=rf"fleetfit\[{name}\]"):
+            ff.run(QUICK, out=tmp_path / "run", callbacks=[name])
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_and_the_package_import_no_tracker() -> None:
+    code = (
+        "import sys, fleetfit, fleetfit.api\nfrom fleetfit.cli.verbs import app\n"
+        "print([name for name in ('tensorboard', 'wandb', 'IPython', 'optuna') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------
+
+COMPARED = """
+import json
+from pathlib import Path
+
+class Notes:
+    def on_start(self, start):
+        self.start = start
+    def on_end(self, summary):
+        found = {"title": self.start.title, "group": self.start.group, "rounds": summary["rounds"]}
+        (self.start.folder / "noted.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_run_of_a_comparison_has_callbacks_of_its_own_and_the_comparison_is_their_group(
+    jobs: int, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.py").write_text(COMPARED)
+    rows = [{"method": {"name": "scalefl"}}, {"method": {"name": "fedavg"}}]
+    file = tmp_path / "both.toml"
+    given = {**QUICK, "rounds": 1, "compare": {"row": rows}}
+    file.write_text(tomli_w.dumps(given))
+    plain = ff.compare(file, out=tmp_path / "both", jobs=jobs)
+    assert not list(tmp_path.glob("both/**/noted.json"))
+    file.write_text(tomli_w.dumps({"callbacks": ["notes.py:Notes"], **given}))
+    again = ff.compare(file, out=tmp_path / "both", jobs=jobs)  # whom a run tells is no part of what it is
+    assert again.table == plain.table and not list(tmp_path.glob("both/**/noted.json"))
+    ff.compare(file, out=tmp_path / "new", jobs=jobs)
+    noted = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("new/**/noted.json"))]
+    assert noted == [
+        {"title": f"{row}, seed 3", "group": "new", "rounds": 1} for row in ("fedavg", "scalefl")
+    ]  # fmt: skip
+
+
+def test_the_default_folder_of_a_comparison_does_not_depend_on_whom_it_tells(tmp_path: Path) -> None:
+    from fleetfit.api.comparison import planned
+
+    file, given = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
+    file.write_text(tomli_w.dumps(given))
+    before = planned(file).fingerprint
+    file.write_text(tomli_w.dumps({"callbacks": ["tensorboard"], **given}))
+    assert planned(file).fingerprint == before
+    file.write_text(tomli_w.dumps({**given, "rounds": 7}))
+    assert planned(file).fingerprint != before
+
+
+# ---- trackers, by reading back what they wrote -----------------------------------------------------------------------
+
+
+def test_tensorboard_has_every_number_of_every_round_once_also_after_going_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="it is an extra: fleetfit[tensorboard]")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with pytest.raises(Stopped):
+        ff.run({**QUICK, "callbacks": ["tensorboard"], "rounds": 4}, out=tmp_path / "run", on_round=_stops_at_2)
+    run = ff.resume(tmp_path / "run")
+    found = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    expected: dict[str, list[tuple[int, float]]] = {}
+    for line in written(run.folder):
+        for place, value in ff.scalars(line).items():
+            expected.setdefault(place, []).append((line["round"], value))
+    assert sorted(found.Tags()["scalars"]) == sorted(expected)
+    for place, points in expected.items():
+        read = [(event.step, event.value) for event in found.Scalars(place)]
+        assert [step for step, _ in read] == [step for step, _ in points], place
+        assert [value for _, value in read] == pytest.approx([value for _, value in points], rel=1e-6), place
+
+
+def offline_records(folder: Path) -> Iterator[Any]:
+    """Yield the records of an offline run: a log of LevelDB's format (blocks of 32 KiB, records cut at their ends)."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = folder.glob("*.wandb")
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no header fits into what is left of the block
+            at += 32768 - at % 32768
+            continue
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def read_offline(folder: Path) -> dict[str, Any]:
+    """Return run id, group, name, config, history by step and summary of an offline run."""
+    found: dict[str, Any] = {"history": {}, "summary": {}, "config": {}}
+    for record in offline_records(folder):
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            found |= {"id": record.run.run_id, "group": record.run.run_group, "name": record.run.display_name}
+            found["config"] |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+        elif kind == "history":
+            row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
+            found["history"][row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
+        elif kind == "summary":
+            pairs = ((one.key or "/".join(one.nested_key), one.value_json) for one in record.summary.update)
+            found["summary"] |= {key: json.loads(value) for key, value in pairs}
+    return found
+
+
+def test_wandb_has_every_number_and_goes_on_with_the_same_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="it is an extra: fleetfit[wandb]")
+    tracker = {"name": "wandb", "mode": "offline", "project": "p", "group": "mine"}
+    with pytest.raises(Stopped):
+        ff.run({"callbacks": [tracker], **QUICK}, out=tmp_path / "run", on_round=_stops_at_2)
+    run = ff.resume(tmp_path / "run")
+    first, second = (read_offline(place) for place in sorted((run.folder / "wandb").glob("offline-run-*")))
+    assert first["id"] == second["id"] and first["group"] == second["group"] == "mine" and first["name"] == "run"
+    assert first["config"]["method"]["name"] == "scalefl" and first["config"]["rounds"] == 3
+    steps = {line["round"]: ff.scalars(line) for line in written(run.folder)}
+    assert list(first["history"]) == [1, 2] and list(second["history"]) == [3]
+    for step, values in (first["history"] | second["history"]).items():
+        assert values == pytest.approx(steps[step])
+    assert second["summary"]["final/local"] == run.summary["local"]
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_comparison_are_one_group_of_wandb(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="it is an extra: fleetfit[wandb]")
+    file = tmp_path / "both.toml"
+    rows = [{"method": {"name": "scalefl"}}, {"method": {"name": "fedavg"}}]
+    tracker = {"name": "wandb", "mode": "offline"}
+    file.write_text(tomli_w.dumps({"callbacks": [tracker], **QUICK, "rounds": 1, "compare": {"row": rows}}))
+    ff.compare(file, out=tmp_path / "both")
+    found = [read_offline(place) for place in tmp_path.glob("both/**/offline-run-*")]
+    assert {one["group"] for one in found} == {"both"} and len({one["id"] for one in found}) == 2
+    assert sorted(one["name"] for one in found) == ["fedavg, seed 3", "scalefl, seed 3"]
+
+
+def test_the_command_line_says_which_callback_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.py").write_text("def bad(report):\n    return 1 / 0\n")
+    file = run_file(tmp_path, "bad.py:bad", rounds=1)
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", str(file), "--out", str(tmp_path / "run"), "--quiet"])
+    err = capfd.readouterr().err
+    assert f"the callback {tmp_path}/bad.py:bad failed in on_round of round 1: ZeroDivisionError" in err
+    assert "(bad.py, line 2)" in err
+    logging.getLogger("fleetfit").handlers.clear()
+
+
+def test_checking_the_keys_calls_no_callback(tmp_path: Path) -> None:
+    file = run_file(tmp_path, {"name": "mine.py:Ends", "file": "end.json"})
+    check_keys(experiment_of({"callbacks": [{"name": f"{file.parent}/mine.py:Ends", "file": "end.json"}]}))
+    assert not (tmp_path / "end.json").exists()
