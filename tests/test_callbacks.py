@@ -5,6 +5,7 @@ import logging
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import tomli_w
 import torch
 from run_folders import TINY, Stopped, stopped_run
+from waiting import wait_until
 
 import fleetfit as ff
 from fleetfit.cli import main
@@ -417,7 +419,11 @@ def offline_records(folder: Path) -> Iterator[Any]:
 
 
 def read_offline(folder: Path) -> dict[str, Any]:
-    """Return run id, group, name, config, history by step and summary of an offline run."""
+    """Return run id, group, name, config, history by step and summary of an offline run, once it is all written.
+
+    A process of wandb's own writes it, a moment after the run is over.
+    """
+    wait_until(lambda: any(record.WhichOneof("record_type") == "exit" for record in offline_records(folder)))
     found: dict[str, Any] = {"history": {}, "summary": {}, "config": {}}
     for record in offline_records(folder):
         kind = record.WhichOneof("record_type")
@@ -438,6 +444,8 @@ def test_wandb_has_every_number_and_goes_on_with_the_same_run(tmp_path: Path) ->
     tracker = {"name": "wandb", "mode": "offline", "project": "p", "group": "mine"}
     with pytest.raises(Stopped):
         ff.run({"callbacks": [tracker], **QUICK}, out=tmp_path / "run", on_round=_stops_at_2)
+    second = int(time.time())
+    wait_until(lambda: int(time.time()) > second)  # which is what wandb calls its folders by
     run = ff.resume(tmp_path / "run")
     first, second = (read_offline(place) for place in sorted((run.folder / "wandb").glob("offline-run-*")))
     assert first["id"] == second["id"] and first["group"] == second["group"] == "mine" and first["name"] == "run"

@@ -1,5 +1,6 @@
 """Every example runs and does what it says; every file in experiments/ resolves into levels, clients and a method."""
 
+import csv
 import io
 import runpy
 import tokenize
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from run_folders import TINY
 from tiny import tiny_federation
 
 import fleetfit as ff
@@ -92,6 +94,50 @@ def test_lines_of_code_are_counted():
         )
         == 5
     )
+
+
+def test_an_own_tracker_takes_ten_lines_and_keeps_every_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    script = EXAMPLES / "own_tracker.py"
+    head = [line for line in script.read_text().splitlines() if line.startswith(("import", "from"))]
+    assert lines_of_code(script.read_text()) - len(head) <= 10
+    run = ff.run(
+        TINY, out=tmp_path / "run", callbacks=[{"name": f"{script}:CsvTracker", "file": "all.csv"}]
+    )  # fmt: skip
+    with (run.folder / "all.csv").open() as file:
+        read = [(int(number), name, float(value)) for number, name, value in csv.reader(file)]
+    assert read == [(m["round"], name, value) for m in run.metrics for name, value in ff.scalars(m).items()]
+
+
+def test_optuna_searches_and_prunes(tmp_path, monkeypatch):
+    """With fewer rounds; the third trial's accuracies are made the worst, and it is cut off at its first evaluation."""
+    optuna = pytest.importorskip("optuna", reason="the example searches with Optuna: pip install optuna")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    made = runpy.run_path(str(EXAMPLES / "optuna_search.py"))
+    made["BASE"].update(TINY, rounds=2, evaluate={**made["BASE"]["evaluate"], "every": 1})
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda **keys: WorstOfThree(optuna))
+    study = made["search"](trials=3)
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "COMPLETE", "PRUNED"]
+    for trial in study.trials[:2]:
+        run = ff.load(tmp_path / "runs" / "search" / f"trial-{trial.number}")
+        assert trial.value == run.accuracy("local") and run.columns["split"] == "validation"
+        assert run.experiment.local.lr == trial.params["lr"] and run.experiment.method.beta == trial.params["beta"]
+        assert trial.intermediate_values == {m["round"]: m["evaluate"]["static"]["local"] for m in run.metrics}
+    cut = ff.load(tmp_path / "runs" / "search" / "trial-2")
+    assert len(cut.metrics) == 1 and not cut.finished
+
+
+class WorstOfThree:
+    """A pruner that cuts the third trial off."""
+
+    def __init__(self, optuna):
+        self._kind = optuna.pruners.BasePruner
+
+    def prune(self, study, trial):
+        return trial.number == 2
 
 
 @pytest.mark.slow

@@ -252,6 +252,15 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
 
 
 @pytest.mark.slow
+def test_the_page_on_callbacks_can_be_followed(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tensorboard", reason="it is an extra: fleetfit[tensorboard]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    found = follow((ROOT / "docs" / "callbacks.md").read_text(), tmp_path, capsys.readouterr)
+    assert found["run"].finished and list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
+
+
+@pytest.mark.slow
 def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(drawing, "available", lambda: False)
@@ -456,7 +465,7 @@ def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
     found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
     there = {path.name + ("/" if path.is_dir() else "") for path in found}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
-    assert {name for name in there if not name.startswith(".")} | {"plots/", "secure.json"} == listed
+    assert {name for name in there if not name.startswith(".")} | {"plots/", "secure.json", "callbacks.json"} == listed
 
 
 def test_the_pages_name_every_error_and_its_exit_code(capsys):

@@ -6,6 +6,7 @@
     fleet.json         clients per budget group; class counts, group and level of the first clients
     metrics.jsonl      one JSON object per round
     checkpoints/       round-000012.safetensors: server, client memories and the last statistics; the newest two
+    callbacks.json     up to which round each callback has been told, where there are some
     summary.json       the final numbers; written last, so its presence says that the run is finished
     plots/
 
