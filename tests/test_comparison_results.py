@@ -12,7 +12,7 @@ import fleetfit as ff
 from fleetfit.api.comparison import ComparisonResults, read_results
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.report import drawing
+from fleetfit.report import drawing, plots
 
 HEAD = """
 rounds = 3
@@ -176,6 +176,18 @@ def test_a_finished_comparison_is_only_written_anew(tmp_path: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("seed-0/**/*") if p.is_file()}
     again = (tmp_path / "out" / "results.json").read_text()
     assert again == text.replace('"against": "Scale"', '"against": "fedavg"') != text
+
+
+def test_only_the_comparison_draws_and_with_all_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "plots_of_run", lambda *given: drawn.append(given))
+    monkeypatch.setattr(plots, "plots_of_comparison", lambda folder, results, *given: drawn.append(results))
+    found = compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
+    (results,) = drawn
+    assert {key: [summary["seed"] for summary, _ in seeds] for key, seeds in results.items()} == {
+        ("Scale", ""): [0, 1], ("fedavg", ""): [0, 1]
+    }  # fmt: skip
+    assert [m for _, m in results["Scale", ""]] == [run.metrics for run in found.runs["Scale", ""]]
 
 
 # ---- the copy that is kept -------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ SECTIONS: dict[str, Any] = {
     "cohort": {"count": 4},
     "checkpoint": {"every": 1},
 }
-ALL = ["accuracy-cost", "exits-0", "exits-1", "exits-2", "exits-3", "levels", "stopping"]
+PLOTS = ["accuracy", "cost", "levels", "loss", "partition"]
+"""What a run that is no part of a comparison has from the beginning."""
+ALL = sorted(["accuracy-cost", "exits-0", "exits-1", "exits-2", "exits-3", "stopping", *PLOTS])
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -78,7 +80,7 @@ def test_options(fleetfit: Command, done: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0, "the budget's unit says that it is a time"
     found = {path.name for path in (tmp_path / "drawn").iterdir()}
-    assert found == {"accuracy-cost.svg", "exits-2.svg", "levels.svg", "stopping.svg"}
+    assert found == {f"{name}.svg" for name in ("accuracy-cost", "exits-2", "stopping", *PLOTS)}
     assert not (done / "plots").exists()
 
 
@@ -122,7 +124,7 @@ def test_a_calibration_of_another_state_is_refused(fleetfit: Command, own: Path)
         (["--share", "0"], "share must be above 0 and at most 1, got 0."),
         (["--level", "9"], "there is no level 9"),
         (["--format", "pmg"], '--format must be png, pdf, svg, got pmg. Did you mean "png"?'),
-        (["--out", "/dev/null/x"], "the picture cannot be written to /dev/null/x/stopping.png: Not a directory."),
+        (["--out", "/dev/null/x"], "the picture cannot be written to /dev/null/x/accuracy.png: Not a directory."),
     ],
 )
 def test_a_mistake_is_a_sentence(fleetfit: Command, done: Path, arguments: list[str], message: str) -> None:
@@ -135,6 +137,14 @@ def test_a_mistake_is_a_sentence(fleetfit: Command, done: Path, arguments: list[
 def test_without_matplotlib_it_is_a_sentence(fleetfit: Command, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "available", lambda: False)
     assert 'pip install "fleetfit[plots]"' in fleetfit(done)[2]
+
+
+def test_without_checkpoints_a_finished_run_has_its_plots(fleetfit: Command, own: Path) -> None:
+    shutil.rmtree(own / "checkpoints")
+    code, out, err = fleetfit(own)
+    assert (code, err) == (0, "")
+    assert "Note: No pictures of early stopping and of accuracy over cost: there is no checkpoint." in out
+    assert sorted(path.stem for path in (own / "plots").iterdir()) == PLOTS
 
 
 # ---- what cannot be drawn --------------------------------------
@@ -153,7 +163,7 @@ def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
     run = with_data(done, replace(data, x=data.x.flatten(1).float(), mean=(), std=()))
     run._models["2"] = Reshaped(run.model())
     drawn = pictures(run, PictureOptions())
-    assert sorted(drawn.figures) == ["accuracy-cost", "levels", "stopping"]
+    assert sorted(drawn.figures) == sorted(["accuracy-cost", "stopping", *PLOTS])
     timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
     assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
     assert drawn.notes == [
@@ -177,7 +187,7 @@ def test_another_task_has_no_early_stopping(done: Path) -> None:
     assert isinstance(data, Data)
     hot = torch.nn.functional.one_hot(data.y, 4)
     drawn = pictures(with_data(done, replace(data, y=hot, task="multi_label")), PictureOptions())
-    assert sorted(drawn.figures) == ["accuracy-cost", "levels"]
+    assert sorted(drawn.figures) == sorted(["accuracy-cost", *PLOTS])
     assert drawn.notes == [
         "No picture of early stopping: it needs one class for each sample, and the task of tiny is multi_label."
     ]
@@ -197,7 +207,7 @@ def test_a_level_with_one_exit_and_a_set_without_validation_have_none(done: Path
 def test_of_an_unfinished_run_early_stopping_is_drawn(fleetfit: Command, own: Path) -> None:
     (own / "summary.json").unlink()
     _, out, _ = fleetfit(own, "--class", 1)
-    assert "Note: No picture of the levels' shapes: the run is not finished." in out
+    assert "Note: No plots of its rounds and levels: the run is not finished." in out
     assert sorted(path.stem for path in (own / "plots").iterdir()) == ["accuracy-cost", "exits-1", "stopping"]
 
 

@@ -250,7 +250,7 @@ def _shapes(results: ExperimentResults, setting: str) -> "Figure | None":
         }
         for row in ("HeteroFL", "ScaleFL") if row in found
     }  # fmt: skip
-    return shapes(shown) if len(shown) == 2 else None
+    return shapes({row: [one] for row, one in shown.items()}) if len(shown) == 2 else None
 
 
 def _levelled(results: ExperimentResults, setting: str) -> dict[str, list[tuple[LevelResult, float]]]:

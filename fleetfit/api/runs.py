@@ -414,8 +414,9 @@ def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> dict
     summary: dict[str, Any] = jsonable(with_seconds(found, saving.read()))
     if on_result is not None:
         on_result(summary)
-    with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
-        plots.plots_of_run(target.folder, summary, metrics)
+    if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them
+        with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
+            plots.plots_of_run(target.folder, summary, metrics)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 

@@ -222,10 +222,11 @@ def pictures(
     ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
     data: Other = None,
 ) -> None:
-    """Draw a run's levels and early stopping: Figures 2, 3 and 5 to 9 of ScaleFL, and accuracy over budget.
+    """Draw a run's plots and early stopping: Figures 2, 3 and 5 to 9 of ScaleFL, and accuracy over budget.
 
-    Takes the newest checkpoint. Samples by the exit where they left have a blue border if they are right there, an
-    orange one if only the last exit is. Nothing but pictures is written.
+    The plots are those that a run has at its end; of one of a comparison they are drawn here alone. Takes the newest
+    checkpoint. Samples by the exit where they left have a blue border if they are right there, an orange one if only
+    the last exit is. Nothing but pictures is written.
     """
     from fleetfit.cli import display, picturing
 

@@ -29,7 +29,7 @@ from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import outputs, some_input
 from fleetfit.papers.exits import chosen_classes, class_names, exits_of_class, no_images
-from fleetfit.report.plots import shapes
+from fleetfit.report.plots import figures_of_run
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
 from fleetfit.values import DataDescription
 
@@ -77,7 +77,7 @@ def pictures(run: Run, asked: PictureOptions) -> Drawn:
     """Draw what can be drawn of a run; a note says what cannot, and why. Nothing is written.
 
     Args:
-        run: With a checkpoint.
+        run: With a checkpoint, or finished.
         asked: Which pictures.
 
     Raises:
@@ -86,16 +86,19 @@ def pictures(run: Run, asked: PictureOptions) -> Drawn:
         MissingExtra: matplotlib is not installed.
     """
     drawn = Drawn()
+    if run.finished:
+        drawn.figures.update(figures_of_run(run.folder, run.summary, run.metrics))
+        if not run.files.checkpoints():
+            drawn.notes.append("No pictures of early stopping and of accuracy over cost: there is no checkpoint.")
+            return drawn
+    else:
+        drawn.notes.append("No plots of its rounds and levels: the run is not finished.")
     level = level_named(run, asked.level)
     reason = _no_stopping(run, level, asked)
     if reason:
         drawn.notes.append(f"No picture of early stopping: {reason}.")
     else:
         _stopping(run, level, asked, drawn)
-    if run.finished:
-        drawn.figures["levels"] = shapes({run.summary["method"]: run.summary})
-    else:
-        drawn.notes.append("No picture of the levels' shapes: the run is not finished.")
     _levels(run, drawn)
     return drawn
 

@@ -1,7 +1,9 @@
 """How plots look, without pyplot: sizes, colours, axes, and which numbers of a run's reports are drawn."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import statistics
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,12 @@ COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17
 LIGHT, DARK = "#d9dee4", "#3c4650"
 Metrics = Sequence[Mapping[str, Any]]
 Summary = Mapping[str, Any]
+Points = Sequence[tuple[float, float | None]]
+"""Places and what was measured there; None where nothing was."""
 _ROUNDING = 1e-3
+_MANY = 40  # measurements of a line; of more, the markers are small
+_BELOW = 0.42  # inches from axes to their legend: numbers and a label are in between
+_LEAST_SPAN = 10.0  # points of percent that an axis has at least: what is less is chance, and should look like it
 
 
 def available() -> bool:
@@ -61,6 +68,86 @@ def finish(axes: "Axes", x: str, y: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LIGHT)
     axes.tick_params(color=LIGHT, labelcolor=DARK)
+
+
+def curve_of_seeds(
+    axes: "Axes", seeds: Sequence[Points], shade: str, label: str, width: float = 1.8, percent: bool = True
+) -> None:
+    """Draw what was measured of one thing: each seed as a thin line, their mean as a thick one with markers.
+
+    The mean is over all seeds, so it stands where all of them have a measurement. One seed is drawn as its own mean.
+
+    Args:
+        axes: Where.
+        seeds: What was measured, by seed.
+        shade: The colour.
+        label: What it is.
+        width: Of the thick line, in points.
+        percent: Whether the numbers are shares, drawn in percent.
+    """
+    scale = 100 if percent else 1
+    known = [[(at, scale * value) for at, value in points if value is not None] for points in seeds]
+    size = 4.0 if max(map(len, known), default=0) <= _MANY else 1.5
+    if len(known) > 1:
+        for points in known:
+            places, values = zip(*points, strict=True) if points else ((), ())
+            axes.plot(places, values, color=shade, linewidth=0.7, alpha=0.4, marker="o", markersize=size / 2)
+    mean = []
+    if len({len(points) for points in seeds}) == 1:
+        for here in zip(*seeds, strict=True):
+            values_here = [value for _, value in here if value is not None]
+            if len(values_here) == len(seeds):
+                mean.append((statistics.fmean(at for at, _ in here), scale * statistics.fmean(values_here)))
+    places, values = zip(*mean, strict=True) if mean else ((), ())
+    axes.plot(places, values, color=shade, linewidth=width, marker="o", markersize=size, label=label)
+
+
+def same_accuracies(every: Iterable["Axes"]) -> None:
+    """Give axes the same range of percents, at least ten points high, and ticks at whole numbers."""
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
+
+    every = list(every)
+    drawn = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), float) for a in every for line in a.lines)])
+    values = drawn[np.isfinite(drawn)].tolist()
+    low, high = (min(values), max(values)) if values else (0.0, 100.0)
+    wide = max(0.0, _LEAST_SPAN - (high - low)) / 2
+    room = 0.06 * max(high - low, _LEAST_SPAN)
+    for axes in every:
+        axes.set_ylim(max(-1.5, low - wide - room), min(101.5, high + wide + room))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+
+
+def legend_below(axes: "Axes", columns: int = 3) -> None:
+    """Say what the lines of axes are below them, where no data can lie, in so many columns."""
+    from matplotlib.transforms import ScaledTranslation
+
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        lower = axes.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
+        axes.legend(
+            handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=lower, frameon=False, fontsize=8,
+            ncols=min(columns, len(labels)),
+        )  # fmt: skip
+
+
+def noted(figure: "Figure", sentences: Sequence[str]) -> None:
+    """Write sentences below a figure, in lines that fit its width."""
+    width = int(figure.get_figwidth() * 17.5)  # letters of this size
+    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, width)]
+    if lines:
+        figure.supxlabel("\n".join(lines), fontsize=8, color=DARK, x=0.01, ha="left")
+
+
+def shade_of(base: str, index: int, count: int) -> str:
+    """Return a colour of a row of so many, from pale to the base."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    pale = 0.65 * (1 - (index + 1) / count)
+    red, green, blue = (pale + (1 - pale) * part for part in to_rgb(base))
+    return to_hex((red, green, blue))
 
 
 def plain(axes: "Axes", framed: bool = False) -> None:

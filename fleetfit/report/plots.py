@@ -1,8 +1,11 @@
 """Plots of a run folder and of a comparison; they need the extra `plots`.
 
-Accuracy over rounds, and after so many megabytes, simulated seconds or multiply-adds; the levels' shapes with their
-accuracies, as in ScaleFL's Figure 2; class counts of the first 20 clients, as in Figure 4 of its appendix; how often
-each exit was the teacher, where a method counts that, as in ReeFL's Figure 7.
+Accuracy and training loss over rounds, and accuracy after so many megabytes, simulated seconds and multiply-adds; the
+levels' shapes with their accuracies, as in ScaleFL's Figure 2; class counts of the first 20 clients, as in Figure 4 of
+its appendix; how often each exit was the teacher, where a method counts that, as in ReeFL's Figure 7.
+
+A marker is a measurement, and the lines between are straight; panels side by side have the same axis; of several seeds
+each has a thin line, and their mean a thick one. What is in the wrong order is said below the plot.
 """
 
 import re
@@ -18,18 +21,24 @@ from fleetfit.report.drawing import (
     DARK,
     LIGHT,
     Metrics,
+    Points,
     Summary,
     color,
+    curve_of_seeds,
     empty,
     evaluated,
     figure_with_axes,
     finish,
-    in_percent,
+    legend_below,
+    noted,
     plots_in,
+    same_accuracies,
     saved,
+    shade_of,
 )
+from fleetfit.report.order import out_of_order, rows_out_of_order
 from fleetfit.report.recorded import class_counts_in
-from fleetfit.report.text import percent
+from fleetfit.report.text import exit_names, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +46,10 @@ if TYPE_CHECKING:
 
 
 _MOST_CLIENTS = 50  # whose samples are drawn: a fleet's file has all of them
+_PANEL = 3.5  # inches
+
+Seeds = Sequence[tuple[Summary, Metrics]]
+"""The final numbers and the rounds' reports of each seed of a row; of a run, its own alone."""
 
 
 def plots_of_run(folder: Path, summary: Summary, metrics: Metrics) -> list[Path]:
@@ -54,34 +67,42 @@ def plots_of_run(folder: Path, summary: Summary, metrics: Metrics) -> list[Path]
         MissingExtra: matplotlib is not installed.
         RunError: A file is damaged, or the pictures cannot be written.
     """
-    figures = {
+    return saved(figures_of_run(folder, summary, metrics), plots_in(folder))
+
+
+def figures_of_run(folder: Path, summary: Summary, metrics: Metrics) -> "dict[str, Figure]":
+    """Draw every plot of a run; return the figures by the names of their files.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+        RunError: `fleet.json` is damaged.
+    """
+    found = {
         "accuracy": accuracy_of_run(summary, metrics),
-        **by_cost({summary["method"]: (summary, metrics)}),
-        "levels": shapes({summary["method"]: summary}),
+        "loss": loss_of_rows({summary["method"]: [(summary, metrics)]}, said_of(summary)),
+        "cost": accuracy_over_cost({summary["method"]: [(summary, metrics)]}, kinds_of(summary), said_of(summary)),
+        "levels": shapes({summary["method"]: [summary]}),
+        "teachers": teachers(summary, metrics),
     }
+    figures = {name: figure for name, figure in found.items() if figure is not None}
     counts = class_counts_in(RunFolder(folder))
     if counts:
         figures["partition"] = partition_dots(counts[:_MOST_CLIENTS], summary["data"])
-    taught = teachers(summary, metrics)
-    if taught is not None:
-        figures["teachers"] = taught
-    return saved(figures, plots_in(folder))
+    return figures
 
 
 def plots_of_comparison(
     folder: Path,
-    results: Mapping[tuple[str, str], Sequence[Summary]],
-    metrics: Mapping[tuple[str, str], Metrics],
+    results: Mapping[tuple[str, str], Seeds],
     columns: Sequence[str] = ("local", "global"),
     targets: Sequence[float] = (),
     target_on: str = "global",
 ) -> list[Path]:
-    """Draw accuracies and shapes of all rows into `folder/plots`, for the first seed of each setting.
+    """Draw accuracies, losses and shapes of all rows with all seeds into `folder/plots`, a set for each setting.
 
     Args:
         folder: The comparison's.
-        results: Summaries of all seeds by (row, setting).
-        metrics: Reports of the rounds of the first seed.
+        results: Summaries and reports of all seeds by (row, setting).
         columns: What the table shows; the accuracies among them are drawn where they were measured on the way.
         targets: Accuracies that rounds are counted to, drawn as lines.
         target_on: Which accuracy those are about.
@@ -89,109 +110,199 @@ def plots_of_comparison(
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    figures = {}
+    figures: dict[str, Figure] = {}
     wanted = [name for name in (*columns, *([target_on] if targets else [])) if name in (*ON_THE_WAY, "avg", "full")]
     kinds = list(dict.fromkeys(wanted)) or ["local", "global"]
     for setting in dict.fromkeys(setting for _, setting in results):
-        rows = {row: (found[0], metrics[(row, s)]) for (row, s), found in results.items() if s == setting}
+        rows = {row: found for (row, s), found in results.items() if s == setting}
         ending = re.sub(r"[^\w.]+", "-", f"-{setting}").rstrip("-").lower() if setting else ""
-        figures[f"accuracy{ending}"] = accuracy_of_rows(rows, kinds, {target_on: targets})
-        figures |= {f"{name}{ending}": figure for name, figure in by_cost(rows).items()}
-        figures[f"levels{ending}"] = shapes({row: summary for row, (summary, _) in rows.items()})
+        found = {
+            "accuracy": accuracy_of_rows(rows, kinds, {target_on: targets}, setting),
+            "loss": loss_of_rows(rows, setting),
+            "cost": accuracy_over_cost(rows, [kind for kind in kinds if kind in ("local", "global")] or kinds, setting),
+            "levels": shapes({row: [summary for summary, _ in seeds] for row, seeds in rows.items()}, setting),
+        }
+        figures |= {f"{name}{ending}": figure for name, figure in found.items() if figure is not None}
     return saved(figures, plots_in(folder))
+
+
+# ---- what a plot says of what it shows -------------------------------------------------------------------------------
+
+
+def said_of(summary: Summary) -> str:
+    """Return a run in words: "scalefl on digits, seed 0"."""
+    seed = f", seed {summary['seed']}" if "seed" in summary else ""
+    return f"{summary['method']} on {summary['data']}{seed}"
+
+
+def seeds_in_words(rows: Mapping[str, Sequence[object]]) -> str:
+    """Return what thin and thick lines are: "3 seeds (thin) and their mean"; "one seed" where there is only one."""
+    counts = sorted({len(seeds) for seeds in rows.values()})
+    if counts[-1:] in ([], [1]):
+        return "one seed"
+    many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return f"{many} seeds (thin) and their mean"
+
+
+def kinds_of(summary: Summary) -> list[str]:
+    """Return which accuracies are drawn of a run: of one with `[privacy]`, those on the server's test set."""
+    return ["avg", "full"] if "privacy" in summary else ["local", "global"]
 
 
 # ---- over rounds -----------------------------------------------------------------------------------------------------
 
 
 def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
-    """Draw local and global accuracy over rounds, and the local accuracy of each level."""
-    figure, axes = figure_with_axes(6.4, 4.0)
+    """Draw accuracies over rounds, that of each level on its own clients, and beside it that of each exit."""
     measured = evaluated(metrics, summary["norm"])
-    rounds = [done for done, _ in measured]
-    names = list(measured[-1][1]["levels"]) if measured and len(measured[-1][1]["levels"]) > 1 else []
-    for i, name in enumerate(names):
-        shade = str(0.82 - 0.42 * i / max(1, len(names) - 1))
-        values = [in_percent(columns["levels"].get(name, {}).get("local")) for _, columns in measured]
-        axes.plot(rounds, values, color=shade, linewidth=1.1, label=f"local, level {name}")
-    for kind, shade in (("local", COLORS[1]), ("global", COLORS[0])):
-        values = [in_percent(columns[kind]) for _, columns in measured]
-        axes.plot(rounds, values, color=shade, linewidth=2, marker="o", markersize=4, label=kind)
-    finish(axes, "round", "accuracy (%)", f"{summary['method']} on {summary['data']}")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    last = measured[-1][1] if measured else {}
+    exits = summary["levels"][-1]["exits"][: len(last.get("exits", ()))]
+    panels = 2 if len(exits) > 1 else 1
+    figure = empty(1.2 + 4.6 * panels, 4.4)
+    figure.suptitle(said_of(summary), fontsize=10, color=DARK, x=0.01, ha="left")
+    axes = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False)[0]
+    levels = [name for name, entry in last.get("levels", {}).items() if entry.get("local") is not None]
+    for i, name in enumerate(levels if len(last.get("levels", {})) > 1 else ()):
+        points = [(done, columns["levels"].get(name, {}).get("local")) for done, columns in measured]
+        curve_of_seeds(axes[0], [points], shade_of(DARK, i, len(levels)), f"local, level {name}", 1.1)
+    for kind, shade in zip(kinds_of(summary), (COLORS[1], COLORS[0]), strict=True):
+        curve_of_seeds(axes[0], [[(done, columns.get(kind)) for done, columns in measured]], shade, kind, 2.0)
+    where = "on the server's test set" if "privacy" in summary else "mean over clients"
+    finish(axes[0], "round", "accuracy (%)", f"{where}; markers: measured")
+    if panels > 1:
+        for i, name in enumerate(exit_names(exits, exits)):
+            points = [(done, dict(enumerate(columns.get("exits", ()))).get(i)) for done, columns in measured]
+            curve_of_seeds(axes[1], [points], shade_of(COLORS[2], i, len(exits)), f"exit {name}", 1.6)
+        finish(axes[1], "round", "", "exits (after block) of the largest model")
+    same_accuracies(axes)
+    axes[0].set_xlim(0, max(1, summary.get("rounds", 1), *(report["round"] for report in metrics)) * 1.03)
+    for one in axes:
+        legend_below(one)
+    noted(figure, out_of_order([summary]))
     return figure
 
 
 def accuracy_of_rows(
-    rows: Mapping[str, tuple[Summary, Metrics]],
+    rows: Mapping[str, Seeds],
     kinds: Sequence[str] = ("local", "global"),
     targets: Mapping[str, Sequence[float]] | None = None,
+    setting: str = "",
 ) -> "Figure":
     """Draw accuracies over rounds of several methods, one kind beside the other, and the targets as lines.
 
     Args:
-        rows: Summary and reports of each row.
+        rows: Summaries and reports of all seeds of each row.
         kinds: Accuracies, by their columns' names.
         targets: Accuracies to reach by kind.
+        setting: Label of the setting.
     """
-    figure = empty(max(5.4, 4.6 * len(kinds)), 3.8)
-    for place, kind in enumerate(kinds, 1):
-        axes = figure.add_subplot(1, len(kinds), place)
+    figure = empty(1.0 + max(4.6, 4.2 * len(kinds)), 4.4)
+    _title(figure, setting, rows)
+    every = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, kind in zip(every, kinds, strict=True):
         for target in (targets or {}).get(kind, ()):
             axes.axhline(100 * target, color=DARK, linewidth=0.9, linestyle="--")
-        for i, (name, (summary, metrics)) in enumerate(rows.items()):
-            measured = evaluated(metrics, summary["norm"])
-            values = [in_percent(columns.get(kind)) for _, columns in measured]
-            mark = "o" if len(measured) <= 40 else ""
-            axes.plot([done for done, _ in measured], values, color=color(i), marker=mark, markersize=3.5, label=name)
-        finish(axes, "round", "accuracy (%)", f"{kind.replace('_', ' ')} accuracy")
-    figure.axes[-1].legend(frameon=False, fontsize=9, loc="lower right")
+        for i, (name, seeds) in enumerate(rows.items()):
+            curve_of_seeds(axes, [_accuracies(one, kind) for one in seeds], color(i), name)
+        finish(axes, "round", "accuracy (%)" if axes is every[0] else "", f"{kind.replace('_', ' ')} accuracy")
+    same_accuracies(every)
+    every[0].set_xlim(0, _most_rounds(rows) * 1.03)
+    legend_below(every[0], 3 * len(kinds))
+    noted(figure, rows_out_of_order({name: [summary for summary, _ in seeds] for name, seeds in rows.items()}))
     return figure
+
+
+def loss_of_rows(rows: Mapping[str, Seeds], title: str = "") -> "Figure | None":
+    """Draw the mean training loss of each round's clients; None where no round says it.
+
+    Args:
+        rows: Summaries and reports of all seeds of each row.
+        title: What is drawn, beside the seeds.
+    """
+    curves = {name: [_losses(metrics) for _, metrics in seeds] for name, seeds in rows.items()}
+    if not any(value is not None for seeds in curves.values() for points in seeds for _, value in points):
+        return None
+    figure, axes = figure_with_axes(6.4, 4.2)
+    _title(figure, title, rows)
+    for i, (name, seeds) in enumerate(curves.items()):
+        curve_of_seeds(axes, seeds, color(i), name, percent=False)
+    own = "; methods add up different losses" if len(rows) > 1 else ""
+    finish(axes, "round", "training loss", f"mean over the clients of each round{own}")
+    axes.set_xlim(0, _most_rounds(rows) * 1.03)
+    if len(rows) > 1:
+        legend_below(axes, 4)
+    return figure
+
+
+def _title(figure: "Figure", what: str, rows: Mapping[str, Seeds]) -> None:
+    said = what if "seed" in what else ": ".join(filter(None, (what, seeds_in_words(rows))))
+    figure.suptitle(said, fontsize=10, color=DARK, x=0.01, ha="left")
+
+
+def _accuracies(seed: tuple[Summary, Metrics], kind: str) -> list[tuple[int, float | None]]:
+    summary, metrics = seed
+    return [(done, columns.get(kind)) for done, columns in evaluated(metrics, summary["norm"])]
+
+
+def _losses(metrics: Metrics) -> Points:
+    return [(report["round"], report.get("train", {}).get("loss")) for report in metrics]
+
+
+def _most_rounds(rows: Mapping[str, Seeds]) -> int:
+    return max((report["round"] for seeds in rows.values() for _, metrics in seeds for report in metrics), default=1)
 
 
 # ---- over what the rounds until then added up to ---------------------------------------------------------------------
 
-_FILES = {"bytes": "bytes", "seconds": "seconds", "multiply_adds": "multiply-adds"}
-_LABELS = {"bytes": "sent, both directions", "seconds": "simulated time", "multiply_adds": "multiply-adds of clients"}
+_LABELS = {"bytes": "sent, both directions", "multiply_adds": "multiply-adds of clients", "seconds": "simulated time"}
 _UNITS: Mapping[str, tuple[tuple[float, str], ...]] = {
     "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
+    "multiply_adds": ((1e15, "10¹⁵"), (1e12, "10¹²"), (1e9, "10⁹")),
     "seconds": ((3600, "h"), (60, "min"), (1, "s")),
-    "multiply_adds": ((1e15, "$10^{15}$"), (1e12, "$10^{12}$"), (1e9, "$10^{9}$")),
 }  # largest first
 
 
-def by_cost(rows: Mapping[str, tuple[Summary, Metrics]]) -> dict[str, "Figure"]:
-    """Draw accuracy against each cost that at least one of the runs reports, by the name of its file."""
-    return {
-        file: accuracy_against(rows, cost)
-        for cost, file in _FILES.items()
-        if any(spent(metrics, cost) for _, metrics in rows.values())
-    }
-
-
-def accuracy_against(rows: Mapping[str, tuple[Summary, Metrics]], cost: str) -> "Figure":
-    """Draw local and global accuracy of one run or several against a cost, side by side.
+def accuracy_over_cost(
+    rows: Mapping[str, Seeds], kinds: Sequence[str] = ("local", "global"), title: str = ""
+) -> "Figure | None":
+    """Draw accuracy against bytes, multiply-adds and simulated seconds, as far as one of the runs reports them.
 
     Args:
-        rows: Summary and metrics by name.
-        cost: "bytes" (down and up), "seconds" (simulated) or "multiply_adds".
+        rows: Summaries and reports of all seeds by row; where there is one row with one seed, the kinds share a panel.
+        kinds: Accuracies, by their columns' names.
+        title: What is drawn.
+
+    Returns:
+        Costs side by side, kinds below each other; None where no run reports a cost.
     """
-    figure = empty(9.2, 3.8)
-    until = {name: spent(metrics, cost) for name, (_, metrics) in rows.items()}
-    most = max((total for totals in until.values() for total in totals.values()), default=0.0)
-    scale, unit = next(((s, u) for s, u in _UNITS[cost] if most >= 2 * s), _UNITS[cost][-1])
-    for place, kind in enumerate(("local", "global"), 1):
-        axes = figure.add_subplot(1, 2, place)
-        for i, (name, (summary, metrics)) in enumerate(rows.items()):
-            measured = [pair for pair in evaluated(metrics, summary["norm"]) if until[name]]
-            at = [until[name][done] / scale for done, _ in measured]
-            values = [in_percent(columns[kind]) for _, columns in measured]
-            mark = "o" if len(measured) <= 40 else ""
-            axes.plot(at, values, color=color(i), marker=mark, markersize=3.5, label=name)
-        axes.set_xlim(left=0)
-        finish(axes, f"{_LABELS[cost]} ({unit})", "accuracy (%)", f"{kind} accuracy")
-    if len(rows) > 1:
-        figure.axes[1].legend(frameon=False, fontsize=9, loc="lower right")
+    until = {cost: {name: [spent(m, cost) for _, m in seeds] for name, seeds in rows.items()} for cost in _LABELS}
+    costs = [cost for cost, found in until.items() if any(any(seeds) for seeds in found.values())]
+    if not costs:
+        return None
+    one = len(rows) == 1 and all(len(seeds) == 1 for seeds in rows.values())
+    lines = [kinds] if one else [[kind] for kind in kinds]
+    figure = empty(1.0 + max(4.6, _PANEL * len(costs)), 1.3 + 2.6 * len(lines))
+    _title(figure, title, rows)
+    every = figure.subplots(len(lines), len(costs), sharey=True, sharex="col", squeeze=False)
+    for column, cost in enumerate(costs):
+        most = max((total for seeds in until[cost].values() for one in seeds for total in one.values()), default=0.0)
+        scale, unit = next(((s, u) for s, u in _UNITS[cost] if most >= 2 * s), _UNITS[cost][-1])
+        for line, shown in enumerate(lines):
+            axes = every[line][column]
+            for i, (name, seeds) in enumerate(rows.items()):
+                for j, kind in enumerate(shown):
+                    points = [
+                        [(totals[round] / scale, value) for round, value in _accuracies(seed, kind) if totals]
+                        for seed, totals in zip(seeds, until[cost][name], strict=True)
+                    ]
+                    curve_of_seeds(axes, points, color(1 - j if one else i), kind if one else name)
+            x = f"{_LABELS[cost]} ({unit})" if line == len(lines) - 1 else ""
+            finish(
+                axes, x, f"{'' if one else shown[0].replace('_', ' ')} accuracy (%)".strip() if not column else "", ""
+            )
+            axes.set_xlim(0, 1.03 * most / scale or 1)
+    same_accuracies(every.flat)
+    legend_below(every[-1][0], 3 * len(costs))
     return figure
 
 
@@ -215,14 +326,21 @@ def spent(metrics: Metrics, cost: str) -> dict[int, float]:
 # ---- levels and clients ----------------------------------------------------------------------------------------------
 
 
-def shapes(rows: Mapping[str, Summary]) -> "Figure":
-    """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above."""
+def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
+    """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above.
+
+    Args:
+        rows: Final numbers of all seeds by row; the shapes are the first one's.
+        title: What is drawn.
+    """
     from matplotlib.patches import Rectangle
 
-    most = max(len(summary["levels"]) for summary in rows.values())
-    figure = empty(1.0 + 1.75 * most, 0.5 + 2.25 * len(rows))
-    for r, (name, summary) in enumerate(rows.items()):
-        for i, level in enumerate(summary["levels"]):
+    most = max(len(seeds[0]["levels"]) for seeds in rows.values())
+    figure = empty(1.0 + 1.75 * most, 0.7 + 2.25 * len(rows))
+    if title:
+        figure.suptitle(title, fontsize=10, color=DARK, x=0.01, ha="left")
+    for r, (name, seeds) in enumerate(rows.items()):
+        for i, level in enumerate(seeds[0]["levels"]):
             axes = figure.add_subplot(len(rows), most, r * most + i + 1)
             deep, wide = level["depth"] / level["blocks"], level["width"]
             axes.add_patch(Rectangle((0, 0), 1, 1, facecolor="none", edgecolor=LIGHT, linewidth=1.2))
@@ -231,14 +349,17 @@ def shapes(rows: Mapping[str, Summary]) -> "Figure":
                 at = 1 - exit / level["blocks"]
                 axes.plot([0, wide], [at, at], color="white" if exit < level["depth"] else DARK, linewidth=1.4)
             axes.text(wide / 2, -0.05, f"{100 * wide:.0f}% wide", ha="center", va="top", fontsize=8, color=DARK)
-            axes.text(1.04, 1 - deep / 2, f"{100 * deep:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK)
-            accuracy = "no clients" if level["local"] is None else f"{percent(level['local'])}%"
+            axes.text(1.08, 1 - deep / 2, f"{100 * deep:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK)
+            found = spread([seed["levels"][i]["local"] for seed in seeds if i < len(seed["levels"])])
+            accuracy = "no clients" if found == "-" else f"{found}%"
             axes.set_title(f"level {level['level']}\n{accuracy}", fontsize=9, color=DARK)
-            axes.set(xlim=(-0.02, 1.16), ylim=(-0.16, 1.02))
+            axes.set(xlim=(-0.02, 1.24), ylim=(-0.16, 1.02))
             axes.set_axis_off()
             if i == 0:
                 axes.text(-0.08, 0.5, name, rotation=90, ha="right", va="center", fontsize=10, fontweight="bold")
-    figure.supxlabel("grey frame: full model; lines: exits; percentages above: local accuracy", fontsize=8, color=DARK)
+    count = max(len(seeds) for seeds in rows.values())
+    over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""
+    noted(figure, [f"grey frame: full model; lines: exits; above: local accuracy{over}"])
     return figure
 
 

@@ -158,6 +158,8 @@ _COLUMNS = forms.table(
         **{name: forms.maybe(forms.number) for name in ("global_worst_tenth", "local_worst_tenth", "ensemble", "avg",
                                                         "full", "mean_over_exits", "best_exit")},
         "exits": forms.listed(forms.number),
+        "test_exits": forms.listed(forms.number),
+        "test_levels": forms.mapped(forms.maybe(forms.number)),
         "batch_size": forms.count,
         "order": forms.text,
         "backdoor": forms.maybe(forms.number),

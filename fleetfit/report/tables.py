@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetfit.report.columns import cell, is_rounds
+from fleetfit.report.order import out_of_order
 from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spent, spread
 
 if TYPE_CHECKING:  # `list` prints a table without them
@@ -61,7 +62,7 @@ def total_table(summary: Mapping[str, Any]) -> Table:
         rows.append(("simulated time", duration(summary["simulated_s"])))
     rows.append(("time", duration(summary["seconds"])))
     rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.get("seconds_of", {}).items()]
-    return Table(("", summary["method"]), tuple(rows), notes=tuple(summary["notes"]))
+    return Table(("", summary["method"]), tuple(rows), notes=(*summary["notes"], *out_of_order([summary])))
 
 
 def plan_table(plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (), how: Sequence[str] = ()) -> Table:

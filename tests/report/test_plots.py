@@ -16,77 +16,203 @@ LEVELS = [
     {"level": "1", "width": 0.5, "depth": 2, "blocks": 4, "exits": [2], "local": 0.6},
     {"level": "2", "width": 1.0, "depth": 4, "blocks": 4, "exits": [2, 4], "local": None},
 ]
-SUMMARY = {"method": "scalefl", "data": "digits", "norm": "static", "levels": LEVELS}
+SUMMARY = {"method": "scalefl", "data": "digits", "norm": "static", "seed": 7, "rounds": 4, "levels": LEVELS}
 
 
-def report(round: int, accuracy: float | None) -> dict[str, Any]:
-    columns = {"global": accuracy, "local": 0.5, "levels": {"1": {"local": 0.6}, "2": {"local": None}}}
-    clock = {"simulated_s": 90.0, "multiply_adds": 2_000_000_000}
+def report(round: int, accuracy: float | None, loss: float | None = 0.5) -> dict[str, Any]:
+    columns = {
+        "global": accuracy, "local": 0.5, "levels": {"1": {"local": 0.6}, "2": {"local": 0.3}}, "exits": [0.7, accuracy]
+    }  # fmt: skip
+    clock = {"simulated_s": 90.0, "multiply_adds": 2_000_000_000, "train": {"loss": loss}}
     return {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000, **clock} | (
         {} if accuracy is None else {"evaluate": {"static": columns}}
     )
 
 
-METRICS = [report(1, None), report(2, 0.4), report(3, 0.8)]
+METRICS = [report(1, None, 2.0), report(2, 0.4), report(3, 0.8), report(4, None, None)]
+OTHER = [report(1, None, 1.0), report(2, 0.6), report(3, 0.6), report(4, None)]
+ONE = [(SUMMARY, METRICS)]
+TWO = [(SUMMARY, METRICS), (SUMMARY, OTHER)]
+
+
+def lines_of(axes: Any) -> dict[str, Any]:
+    """Return the lines that the legend names."""
+    return {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
+
+
+def words_of(figure: Any) -> str:
+    """Return what stands above and below a figure."""
+    return f"{figure.get_suptitle()} {figure.get_supxlabel()}".replace("\n", " ")
 
 
 def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
-    axes = plots.accuracy_of_run(SUMMARY, METRICS).axes[0]
-    lines = {str(line.get_label()): line for line in axes.lines}
-    assert list(lines["global"].get_xdata()) == [2, 3]
-    assert list(lines["global"].get_ydata()) == pytest.approx([40, 80])
+    """No value is carried into a round that measured none: rounds 1 and 4 have no marker, and the axis has them."""
+    figure = plots.accuracy_of_run(SUMMARY, METRICS)
+    left, right = figure.axes
+    lines = lines_of(left)
     assert set(lines) == {"global", "local", "local, level 1", "local, level 2"}
+    for line in (*lines.values(), *lines_of(right).values()):
+        assert list(line.get_xdata()) == [2, 3]
+        assert line.get_marker() == "o"
+    assert list(lines["global"].get_ydata()) == pytest.approx([40, 80])
+    assert left.get_xlim()[0] == 0 and left.get_xlim()[1] > 4
+    assert set(lines_of(right)) == {"exit 1 (2)", "exit 2 (4)"}
+    assert list(lines_of(right)["exit 1 (2)"].get_ydata()) == pytest.approx([70, 70])
+    assert words_of(figure).startswith("scalefl on digits, seed 7")
+
+
+def test_what_was_not_measured_is_no_point_of_a_line() -> None:
+    gap = [report(1, 0.4), report(2, 0.5), report(3, 0.6)]
+    gap[1]["evaluate"]["static"]["global"] = None
+    assert list(lines_of(plots.accuracy_of_run(SUMMARY, gap).axes[0])["global"].get_xdata()) == [1, 3]
+
+
+def test_panels_side_by_side_have_the_same_axes() -> None:
+    """Also where what they show lies far apart; and what hardly moves is not drawn as if it moved much."""
+    run = plots.accuracy_of_run(SUMMARY, METRICS)
+    rows = plots.accuracy_of_rows({"a": ONE}, ["local", "global"])
+    cost = plots.accuracy_over_cost({"a": TWO})
+    assert cost is not None
+    for figure in (run, rows, cost):
+        assert len({axes.get_ylim() for axes in figure.axes}) == 1
+        low, high = figure.axes[0].get_ylim()
+        assert all(low < y < high for axes in figure.axes for line in axes.lines for y in line.get_ydata())
+    still = plots.accuracy_of_rows({"a": [(SUMMARY, [report(1, 0.5), report(2, 0.501)])]})
+    low, high = still.axes[0].get_ylim()
+    assert high - low >= 10
+
+
+def test_legends_lie_off_the_data() -> None:
+    cost = plots.accuracy_over_cost({"a": TWO, "b": ONE})
+    assert cost is not None
+    for figure in (plots.accuracy_of_run(SUMMARY, METRICS), plots.accuracy_of_rows({"a": TWO, "b": ONE}), cost):
+        figure.canvas.draw()
+        legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+        assert legends
+        for legend in legends:
+            box = legend.get_window_extent()
+            assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+            assert figure.bbox.y0 <= box.y0 and box.x1 <= figure.bbox.x1, "and inside the figure"
+
+
+def test_every_seed_is_drawn_and_it_is_said() -> None:
+    """40 and 60 after round 2, 80 and 60 after round 3: thin lines, and thick ones through 50 and 70."""
+    figure = plots.accuracy_of_rows({"a": TWO}, ["global"])
+    thin = [line for line in figure.axes[0].lines if str(line.get_label()).startswith("_")]
+    assert [list(line.get_ydata()) for line in thin] == [pytest.approx([40, 80]), pytest.approx([60, 60])]
+    mean = lines_of(figure.axes[0])["a"]
+    assert list(mean.get_ydata()) == pytest.approx([50, 70])
+    assert mean.get_linewidth() > 2 * thin[0].get_linewidth()
+    assert "2 seeds (thin) and their mean" in words_of(figure)
+    assert "1 to 2 seeds" in words_of(plots.accuracy_of_rows({"a": TWO, "b": ONE}))
+    assert "one seed" in words_of(plots.accuracy_of_rows({"a": ONE}))
+
+
+def test_a_mean_stands_only_where_all_seeds_were_measured() -> None:
+    lacking = [report(2, 0.6), report(3, 0.6)]
+    lacking[1]["evaluate"]["static"]["global"] = None
+    figure = plots.accuracy_of_rows({"a": [(SUMMARY, METRICS), (SUMMARY, lacking)]}, ["global"])
+    assert list(lines_of(figure.axes[0])["a"].get_xdata()) == [2]
 
 
 def test_a_comparison_draws_the_tables_accuracies_and_its_targets() -> None:
-    figure = plots.accuracy_of_rows({"a": (SUMMARY, METRICS)}, ["global"], {"global": [0.9], "local": [0.1]})
+    figure = plots.accuracy_of_rows({"a": ONE}, ["global"], {"global": [0.9], "local": [0.1]})
     (axes,) = figure.axes
     target, curve = axes.lines
     assert list(target.get_ydata()) == [90.0, 90.0]
     assert list(curve.get_ydata()) == pytest.approx([40, 80])
-    assert len(plots.accuracy_of_rows({"a": (SUMMARY, METRICS)}).axes) == 2, "local and global by default"
+    assert len(plots.accuracy_of_rows({"a": ONE}).axes) == 2, "local and global by default"
+
+
+def test_losses_are_drawn_of_every_round_that_has_one() -> None:
+    figure = plots.loss_of_rows({"a": TWO})
+    assert figure is not None
+    mean = lines_of(figure.axes[0])["a"]
+    assert list(mean.get_xdata()) == [1, 2, 3] and list(mean.get_ydata()) == pytest.approx([1.5, 0.5, 0.5])
+    assert plots.loss_of_rows({"a": [(SUMMARY, [report(1, None, None)])]}) is None, "as with [secure]"
+
+
+def test_what_is_in_the_wrong_order_is_said_below() -> None:
+    behind = {**SUMMARY, "evaluate": {"static": {"exits": [0.7, 0.4], "test_levels": {"1": 0.5, "2": 0.45}}}}
+    said = words_of(plots.accuracy_of_run(behind, METRICS))
+    assert "After 4 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 40.0%" in said
+    assert "level 1 50.0%, level 2 45.0%" in said
+    both = words_of(plots.accuracy_of_rows({"a": [(behind, METRICS)], "b": ONE}))
+    assert "The deeper exits have not caught up in a." in both
+    assert "caught up" not in words_of(plots.accuracy_of_run(SUMMARY, METRICS))
+
+
+def cost_axes(rows: Any, cost: str) -> list[Any]:
+    figure = plots.accuracy_over_cost(rows)
+    assert figure is not None
+    shown = {axes.get_xlabel(): column for column, axes in enumerate(figure.axes[-3:])}
+    column = next(column for label, column in shown.items() if label.startswith(cost))
+    return figure.axes[column::3]
 
 
 def test_bytes_are_added_up_over_all_rounds() -> None:
-    for axes in plots.accuracy_against({"a": (SUMMARY, METRICS)}, "bytes").axes:
+    for axes in cost_axes({"a": TWO}, "sent, both directions (MB)"):
         assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each
-        assert axes.get_xlabel() == "sent, both directions (MB)"
 
 
 def test_seconds_and_multiply_adds_are_added_up_in_a_unit_that_suits_them() -> None:
     """90 s a round: 3 and 4.5 min after rounds 2 and 3; 4 and 6 thousand million multiply-adds."""
-    axes = plots.accuracy_against({"a": (SUMMARY, METRICS)}, "seconds").axes[1]
+    _, axes = cost_axes({"a": TWO}, "simulated time (min)")
     assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])
     assert list(axes.lines[0].get_ydata()) == pytest.approx([40, 80])
-    assert axes.get_xlabel() == "simulated time (min)"
-    axes = plots.accuracy_against({"a": (SUMMARY, METRICS)}, "multiply_adds").axes[0]
+    axes, _ = cost_axes({"a": TWO}, "multiply-adds of clients (10⁹)")
     assert list(axes.lines[0].get_xdata()) == pytest.approx([4.0, 6.0])
-    assert axes.get_xlabel() == "multiply-adds of clients ($10^{9}$)"
+
+
+def test_a_run_has_local_and_global_in_one_panel() -> None:
+    figure = plots.accuracy_over_cost({"a": ONE})
+    assert figure is not None
+    assert len(figure.axes) == 3 and all(set(lines_of(axes)) == {"local", "global"} for axes in figure.axes)
 
 
 def test_a_round_without_clients_takes_no_time() -> None:
-    some = [METRICS[0], {**METRICS[1], "simulated_s": None}, METRICS[2]]
-    assert plots.spent(some, "seconds") == {1: 90.0, 2: 90.0, 3: 180.0}
+    some = [METRICS[0], {**METRICS[1], "simulated_s": None}, *METRICS[2:]]
+    assert plots.spent(some, "seconds") == {1: 90.0, 2: 90.0, 3: 180.0, 4: 270.0}
 
 
-def test_what_no_run_reports_is_not_drawn(tmp_path: Path) -> None:
+def test_what_no_run_reports_is_not_drawn() -> None:
     """Without profiles there are no seconds; beside a run with them, one without has no line."""
+
+    def costs(*seeds: Any) -> list[str]:
+        figure = plots.accuracy_over_cost({str(i): [(SUMMARY, one)] for i, one in enumerate(seeds)})
+        assert figure is not None
+        return [label for axes in figure.axes if (label := axes.get_xlabel())]
+
     timeless = [{**m, "simulated_s": None} for m in METRICS]
-    files = plots.plots_of_comparison(tmp_path, {("a", ""): [SUMMARY]}, {("a", ""): timeless})
-    assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png", "multiply-adds.png"]
-    both = plots.accuracy_against({"a": (SUMMARY, METRICS), "b": (SUMMARY, timeless)}, "seconds").axes[0]
-    assert [len(line.get_xdata()) for line in both.lines] == [2, 0]
+    assert costs(timeless) == ["sent, both directions (MB)", "multiply-adds of clients (10⁹)"]
+    (axes, _) = cost_axes({"a": TWO, "b": [(SUMMARY, timeless)]}, "simulated")
+    assert [len(line.get_xdata()) for line in lines_of(axes).values()] == [2, 0]
     old = [{k: v for k, v in m.items() if k not in ("simulated_s", "multiply_adds")} for m in METRICS]
-    files = plots.plots_of_comparison(tmp_path, {("a", ""): [SUMMARY]}, {("a", ""): old})
-    assert sorted(f.name for f in files) == ["accuracy.png", "bytes.png", "levels.png"]
+    assert costs(old) == ["sent, both directions (MB)"]
+    secret = [{**m, "bytes_down": None, "bytes_up": None} for m in old]
+    assert plots.accuracy_over_cost({"a": [(SUMMARY, secret)]}) is None
+
+
+def test_a_private_run_has_what_the_server_measures() -> None:
+    """Nothing is said of its clients, and so nothing of them is drawn."""
+    columns = {"avg": 0.4, "full": 0.5, "local": None, "global": None, "levels": {}}
+    private = [{**report(1, 0.1), "evaluate": {"static": columns}}]
+    (axes,) = plots.accuracy_of_run({**SUMMARY, "privacy": {}}, private).axes
+    assert {name: list(line.get_ydata()) for name, line in lines_of(axes).items()} == {
+        "avg": [pytest.approx(40)], "full": [pytest.approx(50)]
+    }  # fmt: skip
 
 
 def test_shapes_have_the_levels_width_and_depth() -> None:
-    axes = plots.shapes({"a": SUMMARY}).axes[0]
+    axes = plots.shapes({"a": [SUMMARY]}).axes[0]
     frame, level = axes.patches
     assert (frame.get_width(), frame.get_height()) == (1, 1)
     assert (level.get_width(), level.get_height()) == (0.5, 0.5)
     assert axes.get_title() == "level 1\n60.00%"
+    better = {**SUMMARY, "levels": [{**LEVELS[0], "local": 0.8}, LEVELS[1]]}
+    seeds = plots.shapes({"a": [SUMMARY, better]})
+    assert [axes.get_title() for axes in seeds.axes] == ["level 1\n70.00 ± 14.14%", "level 2\nno clients"]
+    assert "of 2 seeds" in words_of(seeds)
 
 
 def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
@@ -101,18 +227,16 @@ def test_a_runs_plots_are_files(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text(json.dumps({"first": {"class_counts": [[1, 2], [3, 0]]}}))
     files = plots.plots_of_run(tmp_path, SUMMARY, METRICS)
     assert sorted(f.name for f in files) == [
-        "accuracy.png", "bytes.png", "levels.png", "multiply-adds.png", "partition.png", "seconds.png",
+        "accuracy.png", "cost.png", "levels.png", "loss.png", "partition.png",
     ]  # fmt: skip
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
 
 
 def test_a_comparisons_plots_are_one_set_per_setting(tmp_path: Path) -> None:
     keys = [("a", "alpha = 1"), ("b", "alpha = 1"), ("a", "alpha = 9")]
-    files = plots.plots_of_comparison(tmp_path, {k: [SUMMARY] for k in keys}, dict.fromkeys(keys, METRICS))
+    files = plots.plots_of_comparison(tmp_path, dict.fromkeys(keys, TWO))
     assert sorted(f.name for f in files) == [
-        f"{kind}-alpha-{alpha}.png"
-        for kind in ("accuracy", "bytes", "levels", "multiply-adds", "seconds")
-        for alpha in (1, 9)
+        f"{kind}-alpha-{alpha}.png" for kind in ("accuracy", "cost", "levels", "loss") for alpha in (1, 9)
     ]
 
 

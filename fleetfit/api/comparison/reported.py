@@ -17,6 +17,7 @@ from fleetfit.report import plots
 from fleetfit.report.columns import is_rounds, numbers_of
 from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
 from fleetfit.report.lines import table_csv
+from fleetfit.report.order import rows_out_of_order
 from fleetfit.report.results import TuningResult
 from fleetfit.report.tables import OF_THE_PAPER, compare_table
 from fleetfit.report.text import Table
@@ -75,7 +76,8 @@ def reported(
         key: [numbers_of(s, m, plan.columns, plan.targets, on) for s, m in zip(found, metrics[key], strict=True)]
         for key, found in summaries.items()
     }
-    notes = [*_notes(plan, tuned), *known]
+    pieces = rows_out_of_order({", ".join(filter(None, key)): found for key, found in summaries.items()})
+    notes = [*_notes(plan, tuned), *pieces, *known]
     table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
     compared = differences(found_out, plan.columns)
     beside = difference_table(compared, found_out.against) if compared else None
@@ -101,8 +103,8 @@ def reported(
     ]
     write_atomically(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
-        first = {key: found[0] for key, found in metrics.items()}
-        plots.plots_of_comparison(folder, summaries, first, plan.columns, plan.targets, on)
+        seeds = {key: list(zip(summaries[key], metrics[key], strict=True)) for key in runs}
+        plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)
     return comparison
 
 

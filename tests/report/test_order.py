@@ -1,0 +1,76 @@
+"""Sentences about exits and levels in the wrong order: when they are said, of which numbers."""
+
+from typing import Any
+
+import pytest
+
+from fleetfit.report.order import BEHIND, is_behind, out_of_order, rows_out_of_order
+from fleetfit.report.tables import total_table
+
+LEVELS = [{"level": "S1", "local": 0.6}, {"level": "M1", "local": 0.5}]
+
+
+def summary(**columns: Any) -> dict[str, Any]:
+    return {"norm": "static", "rounds": 8, "levels": LEVELS, "evaluate": {"static": columns}}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "behind"),
+    [
+        ([], False),
+        ([0.5], False),
+        ([0.4, 0.5, 0.6], False),
+        ([0.5, 0.5 - BEHIND + 1e-6], False),
+        ([0.5, 0.5 - BEHIND - 1e-6], True),
+        ([0.5, 0.9, 0.6], True),  # above the first, and yet behind the second
+        ([0.5, 0.4, 0.9], True),
+        ([0.50, 0.49, 0.48, 0.47], True),  # a slow decline adds up
+    ],
+)
+def test_a_larger_piece_is_behind_any_smaller_one(accuracies: list[float], behind: bool) -> None:
+    assert is_behind(accuracies) == behind
+
+
+def test_the_same_data_are_taken_where_there_are_some() -> None:
+    """The server's test set goes before the clients' data; without it the levels have each their own."""
+    (both,) = out_of_order([summary(test_exits=[0.7, 0.6], exits=[0.1, 0.9], test_levels={"1": 0.4, "2": 0.5})])
+    assert both == (
+        "After 8 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 60.0%, on the server's test set. "
+        "Few rounds, or few clients that train all of it, are the usual reason."
+    )
+    exits, levels = out_of_order([summary(exits=[0.7, 0.6])])
+    assert "exit 1 70.0%, exit 2 60.0%, on all clients' test data." in exits
+    assert "level S1 60.0%, level M1 50.0%, each on the data of its own clients, which differ." in levels
+    assert [sentence.count("usual reason") for sentence in (exits, levels)] == [0, 1], "said once"
+    assert not out_of_order([summary(exits=[0.6, 0.7], test_levels={"1": 0.4, "2": 0.5})])
+
+
+def test_of_several_seeds_the_means_count() -> None:
+    right, wrong = summary(test_exits=[0.5, 0.9]), summary(test_exits=[0.5, 0.3])
+    assert not any("exit" in sentence for sentence in out_of_order([right, wrong]))
+    assert any("exit 1 50.0%, exit 2 43.3%" in s for s in out_of_order([wrong, wrong, summary(test_exits=[0.5, 0.7])]))
+
+
+def test_what_was_not_measured_is_in_no_order() -> None:
+    nothing = {**summary(), "levels": [{"level": "1", "local": 0.6}, {"level": "2", "local": None}]}
+    assert out_of_order([nothing]) == []
+    assert out_of_order([{**nothing, "evaluate": {}}]) == []
+
+
+def test_rows_are_named_together() -> None:
+    wrong, right = summary(test_exits=[0.7, 0.6]), summary(test_exits=[0.6, 0.7], test_levels={"1": 0.1, "2": 0.2})
+    assert rows_out_of_order({"a": [wrong], "b, alpha = 1": [wrong], "c": [right]}) == [
+        "The deeper exits have not caught up in a; b, alpha = 1.",
+        "The larger levels have not caught up in a; b, alpha = 1. Few rounds, or few clients that train all of it, are "
+        "the usual reason.",
+    ]
+    assert rows_out_of_order({"c": [right]}) == []
+
+
+def test_it_is_printed_below_the_result() -> None:
+    whole = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.5}) | {
+        "method": "scalefl", "global": 0.6, "local": 0.6, "bytes_down": 1, "bytes_up": 1, "waste": 0.0, "failures": 0,
+        "seconds": 1.0, "notes": ["Somebody cannot take part."],
+    }  # fmt: skip
+    first, second = total_table(whole).notes
+    assert first == "Somebody cannot take part." and second.startswith("After 8 rounds the deeper exits")
