@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
+import fleetfit
 from fleetfit.config.section import Fraction, Section
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 
@@ -43,6 +44,20 @@ def reference() -> dict[str, Any]:
 def test_the_pages_of_keys_and_verbs_are_as_the_code_says(reference: dict[str, Any], name: str) -> None:
     page = (DOCS / f"{name.replace('_', '-')}.md").read_text()
     assert page == reference[f"{name}_page"](), RENEW
+
+
+def test_the_pictures_are_as_they_are_drawn() -> None:
+    drawn = runpy.run_path(str(DOCS / "pictures.py"))["PICTURES"]
+    assert {path.stem for path in (DOCS / "pictures").iterdir()} == set(drawn)
+    for name, draw in drawn.items():
+        said = draw()
+        assert (DOCS / "pictures" / f"{name}.svg").read_text() == said, "run .venv/bin/python docs/pictures.py"
+        assert "prefers-color-scheme: dark" in said and "http" not in said.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_page_of_python_has_every_public_name() -> None:
+    named = re.findall(r"^::: fleetfit\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(fleetfit.__all__)
 
 
 def test_a_key_that_is_not_explained_is_named(reference: dict[str, Any]) -> None:

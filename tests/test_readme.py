@@ -1,5 +1,6 @@
 """What README.md and docs/ show is run; what they list is compared with the code, so that neither can go stale."""
 
+import importlib
 import inspect
 import math
 import re
@@ -42,7 +43,7 @@ from fleetfit.values import Federation, Simulation
 from fleetfit.values.local import OPTIMISERS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+README, START, PLUG_INS = ((ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md"))
 # The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
 GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
@@ -102,9 +103,9 @@ def code(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory) -> Path:
-    """A folder in which the README's files lie and its first run has been made."""
+    """A folder in which the files of the first page lie and its first run has been made."""
     folder = tmp_path_factory.mktemp("readme")
-    write_files(README, folder)
+    write_files(START, folder)
     ff.run(folder / "first.toml", out=folder / "runs" / "first", overrides=["local.epochs=1"])
     return folder
 
@@ -113,29 +114,47 @@ def shown(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_work(tmp_path, monkeypatch, capsys):
-    write_files(README, tmp_path)
+@pytest.mark.parametrize(("page", "verbs"), [
+    (START, {"plan", "run", "eval", "compare", "list", "calibrate", "export"}), (PLUG_INS, {"run", "check-model"})
+])  # fmt: skip
+def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, page, verbs):
+    write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)
-    given = commands(README)
-    assert {"plan", "run", "eval", "compare", "list", "check-model"} <= {arguments[0] for arguments in given}
+    given = commands(page)
+    assert verbs <= {arguments[0] for arguments in given}
     for arguments in given:
         extra = SHORT if arguments[0] in ("run", "compare") else []
         extra = [*extra, "--set", "compare.grid.seed=[0]"] if arguments[0] == "compare" else extra
         assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
-    assert exit_code(["resume", "runs/first"]) == 0, "the README says `fleetfit resume runs/first`"
-    assert "fleetfit resume runs/first" in README
+    if page is START:
+        assert exit_code(["resume", "runs/first"]) == 0, "the page says `fleetfit resume runs/first`"
+        assert "fleetfit resume runs/first" in START
 
 
-def test_the_python_of_the_readme_works(shown, monkeypatch, capsys):
+def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     monkeypatch.chdir(shown)
-    blocks = [block for block in fenced(README, "python") if not file_name(block)]
+    blocks = [block for block in fenced(START, "python") if not file_name(block)]
     assert blocks, "there is no Python to run"
     found: dict = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), found)
+        exec(compile(block, "start.md", "exec"), found)
     assert found["logits"].shape == (1, 10)
     assert found["again"].summary == found["run"].summary
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys):
+    """What it is, two commands, some lines of Python, a table from the evidence, and where to go on."""
+    monkeypatch.chdir(tmp_path)
+    assert len(README.splitlines()) < 100
+    [shell] = fenced(README, "sh")
+    assert [line.partition("#")[0].strip() for line in shell.splitlines()] == ["make demo", "make test"]
+    [block] = fenced(README, "python")
+    assert len([line for line in block.splitlines() if line]) <= 5
+    found: dict = {}
+    exec(compile(block, "README.md", "exec"), found)
+    assert found["again"].summary == found["run"].summary and isinstance(found["small"], torch.nn.Module)
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -246,7 +265,7 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
     """The only commands that are not run: they need a network."""
     _, first = steps(OWN_MODEL)[0]
     assert [line.split()[0] for line in first.splitlines()] == ["python3", ".", "pip", "mkdir", "cd"]
-    assert "pip install -e ." in README
+    assert "pip install -e ." in START
     others = [line for kind, body in steps(OWN_MODEL)[1:] if kind == "sh" for line in body.splitlines()]
     assert others and all(line.startswith("fleetfit ") for line in others)
 
@@ -343,7 +362,7 @@ def test_the_page_on_adding_a_method_is_linked():
 
 
 def test_the_page_on_own_models_is_linked():
-    assert "(docs/own-model.md)" in README
+    assert "(docs/own-model.md)" in README and "(own-model.md)" in START
     assert "(own-model.md)" in GUIDE
 
 
@@ -362,7 +381,7 @@ def test_every_verb_is_shown():
     groups = [app, *(g.typer_instance for g in app.registered_groups if not isinstance(g.name, str))]
     verbs = {c.name or c.callback.__name__ for group in groups for c in group.registered_commands if c.callback}
     assert {"run", "export"} <= verbs
-    text = README + GUIDE + SHIP
+    text = START + GUIDE + SHIP
     assert not [verb for verb in verbs if f"fleetfit {verb}" not in text]
 
 
@@ -490,3 +509,49 @@ def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
         assert stated == {k: list(v) if isinstance(v, tuple) else v for k, v in defaults.items() if v is not None}, name
         assert all(f"\n- `{key}`: " in parts[name] for key, value in defaults.items() if value is None), name
         assert "Source: " in parts[name]
+
+
+# ---- paper to code -------------------------------------------------------------------------------------------------
+
+PAPERS = (ROOT / "docs" / "papers.md").read_text()
+
+
+def functions_of_papers() -> list[tuple[str, str]]:
+    """Return each function that the page names, and the file that it links to."""
+    return re.findall(r"\[`(fleetfit[\w.]*:[\w.]+)`\]\(\.\./([\w/.]+)\)", PAPERS)
+
+
+@pytest.mark.parametrize(("name", "path"), sorted(set(functions_of_papers())))
+def test_each_function_of_the_papers_is_where_the_page_says(name, path):
+    module, _, attribute = name.partition(":")
+    found = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    assert inspect.getdoc(found)
+    defined = Path(inspect.getfile(inspect.unwrap(found)))
+    assert path in {defined.relative_to(ROOT).as_posix(), f"{module.replace('.', '/')}/__init__.py"}
+
+
+def test_each_test_that_the_page_of_papers_names_is_there():
+    rows = [line for line in PAPERS.splitlines() if "](../fleetfit/" in line and line.startswith("|")]
+    named = [re.findall(r"`(test_\w+)`", row) for row in rows]
+    assert len(rows) > 40 and all(named), "each row names a test"
+    there = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert not {name for tests in named for name in tests} - there
+    assert len(functions_of_papers()) > 50
+
+
+def test_every_equation_of_the_papers_is_on_the_page():
+    parts = dict(re.findall(r"^## (\w+)[^\n]*\n(.*?)(?=^## |\Z)", PAPERS, re.DOTALL | re.MULTILINE))
+
+    def numbers(paper, word):
+        found = set()
+        for first, last in re.findall(rf"{word}s? (\d+)(?:(?: to| and) (\d+))?", parts[paper]):
+            found |= set(range(int(first), int(last or first) + 1))
+        return found
+
+    assert numbers("ScaleFL", "Eq.") >= {1, 2, 3, 4, 5} and numbers("ScaleFL", "Algorithm") == {1, 2, 3, 4}
+    assert numbers("ReeFL", "Eq") | numbers("ReeFL", r"Eqs?\.") >= set(range(1, 10))
+    assert numbers("AdaptiveFL", "Algorithm") == {1, 2}

@@ -263,14 +263,12 @@ def test_a_tree_is_read():
     assert not named_in_tree("```\npip install fleetfit/\n```")
 
 
-def test_the_readme_names_what_exists_and_all_of_it():
-    readme = ROOT / "README.md"
-    if not readme.exists():
-        pytest.skip("there is no README.md yet")
-    named = named_in_tree(readme.read_text())
-    assert named, "README.md has no fenced tree with a line fleetfit/"
+def test_the_tree_names_what_exists_and_all_of_it():
+    named = named_in_tree((ROOT / "docs" / "architecture.md").read_text())
+    assert named, "docs/architecture.md has no fenced tree with a line fleetfit/"
     assert not [path for path in named if not list(ROOT.glob(path.rstrip("/")))], "named, but not on disk"
     assert not top_level(PACKAGE) - set(named), "on disk, but not named"
+    assert "(docs/architecture.md)" in (ROOT / "README.md").read_text()
 
 
 def test_no_class_name_stands_twice():

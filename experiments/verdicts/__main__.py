@@ -1,5 +1,7 @@
 """Judge the papers' claims from the stored results, and write docs/results.md with its figures: `make results`.
 
+One table of it goes into README.md and docs/index.md as well (`headline`), between marks.
+
 python -m experiments.verdicts            write the page
 python -m experiments.verdicts --check    say whether the page is as the results say, and write nothing
 python -m experiments.verdicts --needs    list the rows, settings and columns that the claims need
@@ -10,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from experiments.verdicts import claims, figures, judging, page, stored
+from experiments.verdicts import claims, figures, headline, judging, page, stored
 from fleetfit import files
 from fleetfit.errors import FleetFitError
 
@@ -25,6 +27,12 @@ def built(root: Path = ROOT) -> tuple[str, list[figures.Drawn], list[judging.Jud
     judged = judging.judge(claimed, results)
     drawn = figures.drawn(claimed, judged, results)
     return page.page(claimed, judged, results, drawn, root), drawn, judged
+
+
+def first_pages(judged: list[judging.Judged], root: Path = ROOT) -> dict[Path, str]:
+    """Return README.md and the site's first page, with the table that they show."""
+    claimed = claims.read(root / "experiments" / "claims.toml")
+    return headline.pages(claimed, judged, stored.read_all(root / "experiments" / "results"), root)
 
 
 def main(given: list[str] | None = None, root: Path = ROOT) -> int:
@@ -42,6 +50,7 @@ def main(given: list[str] | None = None, root: Path = ROOT) -> int:
                 print(f"{file}\n  " + "\n  ".join(lines))
             return 0
         text, drawn, judged = built(root)
+        pages = first_pages(judged, root) | {root / PAGE: text}
     except FleetFitError as error:
         print(error, file=sys.stderr)
         return 2
@@ -49,10 +58,13 @@ def main(given: list[str] | None = None, root: Path = ROOT) -> int:
     said = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in judging.Verdict)
     print(f"{len(judged)} claims: {said}.")
     if options.check:
-        same = (root / PAGE).is_file() and (root / PAGE).read_text(encoding="utf-8") == text
-        print(f"{PAGE} is {'as the results say' if same else 'out of date: run make results'}.")
-        return int(not same)
-    files.write_atomically(root / PAGE, text)
+        old = [p for p, said in pages.items() if not p.is_file() or p.read_text(encoding="utf-8") != said]
+        for path in pages:
+            said = "out of date: run make results" if path in old else "as the results say"
+            print(f"{path.relative_to(root)} is {said}.")
+        return int(bool(old))
+    for path, said in pages.items():
+        files.write_atomically(path, said)
     figures.save(drawn, root / PAGE.with_suffix(""))
     print(f"Written: {PAGE} and {len(drawn)} figures.")
     return 0

@@ -70,7 +70,7 @@ def _summary(judged: Sequence[Judged]) -> str:
     total: Counter[Verdict] = Counter(one.verdict for one in judged)
     rows = [(paper, *_counts(count)) for paper, count in papers.items()]
     rows.append(("all", *_counts(total)))
-    return _table(("paper", "claims", *(verdict.value for verdict in Verdict)), rows)
+    return markdown_table(("paper", "claims", *(verdict.value for verdict in Verdict)), rows)
 
 
 def _counts(found: Counter[Verdict]) -> list[str]:
@@ -88,11 +88,11 @@ def _chapter(
         parts.append(table.note + "\n")
     parts += [_about(file, results, root) for file in files_of(table)]
     rows = [
-        (f"{one.claim.says} (`{one.claim.id}`)", _of_paper(one.claim, table), _here(one), _seeds(one), _p(one),
+        (f"{one.claim.says} (`{one.claim.id}`)", of_paper(one.claim, table), here(one), _seeds(one), _p(one),
          f"**{one.verdict.value}**" if one.verdict is not Verdict.NOT_RUN else one.verdict.value)
         for one in judged
     ]  # fmt: skip
-    parts.append(_table(("claim", "paper", "here", "seeds", "p", "verdict"), rows))
+    parts.append(markdown_table(("claim", "paper", "here", "seeds", "p", "verdict"), rows))
     reasons: dict[tuple[Verdict, str], list[str]] = {}
     for one in judged:
         if one.reason:
@@ -160,7 +160,7 @@ def _inside(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-def _of_paper(claim: Claim, table: ClaimTable) -> str:
+def of_paper(claim: Claim, table: ClaimTable) -> str:
     """Return the paper's size: the smallest, where a claim has several."""
     sums = contrasts(table, claim)
     known = [c for c in sums if c.printed is not None]
@@ -180,7 +180,7 @@ def _bound(claim: Claim) -> str:
     return f"loses under {-by:g} points" if by < 0 else f"over {by:g} points"
 
 
-def _here(one: Judged) -> str:
+def here(one: Judged) -> str:
     found = one.weakest
     if found is None:
         return "-"
@@ -207,7 +207,7 @@ def _p(one: Judged) -> str:
     return "-" if one.p is None else "<0.001" if one.p < 0.001 else f"{one.p:.3f}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines) + "\n"
 
@@ -230,7 +230,7 @@ def _left_out(claims: Claims) -> list[str]:
     if not claims.left_out:
         return []
     rows = [(one.paper, one.what, one.why) for one in claims.left_out]
-    return ["## What is not judged, and why\n", _table(("paper", "what", "why"), rows)]
+    return ["## What is not judged, and why\n", markdown_table(("paper", "what", "why"), rows)]
 
 
 def needs(claims: Claims, root: Path) -> dict[str, list[str]]:

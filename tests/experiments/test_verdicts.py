@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from experiments.verdicts.__main__ import PAGE, ROOT, built, main
+from experiments.verdicts import headline
+from experiments.verdicts.__main__ import PAGE, ROOT, built, first_pages, main
 
 FILE = "small/made-up.toml"
 Run = dict[str, Any]
@@ -453,6 +454,34 @@ def test_the_page_is_as_the_stored_results_say() -> None:
     assert set(re.findall(r"\]\(results/([\w.-]+)\)", text)) == names
     assert len(judged) > 80
     assert {one.table.paper for one in judged} >= {"ScaleFL", "FedAvg", "ReeFL", "AdaptiveFL"}
+
+
+def test_the_first_pages_have_the_table_that_the_stored_results_make() -> None:
+    pages = first_pages(built()[2])
+    assert {path.relative_to(ROOT).as_posix() for path in pages} == set(headline.PLACES)
+    assert not [path for path, said in pages.items() if path.read_text() != said], "run make results"
+    for path, said in pages.items():
+        table = said.partition(headline.BEGIN)[2].partition(headline.END)[0]
+        assert "| the paper says | its number | ours, 95% interval | verdict |" in table, path
+        assert "not run |" not in table, "a claim that was not run is no evidence"
+
+
+def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository.claims(table(above("clear", "Ten")))
+    (repository.root / "README.md").write_text(f"a\n{headline.BEGIN}\nstale\n{headline.END}\nb\n")
+    assert main([], repository.root) == 0
+    said = (repository.root / "README.md").read_text()
+    assert said.startswith(f"a\n{headline.BEGIN}\n") and said.endswith(f"{headline.END}\nb\n") and "stale" not in said
+    assert "1 are not run yet" in " ".join(said.split()) and "| verdict |" not in said
+    repository.results([*flat(), *spread("Ten", 10)])
+    assert main(["--check"], repository.root) == 1
+    [file] = {one.table.file for one in built(repository.root)[2]}
+    monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
+    assert main([], repository.root) == 0
+    assert "| holds |" in (repository.root / "README.md").read_text()
+    (repository.root / "README.md").write_text("no marks")
+    with pytest.raises(ValueError, match="the page has no"):
+        main([], repository.root)
 
 
 def test_check_says_whether_the_page_is_out_of_date(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
