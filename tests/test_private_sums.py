@@ -348,9 +348,11 @@ def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
     assert torch.equal(state_of(tmp_path / "local"), state_of(tmp_path / engine))
 
 
+@pytest.mark.parametrize("again", [False, True])
 def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
     asked: list[int] = []
     begin, train = SecureClient.begin, secured.Simulated._train
 
@@ -368,7 +370,9 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
         patch.setattr(secured.Simulated, "_train", stops)
         with pytest.raises(Stopped):
             ff.run(table(tmp_path), out=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["begun"] == 2
+    nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert nest["begun"] == 2
+    (tmp_path / "run" / "privacy.json").write_text(json.dumps({**nest, "again": again}))
     run = ff.resume(tmp_path / "run")
     second = run.metrics[1]
     assert asked.count(1) == 12 and "begun before the run was stopped" in second["undone"]["reason"]
