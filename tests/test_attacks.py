@@ -309,6 +309,29 @@ def test_an_attack_ruins_what_nothing_defends(kind: str, tmp_path: Path) -> None
     assert attacked(tmp_path / kind, kind=kind, share=0.4).accuracy(kind="global") < clean - 0.25
 
 
+def of_two_seeds(out: Path, **attack: Any) -> tuple[list[float], float]:
+    """Return the training loss of the third round for each of two seeds, and the mean accuracy after it."""
+    table = {**TINY, **({"attack": attack} if attack else {})}
+    runs = [ff.run({**table, "seed": seed}, out=out / f"{seed}") for seed in (0, 1)]
+    return [run.metrics[-1]["train"]["loss"] for run in runs], sum(run.accuracy(kind="global") for run in runs) / 2
+
+
+@pytest.fixture(scope="module")
+def clean_of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], float]:
+    return of_two_seeds(tmp_path_factory.mktemp("clean"))
+
+
+@pytest.mark.parametrize("kind", ["min_max", "little_is_enough"])
+def test_an_attack_that_hides_among_honest_updates_slows_training(
+    kind: str, clean_of_two_seeds: tuple[list[float], float], tmp_path: Path
+) -> None:
+    """All lose more in training by the third round, and the model is right less often."""
+    clean, right = clean_of_two_seeds
+    hostile, less = of_two_seeds(tmp_path, kind=kind, share=0.4)
+    assert all(there > 1.15 * here for here, there in zip(clean, hostile, strict=True))
+    assert less < right - 0.08
+
+
 def test_a_run_whose_state_an_attack_has_ruined_goes_on_to_its_end(tmp_path: Path) -> None:
     """Nothing is finite in what clients train from it; the rest of a comparison does not stop for that."""
     attack = {"kind": "sign_flip", "scale": 100.0, "share": 0.4}

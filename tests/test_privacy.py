@@ -424,6 +424,37 @@ def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> No
     assert "withheld" in str(found.value) and not re.search(r"client \d|finite", str(found.value))
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
+    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of ten, a million times as far the other way: all that they can is to be of the clipping norm."""
+    monkeypatch.setattr(Privacy, "_noise_on", lambda self, total, round: None)
+    attack, found = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
+    given = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
+    for further in ({}, {"attack": attack}):
+        assembly = assemble(experiment_of({**given, **further}))
+        assert assembly.settings.privacy is not None
+        assembly.settings.privacy.randomness = Randomness(KEY, b"s" * 16)
+        engine = assembly.engine()
+        after, _ = one_round(assembly.federation, engine, assembly.settings, start(assembly.federation))
+        engine.close()
+        found.append(flat_of(after.state))
+    moved = (found[1] - found[0]) * registered(assembly.federation, 0)
+    assert len(assembly.settings.hostile) == 3
+    assert 0.1 < float(moved.norm()) <= 3 * 2 * 0.5 + 1e-3
+
+
+def test_a_private_run_with_an_attack_says_who_is_hostile_and_not_who_came(tmp_path: Path) -> None:
+    attack = {"kind": "backdoor", "target": 1, "trigger": 2, "share": 0.3}
+    run = ff.run(table(tmp_path, rounds=2, attack=attack), out=tmp_path / "run")
+    assert len(json.loads((tmp_path / "run" / "fleet.json").read_text())["hostile"]) == 3
+    for report in run.metrics:
+        assert "received" not in report and {key: report[key] for key in WITHHELD} == WITHHELD
+    assert run.summary.get("hostile_excluded") is None and run.columns["static"]["backdoor"] is not None
+    assert run.summary["privacy"]["epsilon"] == spent(1.0, 0.5, 2, 0.01)
+
+
 def test_a_ledger_of_a_fleet_pays_again_for_a_round_that_is_begun_again() -> None:
     written: list[int] = []
     for again, rounds, indices in ((False, [0, 1, 1, 2], [0, 1, 1, 2]), (True, [0, 1, 1, 2], [0, 1, 2, 3])):
