@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from fleetfit.method import take_mean as take_mean
     from fleetfit.planner import Plan as Plan
     from fleetfit.planner import Targets as Targets
+    from fleetfit.stored import ClearedRun as ClearedRun
+    from fleetfit.stored import StoredRun as StoredRun
+    from fleetfit.stored import clear_checkpoints as clear_checkpoints
+    from fleetfit.stored import runs as runs
     from fleetfit.submodel import Submodel as Submodel
     from fleetfit.submodel import extract as extract
     from fleetfit.values import Device as Device
@@ -66,6 +70,7 @@ _HOMES = {
     "Architecture": "layout",
     "Axis": "layout",
     "Callback": "callbacks",
+    "ClearedRun": "stored",
     "Comparison": "api",
     "ConfigError": "errors",
     "Data": "data",
@@ -91,6 +96,7 @@ _HOMES = {
     "RunStart": "callbacks",
     "Server": "values",
     "State": "layout",
+    "StoredRun": "stored",
     "Submodel": "submodel",
     "Targets": "planner",
     "Update": "values",
@@ -99,6 +105,7 @@ _HOMES = {
     "block": "layout",
     "blocked": "layout",
     "check_layout": "check",
+    "clear_checkpoints": "stored",
     "compare": "api",
     "exit_after": "layout",
     "extract": "submodel",
@@ -110,6 +117,7 @@ _HOMES = {
     "profile": "api",
     "resume": "api",
     "run": "api",
+    "runs": "stored",
     "scalars": "callbacks",
     "segments": "layout",
     "split_levels": "levels",

@@ -10,6 +10,7 @@ import typer
 
 from fleetfit import paths
 from fleetfit.cli.fleet import app as flower
+from fleetfit.cli.keeping import runs as kept_runs
 from fleetfit.cli.profiling import profile
 from fleetfit.cli.shipping import app as shipping
 from fleetfit.cli.streams import hear, only_the_result, said
@@ -298,6 +299,7 @@ def _show_paper(name: str, measuring: "Measuring | None") -> None:
 
 
 app.command()(profile)
+app.command("runs")(kept_runs)
 
 
 def _save(found: "Plan", path: Path) -> None:

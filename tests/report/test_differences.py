@@ -37,7 +37,9 @@ def local(values: Sequence[float], start: int = 0) -> dict[int, dict[str, float]
 @settings(deadline=None)
 @given(st.floats(0, 500), st.integers(1, 60))
 def test_the_distribution_is_that_of_scipy(t: float, freedom: int) -> None:
-    assert math.isclose(within(t, freedom), 1 - 2 * stats.t.sf(t, freedom), abs_tol=1e-8)  # scipy is right to 1e-9 near zero
+    assert math.isclose(
+        within(t, freedom), 1 - 2 * stats.t.sf(t, freedom), abs_tol=1e-8
+    )  # scipy is right to 1e-9 near zero
 
 
 @settings(deadline=None)

@@ -1,0 +1,343 @@
+"""`fleetfit runs` and `ff.runs`: what folders hold, and which checkpoints go, which stay, and why."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+from fleetfit.cli import keeping, main
+from fleetfit.records import RunFolder
+from fleetfit.report import drawing
+
+TINY = Path(__file__).parent / "tiny.py"
+SECTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "data": {"name": f"{TINY}:tiny_data", "partition": {"kind": "iid", "clients": 4}},
+    "model": {"name": f"{TINY}:tiny"},
+    "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
+    "method": {"name": "scalefl"},
+    "local": {"epochs": 1, "lr": 0.05},
+    "cohort": {"count": 2},
+    "checkpoint": {"every": 1, "keep": 3},
+    "evaluate": {"every": 2},
+}
+COMPARISON = f"""
+rounds = 1
+data = {{ name = "{TINY}:tiny_data", partition = {{ kind = "iid", clients = 4 }} }}
+model.name = "{TINY}:tiny"
+fleet = {{ groups = [{{ budget = 0.4 }}, {{ budget = 1.0 }}], tolerance = 0.5 }}
+local.epochs = 1
+cohort.count = 1
+[[compare.row]]
+method.name = "scalefl"
+[[compare.row]]
+method.name = "fedavg"
+"""
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+class Stop(Exception):
+    pass
+
+
+def cut_off(report: Any) -> None:
+    if report["round"] == 2:
+        raise Stop
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, one that was cut off after two rounds, and a comparison."""
+    place = tmp_path_factory.mktemp("stored")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "available", lambda: False)
+        ff.run(out=place / "runs" / "whole", **SECTIONS)
+        with pytest.raises(Stop):
+            ff.run(out=place / "runs" / "group" / "half", on_round=cut_off, **SECTIONS)
+        (place / "two.toml").write_text(COMPARISON)
+        ff.compare(place / "two.toml", out=place / "runs" / "compared")
+    return place / "runs"
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "runs"))
+
+
+@pytest.fixture
+def fleetfit(capsys: pytest.CaptureFixture[str]) -> Command:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["runs", *(str(a) for a in arguments)])
+        printed = capsys.readouterr()
+        return int(caught.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def by_name(folder: Path) -> dict[str, ff.StoredRun]:
+    return {str(one.folder.relative_to(folder)): one for one in ff.runs(folder)}
+
+
+NAMES = [f"round-00000{n}.safetensors" for n in (1, 2, 3)]
+
+# ---- what folders hold -----------------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_and_told(made: Path) -> None:
+    found = by_name(made)
+    assert list(found) == ["compared", "group/half", "whole"]
+    whole, run = found["whole"], ff.load(made / "whole")
+    assert (whole.kind, whole.method, whole.model, whole.data) == ("run", "scalefl", "tiny", "tiny")
+    assert (whole.rounds, whole.asked, whole.finished, whole.damage) == (3, 3, True, "")
+    assert (whole.local, whole.global_) == (run.accuracy("local"), run.accuracy("global"))
+    assert whole.begun == json.loads((made / "whole/environment.json").read_text())["time"]
+    every = [path.stat().st_size for path in (made / "whole").rglob("*") if path.is_file()]
+    held = [path.stat().st_size for path in (made / "whole/checkpoints").iterdir()]
+    assert (whole.size_bytes, whole.checkpoints_bytes, whole.checkpoints) == (sum(every), sum(held), 3)
+    half = found["group/half"]
+    assert (half.rounds, half.asked, half.finished) == (2, 3, False)
+    assert half.local == ff.load(made / "group/half").accuracy("local"), "of the last evaluation, after round 2"
+    both = found["compared"]
+    assert (both.kind, both.rounds, both.asked, both.finished, both.checkpoints) == ("comparison", 2, 2, True, 2)
+    assert [child.method for child in both.children] == ["fedavg", "scalefl"]
+
+
+def test_a_run_or_a_comparison_may_be_named(made: Path) -> None:
+    assert [one.folder for one in ff.runs(made / "whole")] == [made / "whole"]
+    assert [one.folder.name for one in ff.runs(made / "compared")] == ["seed-0", "seed-0"]
+    with pytest.raises(ff.RunError, match="there is no folder"):
+        ff.runs(made / "nothing")
+
+
+def test_a_comparison_that_is_not_finished_says_no_count(own: Path) -> None:
+    (own / "compared/compare.json").unlink()
+    (own / "compared/fedavg/seed-0/summary.json").unlink()
+    one = by_name(own)["compared"]
+    assert (one.rounds, one.asked, one.finished) == (1, 0, False), "nobody can tell how many there are to be"
+
+
+def test_a_fleets_run_is_one(own: Path) -> None:
+    (own / "whole/nodes.json").write_text("{}")
+    assert by_name(own)["whole"].kind == "fleet"
+
+
+def test_links_are_not_followed(own: Path, tmp_path: Path) -> None:
+    shutil.move(own / "whole", tmp_path / "elsewhere")
+    (own / "whole").symlink_to(tmp_path / "elsewhere")
+    assert "whole" not in by_name(own)
+    (own / "round").symlink_to(own)
+    assert list(by_name(own)) == ["compared", "group/half"]
+    (linked,) = ff.runs(own / "whole")
+    assert linked.finished, "one that somebody names is theirs to follow"
+
+
+def test_other_folders_are_no_runs(own: Path) -> None:
+    (own / "site").mkdir()
+    (own / "site" / "config.toml").write_text("title = 'mine'")
+    (own / ".hidden").mkdir()
+    (own / ".hidden" / "plan.toml").write_text("")
+    (own / "notes.txt").write_text("mine")
+    assert list(by_name(own)) == ["compared", "group/half", "whole"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.toml", None, "there is no config.toml"),
+        ("config.toml", "rounds = = 3", "config.toml is damaged: Invalid"),
+        ("config.toml", "[method]", "config.toml is damaged: it has no number of rounds"),
+        ("config.toml", "\udcff", "config.toml is damaged: it is no UTF-8 text"),
+        ("metrics.jsonl", '{"round": 7}\n', "metrics.jsonl is damaged in line 1"),
+        ("metrics.jsonl", "[]\n[" + "[" * 100_000 + "\n", "metrics.jsonl is damaged in line 2"),
+        ("summary.json", "{", "summary.json is damaged: "),
+        ("summary.json", "[]", "summary.json is damaged: it lacks something"),
+    ],
+)
+def test_what_is_damaged_is_listed_as_such(
+    own: Path, fleetfit: Command, name: str, content: str | None, said: str
+) -> None:
+    path = own / "whole" / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content.encode(errors="surrogateescape"))
+    damage = by_name(own)["whole"].damage
+    assert damage.startswith(said)
+    code, out, err = fleetfit(own)
+    assert (code, err) == (0, "")
+    assert f"Damaged: whole: {damage}." in out and ", damaged" in out and "group/half" in out
+
+
+def test_files_that_are_none_are_damage(own: Path) -> None:
+    (own / "whole/metrics.jsonl").unlink()
+    os.mkfifo(own / "whole/metrics.jsonl")
+    (own / "whole/config.toml").unlink()
+    (own / "whole/config.toml").mkdir()
+    one = by_name(own)["whole"]
+    assert "config.toml cannot be read: it is a folder" in one.damage and one.rounds == 3, "as the summary has it"
+
+
+# ---- the verb --------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_for_each(made: Path, fleetfit: Command) -> None:
+    code, out, err = fleetfit(made)
+    assert (code, err) == (0, "")
+    lines = [line.split("│") for line in out.splitlines() if line.startswith("│")]
+    assert [line[1].strip() for line in lines] == ["compared", "group/half", "whole"]
+    assert [line[6].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
+    assert "in checkpoints" in out
+    (made.parent / "empty").mkdir(exist_ok=True)
+    assert fleetfit(made.parent / "empty")[1].startswith("There are no runs in")
+
+
+def test_json_has_the_same(made: Path, fleetfit: Command) -> None:
+    nest = json.loads(fleetfit(made, "--json")[1])
+    assert nest == [one.to_dict() for one in ff.runs(made)]
+    assert nest[2]["global"] == ff.load(made / "whole").accuracy("global")
+    assert [child["method"] for child in nest[0]["children"]] == ["fedavg", "scalefl"]
+
+
+def test_it_imports_nothing_that_takes_long(made: Path) -> None:
+    code = "import sys; from fleetfit.cli import main\ntry: main(['runs', sys.argv[1]])\nexcept SystemExit: pass\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, made], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--last"], "--last: only with --clear-checkpoints."),
+        (["--unfinished", "--yes"], "--unfinished, --yes: only with --clear-checkpoints."),
+        (["--clear-checkpoints", "--json"], "give --yes as well"),
+        (["--clear-checkpoints"], "nobody is there to ask whether these checkpoints should go: give --yes."),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_removes_nothing(
+    own: Path, fleetfit: Command, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    code, _, err = fleetfit(own, *arguments)
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert checkpoints(own / "whole") == NAMES
+
+
+# ---- clearing --------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path, fleetfit: Command) -> None:
+    before = ff.load(own / "whole").evaluate()
+    room = sum((own / "whole/checkpoints" / name).stat().st_size for name in NAMES[:2])
+    code, out, err = fleetfit(own, "--clear-checkpoints", "--yes")
+    assert (code, err) == (0, "")
+    assert "Removed: 2 checkpoints of 1 run, " in out
+    assert checkpoints(own / "whole") == NAMES[2:]
+    assert checkpoints(own / "group/half") == NAMES[:2]
+    assert len(checkpoints(own / "compared/fedavg/seed-0")) == 1
+    assert ff.load(own / "whole").evaluate() == before, "what eval, predict and export need is there"
+    assert room and "There are no old checkpoints" in fleetfit(own, "--clear-checkpoints", "--yes")[1]
+
+
+def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) -> None:
+    ff.clear_checkpoints(own, unfinished=True)
+    assert checkpoints(own / "group/half") == NAMES[1:2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "available", lambda: False)
+        done = ff.resume(own / "group/half")
+    assert done.summary["global"] == ff.load(made / "whole").summary["global"]
+
+
+def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path, fleetfit: Command) -> None:
+    _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--yes")
+    assert "have no trained model any more; numbers and plots stay." in out and "cannot go on" not in out
+    assert checkpoints(own / "whole") == [] == checkpoints(own / "compared/fedavg/seed-0")
+    assert checkpoints(own / "group/half") == NAMES[:2]
+    run = ff.load(own / "whole")
+    assert run.summary["rounds"] == 3
+    with pytest.raises(ff.RunError, match="has no checkpoint"):
+        run.model()
+    _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--unfinished", "--yes")
+    assert "An unfinished run without a checkpoint cannot go on." in out
+    assert checkpoints(own / "group/half") == []
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_it_asks(own: Path, fleetfit: Command, monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    asked: list[str] = []
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(keeping.typer, "confirm", lambda text: (asked.append(text), answer)[1])
+    code, out, _ = fleetfit(own, "--clear-checkpoints")
+    assert code == 0 and asked[0].startswith("Remove 2 checkpoints of 1 run, ")
+    assert checkpoints(own / "whole") == (NAMES[2:] if answer else NAMES)
+    assert ("Nothing was removed." in out) != answer
+
+
+def test_the_newest_that_can_be_read_stays(own: Path) -> None:
+    newest = own / "whole/checkpoints" / NAMES[2]
+    newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+    ff.clear_checkpoints(own)
+    assert checkpoints(own / "whole") == NAMES[1:], "the damaged one too, which nobody asked to remove"
+
+
+def test_where_none_can_be_read_nothing_goes(own: Path) -> None:
+    for name in NAMES:
+        (own / "whole/checkpoints" / name).write_bytes(b"x")
+    (found,) = ff.clear_checkpoints(own)
+    assert (found.files, found.kept) == ((), "none of its checkpoints can be read")
+    assert checkpoints(own / "whole") == NAMES
+
+
+def test_a_damaged_run_keeps_its_own(own: Path) -> None:
+    (own / "whole/config.toml").write_text("=")
+    (found,) = ff.clear_checkpoints(own)
+    assert found.files == () and found.kept.startswith("the folder is damaged: config.toml")
+    assert checkpoints(own / "whole") == NAMES
+
+
+def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
+    """Neither where the folder of checkpoints is one, nor where a checkpoint is; nor other files beside them."""
+    shutil.move(own / "whole/checkpoints", tmp_path / "mine")
+    (own / "whole/checkpoints").symlink_to(tmp_path / "mine")
+    assert ff.clear_checkpoints(own, last=True) and sorted(p.name for p in (tmp_path / "mine").iterdir()) == NAMES
+    (own / "whole/checkpoints").unlink()
+    (own / "whole/checkpoints").mkdir()
+    (own / "whole/checkpoints" / NAMES[0]).symlink_to(tmp_path / "mine" / NAMES[0])
+    (own / "whole/checkpoints/best.safetensors").write_bytes(b"mine")
+    ff.clear_checkpoints(own / "whole", last=True)
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == NAMES
+    assert checkpoints(own / "whole") == ["best.safetensors", NAMES[0]]
+
+
+def test_a_run_that_is_being_written_keeps_its_own(own: Path, fleetfit: Command) -> None:
+    with RunFolder(own / "whole").held():
+        _, out, _ = fleetfit(own, "--clear-checkpoints", "--yes")
+    assert "Kept: " in out and "another process is writing into" in out
+    assert "Removed: 0 checkpoints of 0 runs, 0 B." in out
+    assert checkpoints(own / "whole") == NAMES
+
+
+def test_a_comparison_knows_its_finished_runs_without_them(own: Path, made: Path) -> None:
+    ff.clear_checkpoints(own, last=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "available", lambda: False)
+        again = ff.compare(made.parent / "two.toml", out=own / "compared")
+    assert again.table.rows == ff.compare(made.parent / "two.toml", out=made / "compared").table.rows
+    assert checkpoints(own / "compared/fedavg/seed-0") == [], "and nothing was trained again"
