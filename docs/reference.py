@@ -264,7 +264,7 @@ def verbs_page() -> str:
     for name, command in verbs_of(root, "fleetfit"):
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         usage = " ".join([name, *map(usage_of, arguments), "[OPTIONS]"])
-        rows = ["| | default | |", "| --- | --- | --- |", *map(option_row, command.params)]
+        rows = ["| option | default | meaning |", "| --- | --- | --- |", *map(option_row, command.params)]
         said = inspect.cleandoc(command.help or "")
         parts += [f"## {name}", f"```text\n{usage}\n```", said, "\n".join(rows)]
     return "\n\n".join(parts) + "\n"

@@ -43,7 +43,9 @@ from fleetfit.values import Federation, Simulation
 from fleetfit.values.local import OPTIMISERS
 
 ROOT = Path(__file__).parents[1]
-README, START, PLUG_INS = ((ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md"))
+README, START, PLUG_INS, WHICH = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/plug-ins.md", "docs/which-method.md")
+)
 # The pages that explain what every user needs, one after the other; docs/guide.md leads to them.
 GUIDE_PAGES = ["guide", "run-file", "data", "models", "budgets", "devices", "engines", "cluster", "runs", "experiments"]
 GUIDE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in [*GUIDE_PAGES, "plug-ins"])
@@ -114,9 +116,15 @@ def shown(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "verbs"), [
-    (START, {"plan", "run", "eval", "compare", "list", "calibrate", "export"}), (PLUG_INS, {"run", "check-model"})
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("page", "verbs"),
+    [
+        (START, {"plan", "run", "eval", "compare", "list", "calibrate", "export"}),
+        (PLUG_INS, {"run", "check-model"}),
+        (WHICH, {"compare"}),
+    ],
+    ids=["start", "plug-ins", "which-method"],
+)
 def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, page, verbs):
     write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)

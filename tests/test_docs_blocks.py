@@ -1,0 +1,164 @@
+"""Every block of code in README.md and docs/ is run by a test, or says above it why not.
+
+A block that cannot run has `<!-- not run: why -->` on the line before it. What it names is still checked: a run file
+against the schema (unless the reason begins with "no run file"), a command of `fleetfit` against the command line.
+"""
+
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from test_readme import GUIDE_PAGES, exit_code, file_name, write_files
+
+import fleetfit as ff
+from fleetfit.api import runs
+from fleetfit.cli.verbs import app
+from fleetfit.report import drawing
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"(?:^<!-- not run: ([^\n]*?) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
+
+IN_ORDER = {"own-model", "add-a-method", "callbacks"}
+"""Pages that tests of test_readme.py follow block by block."""
+WITH_COMMANDS = {"README", "start", "plug-ins", "which-method", "ship", *GUIDE_PAGES}
+"""Pages whose commands tests of test_readme.py run, in order, with the files of the page."""
+MEASURED = "[budget]\nparameters = 0.2\n"
+"""A budget file, as a block names one that `fleetfit profile` writes."""
+SHOWN = {"text", "csv", ""}
+"""What is no code: output, trees, data."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its page, language and text, and why it is not run."""
+
+    page: str
+    language: str
+    text: str
+    why_not: str | None
+
+    def __str__(self) -> str:
+        return f"{self.page}-{file_name(self.text) or self.text.strip().splitlines()[0][:30]}"
+
+
+def blocks_of(page: str, markdown: str) -> list[Block]:
+    return [Block(page, language, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE), why or None)
+            for why, indent, language, text in FENCE.findall(markdown)]  # fmt: skip
+
+
+BLOCKS = [block for path in PAGES for block in blocks_of(path.stem, path.read_text())]
+
+
+def is_run_elsewhere(block: Block) -> bool:
+    """Tell whether a test of test_readme.py runs a block: in order, as a command, or as a file that a command names."""
+    if block.page in IN_ORDER:
+        return True
+    if block.page not in WITH_COMMANDS:
+        return False
+    name = file_name(block.text)
+    commands = " ".join(b.text for b in BLOCKS if b.language == "sh" and b.page in WITH_COMMANDS)
+    if block.language == "sh":
+        return all(line.startswith(("fleetfit ", "make ")) for line in block.text.splitlines() if line.strip())
+    if block.language == "python" and not name:
+        return block.page in ("README", "start")
+    return name is not None and (name in commands or (block.page, block.language) == ("ship", "python"))
+
+
+TOML = [b for b in BLOCKS if b.language == "toml" and not (b.why_not or "").startswith("no run file")]
+HERE = [b for b in TOML if b.why_not is None and not is_run_elsewhere(b)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_is_run_or_says_why_not(block: Block) -> None:
+    if block.why_not is not None:
+        assert len(block.why_not.split()) > 2, "say why it is not run"
+        assert block.language not in SHOWN, "this is no code"
+    elif block.language not in SHOWN and block not in HERE:
+        assert is_run_elsewhere(block), f"no test runs this block of {block.page}.md, and nothing above it says why"
+
+
+@pytest.mark.parametrize("block", TOML, ids=str)
+def test_a_run_file_is_valid(block: Block, tmp_path: Path) -> None:
+    """Its keys and values; whether its files and functions are there is for those who run it."""
+    (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
+    (tmp_path / "run.toml").write_text(block.text)
+    runs.described(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
+def test_python_compiles(block: Block) -> None:
+    compile(block.text, f"{block.page}.md", "exec")
+
+
+def known_commands() -> dict[str, set[str]]:
+    """Return the options of each verb, by its words."""
+    found: dict[str, set[str]] = {}
+
+    def visit(command: Any, words: tuple[str, ...]) -> None:
+        found[" ".join(words)] = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+        for word, inner in getattr(command, "commands", {}).items():
+            visit(inner, (*words, word))
+
+    visit(typer.main.get_command(app), ())
+    return found
+
+
+def problem_of(line: str, known: dict[str, set[str]]) -> str | None:
+    """Return what is wrong with a command of `fleetfit`, or None."""
+    words = shlex.split(line, comments=True)[1:]
+    verb = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0] if words else ""
+    if verb not in known:
+        return f"there is no verb {verb}"
+    general = known[""] | {"--traceback", "--log"}
+    odd = [w for w in words if re.match(r"--?[a-z]", w) and w.partition("=")[0] not in known[verb] | general]
+    return f"{verb} has no {odd[0]}" if odd else None
+
+
+def test_commands_have_verbs_and_options_that_exist() -> None:
+    known = known_commands()
+    lines = [line for block in BLOCKS if block.language in ("sh", "bash", "console")
+             for line in re.sub(r"\\\n\s*", " ", block.text).splitlines()]  # fmt: skip
+    typed = [line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?fleetfit ", line)]
+    assert len(typed) > 40
+    meant = [line for line in typed if "typo" not in line]
+    assert not {line: said for line in meant if (said := problem_of(line, known))}
+    assert problem_of("fleetfit nothing", known) == "there is no verb nothing"
+    assert problem_of("fleetfit run a.toml --nothing", known) == "run has no --nothing"
+
+
+def test_a_mark_belongs_to_the_block_below_it() -> None:
+    page = "<!-- not run: it needs a network -->\n```sh\nflwr\n```\n\n```sh\nfleetfit list data\n```\n"
+    assert [block.why_not for block in blocks_of("p", page)] == ["it needs a network", None]
+    marks = sum(path.read_text().count("<!-- not run:") for path in PAGES)
+    assert marks == sum(block.why_not is not None for block in BLOCKS), "a mark that stands before no block"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", HERE, ids=str)
+def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """For one round of one epoch; rows and settings as they stand, with one seed and one value each."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    write_files(
+        "\n".join(f"```toml\n{b.text}```\n" for b in BLOCKS if b.page == block.page and b.language == "toml"), tmp_path
+    )
+    (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
+    path = tmp_path / "run.toml"
+    path.write_text(block.text)
+    if "compare" in tomllib.loads(block.text):
+        one = ["rounds=1", "local.epochs=1", "compare.grid.seed=[0]", "compare.tune.local.lr=[0.1]"]
+        found = runs.described(path).compare
+        few = [o for o in one if not o.startswith("compare.") or getattr(found, o.split(".")[1])]
+        assert exit_code(["compare", str(path), "--quiet", *(w for o in few for w in ("--set", o))]) == 0, (
+            capsys.readouterr()
+        )
+    else:
+        run = ff.run(path, out=tmp_path / "out", overrides=["rounds=1", "local.epochs=1"])
+        assert run.finished
