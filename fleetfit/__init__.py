@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fleetfit.api import profile as profile
     from fleetfit.api import resume as resume
     from fleetfit.api import run as run
+    from fleetfit.api import write_report as write_report
     from fleetfit.callbacks import Callback as Callback
     from fleetfit.callbacks import RunStart as RunStart
     from fleetfit.callbacks import scalars as scalars
@@ -122,6 +123,7 @@ _HOMES = {
     "segments": "layout",
     "split_levels": "levels",
     "take_mean": "method",
+    "write_report": "api",
 }
 __version__ = "0.1.0"
 """The only place where the version stands; the package's metadata take it from here."""

@@ -76,6 +76,7 @@ NAMES = {
     "segments",
     "split_levels",
     "take_mean",
+    "write_report",
 }
 
 SIGNATURES = {
@@ -97,6 +98,7 @@ OPTIONS = {
         "--classes", "--input-shape", "--strict", "--also", "--batch-size", "--paper", "--latency",
         "--passes", "--threads", "--save", "--set",
     ],
+    "report": ["FOLDERS", "--out"],
     "profile": [
         "FILE", "--model", "--budgets", "--cost", "--input-shape", "--classes", "--task", "--vocabulary", "--step-s",
         "--latency-s", "--memory", "--energy-j", "--limit-s", "--device", "--threads", "--out", "--force", "--set",

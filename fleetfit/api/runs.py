@@ -33,7 +33,7 @@ from fleetfit.planner import Plan
 from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
-from fleetfit.report import plots
+from fleetfit.report import page, plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server
@@ -308,7 +308,7 @@ def proceed(
     renew: rounds.Renew = rounds.unchanged,
     on_result: OnResult | None = None,
 ) -> None:
-    """Run the rounds that are left, draw the plots and write the summary.
+    """Run the rounds that are left, draw the plots, write the page and the summary.
 
     Args:
         target: The run.
@@ -405,7 +405,7 @@ def _rounds(
 
 
 def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> dict[str, Any]:
-    """Draw the plots, where matplotlib is there; write and return the summary, with the last checkpoint's seconds.
+    """Draw the plots, where matplotlib is there, write the page; write and return the summary with its seconds.
 
     The summary says that a run is finished, so it is written last: what was cut off while drawing draws again.
     """
@@ -417,6 +417,7 @@ def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> dict
     if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them
         with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
             plots.plots_of_run(target.folder, summary, metrics)
+        page.after_run(target.folder, summary)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 

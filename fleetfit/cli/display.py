@@ -21,6 +21,7 @@ from fleetfit.cli.printing import say as say
 from fleetfit.cli.printing import show as show
 from fleetfit.config import Experiment
 from fleetfit.report import drawing
+from fleetfit.report.page import NAME as PAGE
 from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
 from fleetfit.report.text import Table, duration, percent, spent
 from fleetfit.soundness import in_words
@@ -188,11 +189,13 @@ def _numbers(summary: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _where(folder: Any) -> None:
+def _where(folder: Path) -> None:
     if drawing.available():
         say(f"Plots: {folder}/plots")
     else:
         say('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')
+    if (folder / PAGE).is_file():
+        say(f"Page: {folder / PAGE}")
     say(f"Run folder: {folder}")
 
 

@@ -12,6 +12,7 @@ from fleetfit import paths
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.keeping import runs as kept_runs
 from fleetfit.cli.profiling import profile
+from fleetfit.cli.reporting import report
 from fleetfit.cli.shipping import app as shipping
 from fleetfit.cli.streams import hear, only_the_result, said
 from fleetfit.errors import ConfigError, did_you_mean, shown
@@ -100,8 +101,8 @@ def run(
 ) -> None:
     """Train as a run file says; every key has a default.
 
-    Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots.
-    A run that was cut off goes on with `fleetfit resume FOLDER`.
+    Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots
+    and page. A run that was cut off goes on with `fleetfit resume FOLDER`.
     """
     from fleetfit.api import runs
     from fleetfit.cli import display
@@ -300,6 +301,7 @@ def _show_paper(name: str, measuring: "Measuring | None") -> None:
 
 app.command()(profile)
 app.command("runs")(kept_runs)
+app.command()(report)
 
 
 def _save(found: "Plan", path: Path) -> None:

@@ -9,6 +9,7 @@
     callbacks.json     up to which round each callback has been told, where there are some
     summary.json       the final numbers; written last, so its presence says that the run is finished
     plots/
+    report.html        all of it as one page
 
 A folder appears at once, with its configuration, or not at all. Every file but `metrics.jsonl` is written beside its
 place, flushed to disk and renamed, so a process killed at any moment leaves each of them old or new, never half. A

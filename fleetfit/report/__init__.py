@@ -1,1 +1,1 @@
-"""What a person reads of a run: tables and plots, from run folders only."""
+"""What a person reads of a run: tables, plots and the page, from run folders only."""

@@ -13,7 +13,7 @@ from fleetfit.api.results import Run
 from fleetfit.config.reading import checked, leaves, value_at
 from fleetfit.errors import MissingExtra
 from fleetfit.records import write_atomically
-from fleetfit.report import plots
+from fleetfit.report import page, plots
 from fleetfit.report.columns import is_rounds, numbers_of
 from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
 from fleetfit.report.lines import table_csv
@@ -67,7 +67,7 @@ def reported(
     known: Sequence[str] = (),
     kept: Path | None = None,
 ) -> Comparison:
-    """Write the table, the numbers and the plots of finished runs."""
+    """Write the table, the numbers, the plots and the page of finished runs."""
     folder, found_out = results.path.parent, results.results
     summaries = {key: [found.summary for found in group] for key, group in runs.items()}
     metrics = {key: [found.metrics for found in group] for key, group in runs.items()}
@@ -105,6 +105,7 @@ def reported(
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         seeds = {key: list(zip(summaries[key], metrics[key], strict=True)) for key in runs}
         plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)
+    page.after_comparison(folder)
     return comparison
 
 

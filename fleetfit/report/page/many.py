@@ -1,0 +1,481 @@
+"""The page of a comparison, and of several runs wherever their folders are."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fleetfit.errors import shown
+from fleetfit.report.columns import final_numbers, is_rounds, number_name, numbers_of
+from fleetfit.report.differences import difference_table, differences
+from fleetfit.report.page import participants, plan, where
+from fleetfit.report.page.parts import FactList, Fold, Link, Page, PageSection, Part, Plot, Plots, Sheet, Words
+from fleetfit.report.page.reading import ComparisonRecord, RunRecord, SeedGroup
+from fleetfit.report.page.single import (
+    COSTS,
+    KINDS,
+    accuracy_line,
+    cost_axis,
+    in_percent,
+    loss_line,
+    scaled,
+    sections,
+    spent_until,
+    total,
+)
+from fleetfit.report.page.traces import ACCURACY, HOW_SEEDS, ROUNDS, Dots, PlotAxis, bundled, bundles, dotted
+from fleetfit.report.results import ComparisonResults, RunResult
+from fleetfit.report.tables import compare_table
+from fleetfit.report.text import Table, percent, size, spread
+from fleetfit.report.tuning import tuning_table
+
+_BEST = ("local", "global")
+_PRIVATE = ("full", "avg")
+_TIMES = 4
+_MOST_RUNS = 300
+_ALIKE = ("data", "fleet", "rounds", "evaluate")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a page of several runs is made of.
+
+    Attributes:
+        groups: The runs.
+        results: Their final numbers, against one of the rows.
+        columns: What the table shows.
+        entries: `compare.json`, where there is one.
+        notes: Sentences below the table.
+    """
+
+    groups: Sequence[SeedGroup]
+    results: ComparisonResults
+    columns: Sequence[str]
+    entries: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[str]:
+        """The labels of the rows."""
+        return list(dict.fromkeys(one.row for one in self.results.runs))
+
+    @property
+    def settings(self) -> list[str]:
+        """The labels of the settings."""
+        return list(dict.fromkeys(one.setting for one in self.results.runs))
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds."""
+        return list(dict.fromkeys(one.seed for one in self.results.runs))
+
+    def of(self, setting: str) -> list[SeedGroup]:
+        """Return the runs of a setting, row by row."""
+        return [one for one in self.groups if one.setting == setting]
+
+    @property
+    def private(self) -> bool:
+        """Whether a run among them withholds what its clients do; then none of their rows says it."""
+        return any(record.private for one in self.groups for _, record in one.runs)
+
+    def told(self) -> "Compared":
+        """Return what may be said of the runs."""
+        if not self.private:
+            return self
+        runs = tuple(
+            replace(one, final={k: v for k, v in one.final.items() if k in _PRIVATE}, per_level={}, per_exit={})
+            for one in self.results.runs
+        )
+        entries = [
+            {**one, "columns": {k: v if k in _PRIVATE or is_rounds(k) else None for k, v in one["columns"].items()}}
+            for one in self.entries
+        ]
+        return replace(self, results=replace(self.results, runs=runs), entries=entries)
+
+
+def page_of_comparison(record: ComparisonRecord, page: Path) -> Page:
+    """Return the page of a comparison.
+
+    Args:
+        record: What its folder says.
+        page: Where the page will be.
+    """
+    told = next((list(one["columns"]) for one in record.entries if isinstance(one.get("columns"), Mapping)), None)
+    found = Compared(record.groups, record.results, told or _columns(record.groups), record.entries, record.notes)
+    begun = "" if record.entries else ", not finished"
+    title = record.results.name
+    first = ("What was compared, and where", lambda: where.of_comparison(record, page))
+    return _page(title, found, page, first, record.wrong, begun)
+
+
+def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
+    """Return the page of several runs, wherever their folders are.
+
+    Args:
+        groups: The runs, `grouped`.
+        page: Where the page will be.
+    """
+    records = [record for one in groups for _, record in one.runs]
+    columns = _columns(groups)
+    runs = tuple(_result_of(one, seed, record) for one in groups for seed, record in one.runs)
+    results = ComparisonResults(
+        name="", file="", versions={}, commit=None, machine={}, against=groups[0].row, settings={}, runs=runs
+    )
+    most = max(len(one.runs) for one in groups)
+    notes = [f"Accuracy in percent on test data; {_counted(most, 'seed')}"
+             f"{' at most, mean ± standard deviation' if most > 1 else ''}."]  # fmt: skip
+    unlike = [key for key in _ALIKE if len({repr(without_seeds(r.said(key))) for r in records}) > 1]
+    if unlike:
+        notes.append(f"These runs also differ in {', '.join(unlike)}: such numbers do not rank methods.")
+    found = Compared(groups, results, columns, notes=notes)
+    wrong = [f"{record.folder}: {sentence}" for record in records for sentence in record.wrong]
+    return _page("Several runs", found, page, ("What was run, and where", lambda: _places(groups)), wrong)
+
+
+def grouped(records: Sequence[RunRecord], compared: Sequence[SeedGroup] = ()) -> list[SeedGroup]:
+    """Return runs as rows: those whose configurations differ in seeds and name only are one.
+
+    A row is called after its runs, or its method where these have several names; a comparison's rows keep their labels.
+
+    Args:
+        records: Runs.
+        compared: The rows of comparisons, in their settings.
+    """
+    by_config: dict[str, list[RunRecord]] = {}
+    for record in records:
+        kept = {key: value for key, value in record.config.items() if key != "name"}
+        by_config.setdefault(repr(without_seeds(kept)) if kept else str(record.folder), []).append(record)
+    rows: list[tuple[str, list[tuple[int, RunRecord]]]] = [
+        (", ".join(filter(None, [one.row, one.setting])), list(one.runs)) for one in compared
+    ]
+    for runs in by_config.values():
+        names = list(dict.fromkeys(record.name for record in runs))
+        rows.append((names[0] if len(names) == 1 else runs[0].method, [(record.seed, record) for record in runs]))
+    found: dict[str, SeedGroup] = {}
+    for label, seeds in rows:
+        row, count = label, 2
+        while row in found:
+            row, count = f"{label} ({count})", count + 1
+        once: dict[int, RunRecord] = {}
+        again = [(seed, record) for seed, record in seeds if once.setdefault(seed, record) is not record]
+        found[row] = SeedGroup(row, "", sorted(once.items(), key=lambda pair: pair[0]))
+        if again:  # the same run in another folder: a row of its own
+            rows.append((label, again))
+    return list(found.values())
+
+
+def without_seeds(value: Any) -> Any:
+    """Return tables without the keys called "seed", which go with the run's."""
+    if isinstance(value, Mapping):
+        return {key: without_seeds(inner) for key, inner in value.items() if key != "seed"}
+    return value
+
+
+def _result_of(one: SeedGroup, seed: int, record: RunRecord) -> RunResult:
+    final: dict[str, float] = {}
+    if record.final:
+        final = final_numbers(record.final, record.metrics, (), "global")
+    else:
+        final = {kind: in_percent(record.last[kind]) for kind in KINDS if record.last.get(kind) is not None}
+    levels = {name: level.get("local") for name, level in record.last.get("levels", {}).items()}
+    return RunResult(
+        row=one.row, setting=one.setting, seed=seed, overrides={}, tuned={}, rounds=len(record.metrics),
+        seconds=sum(m["seconds"] for m in record.metrics), training_seconds=None, speed="", digest="", final=final,
+        per_level={name: in_percent(share) for name, share in levels.items() if share is not None},
+        per_exit={str(i): in_percent(share) for i, share in enumerate(record.last.get("exits", ()), 1)},
+        curves={"round": []},
+    )  # fmt: skip
+
+
+def _columns(groups: Sequence[SeedGroup]) -> list[str]:
+    private = any(record.private for one in groups for _, record in one.runs)
+    return list(_PRIVATE if private else (*_BEST, "local_worst_tenth"))
+
+
+def _places(groups: Sequence[SeedGroup]) -> PageSection:
+    parts: list[Part] = []
+    for one in groups:
+        for seed, record in one.runs[:_TIMES]:
+            rows = where.machine_of(record.environment)
+            parts.append(Fold(f"{one.row}, seed {seed}", [FactList([("folder", str(record.folder)), *rows])]))
+    return PageSection("what", "What was run, and where", parts)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def _page(
+    title: str,
+    found: Compared,
+    page: Path,
+    first: tuple[str, Callable[[], PageSection | None]],
+    wrong: Sequence[str],
+    begun: str = "",
+) -> Page:
+    found = found.told()
+    build: list[tuple[str, Callable[[], PageSection | None]]] = [
+        ("The table", lambda: _table(found)),
+        first,
+        *((f"Accuracy {setting}", _learning(found, setting, i)) for i, setting in enumerate(found.settings)),
+        ("Levels, exits and clients", lambda: _ends(found)),
+        ("The plans", lambda: _plans(found)),
+        ("Who took part", lambda: _took_part(found)),
+        ("The clients and their data", lambda: _clients(found)),
+        ("All runs", lambda: _runs(found, page)),
+    ]
+    counted = [_counted(len(found.rows), "row")]
+    if len(found.settings) > 1:
+        counted.append(_counted(len(found.settings), "setting"))
+    counted += [_counted(len(found.seeds), "seed"), _counted(len(found.results.runs), "run")]
+    return Page(shown(title, 120), ", ".join(counted) + begun, sections(build), notes=list(dict.fromkeys(wrong))[:20])
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _table(found: Compared) -> PageSection:
+    """Return the table in the papers' layout, the differences, and what was tuned."""
+    numbers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    printed: dict[tuple[str, str, str], float] = {}
+    for one in found.entries:
+        key = (str(one["row"]), str(one["setting"]))
+        numbers.setdefault(key, []).append(one["columns"])
+        printed |= {(*key, column): value for column, value in one.get("printed", {}).items()}
+    if not numbers:
+        for run in found.results.runs:
+            numbers.setdefault((run.row, run.setting), []).append({c: _share(run.final, c) for c in found.columns})
+    table = compare_table(found.rows, found.settings, numbers, "", found.notes, found.columns, printed)
+    parts: list[Part] = [Sheet(table)]
+    compared = differences(found.results, found.columns)
+    if compared:
+        parts.append(Sheet(difference_table(compared, found.results.against)))
+    if found.results.tuning:
+        counted = any(one.rounds is not None for each in found.results.tuning for one in each.candidates)
+        tuned = tuning_table(found.results.tuning, "rounds" if counted else "")
+        notes = tuple(note.replace(', by the "" accuracy', "") for note in tuned.notes)
+        parts.append(Fold("What was tuned", [Sheet(replace(tuned, notes=notes))]))
+    return PageSection("table", "The table", parts)
+
+
+def _share(final: Mapping[str, float], column: str) -> float | None:
+    """Return a number as the table takes it: rounds, or a share."""
+    value = final.get(number_name(column))
+    return value if value is None or is_rounds(column) else value / 100
+
+
+def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSection | None]:
+    def build() -> PageSection | None:
+        groups = found.of(setting)
+        if not groups:
+            return None
+        private = any(record.private for one in groups for _, record in one.runs)
+        some = [name for name in found.columns if name in KINDS]
+        kinds = list(dict.fromkeys([*some, *(_PRIVATE if private else _BEST)]))
+        count = len(found.settings) * (len(kinds) + 1 + 2 * len(COSTS))
+        plots = [
+            bundled(f"accuracy-{kind}-{number}", f"{KINDS[kind].capitalize()}",
+                    bundles(groups, found.rows, lambda run, kind=kind: accuracy_line(run, kind)), ROUNDS, ACCURACY,
+                    plots=count)
+            for kind in kinds
+        ]  # fmt: skip
+        loss = bundles(groups, found.rows, loss_line)
+        axis = PlotAxis("training loss", "", 4)
+        plots.append(bundled(f"loss-{number}", "Training loss", loss, ROUNDS, axis, plots=count))
+        for cost in COSTS:
+            most = max((m for r in _all(groups) for m in spent_until(r, cost).values()), default=0)
+            axis, scale = cost_axis(cost, most)
+            for kind in _BEST:
+                over = bundles(
+                    groups, found.rows, lambda run, k=kind, c=cost, s=scale: scaled(accuracy_line(run, k, c), s)
+                )
+                title = f"{kind.capitalize()} accuracy over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
+                plots.append(bundled(f"{kind}-{cost}-{number}", title, over, axis, ACCURACY, plots=count))
+        seeds = max(len(one.runs) for one in groups)
+        how = HOW_SEEDS if seeds > 1 else "One seed: nothing here says how much chance moves a line."
+        parts: list[Part] = [Words(how, "quiet"), Plots([plot for plot in plots if plot is not None])]
+        return PageSection(f"learning-{number}", "Accuracy and loss" + (f": {setting}" if setting else ""), parts)
+
+    return build
+
+
+def _all(groups: Sequence[SeedGroup]) -> list[RunRecord]:
+    return [record for one in groups for _, record in one.runs]
+
+
+def _ends(found: Compared) -> PageSection | None:
+    """Return the last evaluation of all rows: by level, by exit, and of the worst tenth of the clients."""
+    parts: list[Part] = []
+    plots: list[Plot | None] = []
+    for number, setting in enumerate(found.settings):
+        results = [one for one in found.results.runs if one.setting == setting]
+        behind = f": {setting}" if setting else ""
+        for what, title, places in (
+            ("per_level", "Local accuracy by level", _places_of_levels(found, setting)),
+            ("per_exit", "Accuracy of the exits of the largest level", _places_of_exits(found, setting)),
+        ):
+            dots = _dots(found, results, what, places)
+            order = list(dict.fromkeys(name for _, name in sorted(set(places.values()))))
+            name = f"{what.replace('_', '-')}-{number}"
+            plots.append(dotted(name, f"{title}{behind}", dots, order, ACCURACY, "A dot for each seed, at the end."))
+    kept = [plot for plot in plots if plot is not None]
+    if kept:
+        parts.append(Plots(kept))
+    parts.append(Sheet(_by_level(found)))
+    worst = _worst_tenth(found)
+    if worst is not None:
+        parts.append(Sheet(worst))
+    return PageSection("ends", "Levels, exits and clients", parts)
+
+
+Places = Mapping[tuple[str, str], tuple[int, str]]
+"""Where a row's level or exit stands in a plot, and what the place is called."""
+
+
+def _places_of_levels(found: Compared, setting: str) -> Places:
+    return {
+        (one.row, level["level"]): (number, f"level {level['level']}")
+        for one in found.of(setting)
+        for number, level in enumerate(one.runs[0][1].summary["levels"])
+    }
+
+
+def _places_of_exits(found: Compared, setting: str) -> Places:
+    """Return the exits of each row by their blocks: the only one of a row may be the deepest of another's."""
+    return {
+        (one.row, str(number)): (exit, f"after block {exit}")
+        for one in found.of(setting)
+        for levels in [one.runs[0][1].summary["levels"]]
+        for number, exit in enumerate(levels[-1]["exits"] if levels else (), 1)
+    }
+
+
+def _dots(found: Compared, results: Sequence[RunResult], what: str, places: Places) -> list[Dots]:
+    kept = []
+    for i, row in enumerate(found.rows):
+        points = [
+            (places[row, name][1], value, f"seed {one.seed}")
+            for one in results
+            if one.row == row
+            for name, value in getattr(one, what).items()
+            if (row, name) in places
+        ]
+        kept.append(Dots(row, [p[0] for p in points], [p[1] for p in points], [p[2] for p in points], i))
+    return kept
+
+
+def _by_level(found: Compared) -> Table:
+    """Return each row's levels: what they are, and their accuracy over the seeds."""
+    rows: list[tuple[str, ...]] = []
+    for one in found.groups:
+        records = [record for _, record in one.runs]
+        private = any(record.private for record in records)
+        label: tuple[str, ...] = (one.row, *([one.setting] if len(found.settings) > 1 else []))
+        for level in records[0].summary["levels"]:
+            each = [
+                {entry["level"]: entry["local"] for entry in record.summary["levels"]}.get(level["level"])
+                for record in records
+            ]
+            sizes = (f"{level['width']:.2f}", f"{level['depth']}/{level['blocks']}", f"{level['parameters']:,}",
+                     f"{level['multiply_adds']:,}", str(level["clients"]))  # fmt: skip
+            rows.append((*label, level["level"], *sizes, "withheld" if private else spread(each)))
+            label = ("",) * len(label)
+    columns = ("row", *(["setting"] if len(found.settings) > 1 else []), "level", "width", "depth", "parameters",
+               "multiply-adds", "clients", "local accuracy %")  # fmt: skip
+    return Table(columns, tuple(rows), "What each level is, and how well its clients do")
+
+
+def _worst_tenth(found: Compared) -> Table | None:
+    """Return the mean accuracy of the worst tenth of the clients, over the seeds."""
+    rows = []
+    for one in found.groups:
+        shares = {
+            kind: [None if r.private else r.last.get(kind) for _, r in one.runs]
+            for kind in ("local", "local_worst_tenth", "global", "global_worst_tenth")
+        }
+        if any(share is not None for each in shares.values() for share in each):
+            rows.append((", ".join(filter(None, [one.row, one.setting])), *(spread(each) for each in shares.values())))
+    columns = ("row", "local, mean %", "local, worst tenth %", "global, mean %", "global, worst tenth %")
+    return Table(columns, tuple(rows), "All clients, and the worst tenth of them") if rows else None
+
+
+def _plans(found: Compared) -> PageSection | None:
+    """Return the pieces of each row and setting; those that are alike once."""
+    drawn: dict[str, tuple[list[str], RunRecord, int]] = {}
+    for one in found.groups:
+        record = one.runs[0][1]
+        levels = record.summary["levels"]
+        if not levels:
+            continue
+        shape = repr([{k: v for k, v in level.items() if k != "local"} for level in levels])
+        titles, *_ = drawn.setdefault(shape, ([], record, found.rows.index(one.row)))
+        titles.append(", ".join(filter(None, [one.row, one.setting])))
+    parts: list[Part] = []
+    for titles, record, number in drawn.values():
+        said = "; ".join(titles[:6]) + (f"; and {len(titles) - 6} more" if len(titles) > 6 else "")
+        parts.append(plan.pieces_of(record.summary["levels"], False, said, number))
+    if parts:
+        parts.append(Words(plan.HOW, "quiet"))
+    return PageSection("plans", "The plans: the model in pieces", parts) if parts else None
+
+
+def _took_part(found: Compared) -> PageSection | None:
+    """Return how many updates came in, how many jobs failed, and why, of all seeds of a row together."""
+    rows = []
+    for one in found.groups:
+        label = (one.row, *([one.setting] if len(found.settings) > 1 else []), str(len(one.runs)))
+        if any(record.private for _, record in one.runs):
+            rows.append((*label, "withheld", "withheld", ""))
+            continue
+        came = sum(m["train"].get("clients") or 0 for _, record in one.runs for m in record.metrics)
+        counted: Counter[str] = Counter()
+        for _, record in one.runs:
+            counted.update({reason: count for _, reason, count, *_ in participants.reasons_of(record)})
+        why = "; ".join(f"{reason} ({count})" for reason, count in counted.most_common(_TIMES))
+        more = f"; and {len(counted) - _TIMES} other reasons" if len(counted) > _TIMES else ""
+        rows.append((*label, f"{came:,}", f"{counted.total():,}", why + more))
+    settings = ["setting"] if len(found.settings) > 1 else []
+    columns = ("row", *settings, "seeds", "updates that came in", "jobs that brought nothing back", "why")
+    table = Table(columns, tuple(rows[:_MOST_RUNS]))
+    return PageSection("who", "Who took part, who failed and why", [Sheet(table)]) if rows else None
+
+
+def _clients(found: Compared) -> PageSection | None:
+    """Return the classes of the clients, once for each partition; all rows of a setting and seed share theirs."""
+    drawn: dict[str, tuple[Plot, list[str]]] = {}
+    for setting in found.settings:
+        for one in found.of(setting)[:1]:
+            seed, record = one.runs[0]
+            plot = participants.partition_of(record, f"partition-{len(drawn)}")
+            if plot is not None:
+                label = ", ".join(filter(None, [setting, f"seed {seed}"]))
+                drawn.setdefault(repr(record.counts), (plot, []))[1].append(label)
+    plots = [replace(plot, title=f"{plot.title}: {'; '.join(labels[:4])}") for plot, labels in drawn.values()]
+    words = Words("Rows of one seed and setting share their clients; of each setting the first seed is drawn.", "quiet")
+    return PageSection("clients", "The clients and their data", [words, Plots(plots[:12])]) if plots else None
+
+
+def _runs(found: Compared, page: Path) -> PageSection | None:
+    """Return every run with its numbers and links to its files."""
+    rows: list[tuple[str, Sequence[Link]]] = []
+    table = []
+    for one in found.groups:
+        for seed, record in one.runs:
+            label = ", ".join(filter(None, [one.row, one.setting, f"seed {seed}"]))
+            rows.append((label, where.links(record.folder, page)))
+            down, up = total(record, "bytes_down"), total(record, "bytes_up")
+            columns = [column for column in found.columns if column in KINDS]
+            numbers = numbers_of(record.summary, record.metrics, columns)
+            cells = [percent(None if record.private and c not in _PRIVATE else numbers[c]) for c in columns]
+            sent = "-" if down is None or up is None else f"{size(down)} / {size(up)}"
+            seconds = math.fsum(m["seconds"] for m in record.metrics)
+            table.append((label, str(len(record.metrics)), *cells, sent, f"{seconds:,.1f}"))
+    columns = [column for column in found.columns if column in KINDS]
+    heads = ("run", "rounds", *(f"{column} %" for column in columns), "bytes down / up", "wall seconds")
+    parts: list[Part] = [Sheet(Table(heads, tuple(table[:_MOST_RUNS])))]
+    parts.append(Fold("configuration and raw numbers of each run", [FactList(rows[:_MOST_RUNS])]))
+    if len(rows) > _MOST_RUNS:
+        parts.append(Words(f"{len(rows) - _MOST_RUNS} more runs stand in results.json.", "note"))
+    return PageSection("runs", "All runs", parts) if rows else None

@@ -1,0 +1,414 @@
+"""The page of one run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fleetfit.errors import shown
+from fleetfit.report.page import participants, plan, where
+from fleetfit.report.page.parts import Page, PageSection, Part, Plot, Plots, Sheet, Words
+from fleetfit.report.page.reading import RunRecord
+from fleetfit.report.page.traces import ACCURACY, ROUNDS, Line, NamedLine, PlotAxis, color, level_color, lines
+from fleetfit.report.tables import total_table
+from fleetfit.report.text import Table, duration, exit_names, percent, size
+
+KINDS = {
+    "local": "local",
+    "global": "global",
+    "local_worst_tenth": "local, worst tenth",
+    "global_worst_tenth": "global, worst tenth",
+    "ensemble": "all exits together",
+    "mean_over_exits": "mean over exits",
+    "full": "largest level, whole test set",
+    "avg": "mean of the levels, whole test set",
+    "backdoor": "success of the backdoor",
+}
+"""Accuracies that an evaluation may have, in words."""
+MEANING = (
+    "Local: each client with the model of its own level. Global: everybody with the largest. Worst tenth: mean over "
+    "the tenth of the clients that do worst."
+)
+_OF_THE_SERVER = ("full", "avg", "backdoor")
+_AT_ONCE = ("local", "global", "local_worst_tenth")
+_MOST_CLIENTS = 400
+_WORST = 15
+
+COSTS: Mapping[str, tuple[str, Sequence[tuple[float, str]]]] = {
+    "bytes": ("sent, both directions", ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))),
+    "multiply_adds": ("multiply-adds of clients", ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))),
+    "simulated_s": ("simulated time", ((3600, "h"), (60, "min"), (1, "s"))),
+}
+"""What accuracy is drawn over beside rounds: how it is called, and its units, largest first."""
+
+Build = Callable[[], PageSection | None]
+
+
+def page_of_run(record: RunRecord, page: Path) -> Page:
+    """Return the page of a run.
+
+    Args:
+        record: The run.
+        page: Where the page will be, from where links lead to the run's files.
+    """
+    build: Sequence[tuple[str, Build]] = [
+        ("What was run, and where", lambda: where.of_run(record, page)),
+        ("The plan", lambda: plan.section_of(record)),
+        ("Accuracy and loss", lambda: learning(record)),
+        ("Levels and exits", lambda: levels_and_exits(record)),
+        ("Clients from best to worst", lambda: by_client(record)),
+        ("Who took part", lambda: participants.section_of(record)),
+        ("The clients and their data", lambda: participants.clients_section(record)),
+        ("Costs", lambda: costs(record)),
+    ]
+    summary = record.final
+    what = f"{record.method} on {summary['data']} with {summary['model']}" if summary else record.method
+    done = len(record.metrics)
+    rounds = f"{done} round{'s' if done != 1 else ''}"
+    asked = record.said("rounds", default=None)
+    state = rounds if summary else f"{rounds} of {asked}, not finished"
+    notes = [*(str(note) for note in summary.get("notes", ())), *record.wrong]
+    return Page(shown(record.name, 120), shown(f"{what}, {state}", 240), sections(build), tiles(record), notes)
+
+
+def sections(build: Sequence[tuple[str, Build]]) -> list[PageSection]:
+    """Return sections; one whose files say what cannot be, as a stranger's may, becomes a sentence."""
+    found = []
+    for number, (title, make) in enumerate(build):
+        try:
+            one = make()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
+            said = f"Left out: the files of the run do not say it in the form that is known ({type(error).__name__})."
+            one = PageSection(f"left-out-{number}", title, [Words(said, "note")])
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Return the numbers that are read first."""
+    summary, last = record.final, record.last
+    found: list[tuple[str, str, str]] = []
+    at = f"after round {record.evaluated[-1][0]}" if record.evaluated else ""
+
+    def add(kind: str, label: str, hint: str) -> None:
+        if last.get(kind) is not None:
+            found.append((label, f"{percent(last[kind])} %", hint))
+
+    if record.private:
+        add("full", "full model", "on the server's test set")
+        add("avg", "mean of the levels", "on the server's test set")
+        told = next((m["privacy"] for m in reversed(record.metrics) if "privacy" in m), None)
+        if told:
+            found.append(("epsilon spent", f"{told['epsilon']:.2f}", f"at delta {told['delta']:.3g}"))
+    else:
+        add("local", "local accuracy", f"own level, own data; {at}")
+        add("global", "global accuracy", f"largest level, all clients; {at}")
+        add("local_worst_tenth", "worst tenth, local", at)
+        down, up = total(record, "bytes_down"), total(record, "bytes_up")
+        if down is not None and up is not None:
+            found.append(("sent", size(down + up), f"{size(down)} down, {size(up)} up"))
+        if summary.get("failures"):
+            found.append(("failures", f"{summary['failures']:,}", "jobs that brought nothing back"))
+        if summary.get("simulated_s") is not None:
+            found.append(("simulated time", duration(summary["simulated_s"]), "on the devices"))
+    if record.metrics:
+        seconds = sum(m["seconds"] for m in record.metrics)
+        found.append(("computed in", duration(seconds), f"{len(record.metrics)} rounds"))
+    return found
+
+
+def total(record: RunRecord, key: str) -> int | None:
+    """Return the sum of a number over all rounds; None where a round withholds it."""
+    if record.private or not record.metrics or any(m.get(key) is None for m in record.metrics):
+        return None
+    return sum(m[key] for m in record.metrics)
+
+
+# ---- lines of a run ------------------------------------------------------------------------------------------------
+
+
+def in_percent(share: float) -> float:
+    """Return a share in percent, rounded to four decimals."""
+    return round(100 * share, 4)
+
+
+def accuracy_line(record: RunRecord, kind: str, cost: str = "") -> list[tuple[float, float]]:
+    """Return an accuracy where it was measured: over rounds, or over what the rounds until then cost.
+
+    Args:
+        record: The run.
+        kind: The accuracy's column.
+        cost: One of `COSTS`, or "" for rounds.
+    """
+    if record.private and kind not in _OF_THE_SERVER:
+        return []
+    until = spent_until(record, cost) if cost else {}
+    return [
+        (until[done] if cost else done, in_percent(columns[kind]))
+        for done, columns in record.evaluated
+        if columns.get(kind) is not None and (not cost or done in until)
+    ]
+
+
+def loss_line(record: RunRecord) -> list[tuple[float, float]]:
+    """Return the training loss over rounds; nothing where it is withheld."""
+    if record.private:
+        return []
+    known = ((m["round"], m["train"]["loss"]) for m in record.metrics)
+    return [(done, float(f"{loss:.6g}")) for done, loss in known if loss is not None]
+
+
+def spent_until(record: RunRecord, cost: str) -> dict[int, float]:
+    """Return by round what all rounds until then cost; nothing where no round says it, or it is withheld."""
+    if record.private:
+        return {}
+    sum_, found, said = 0.0, {}, False
+    for report in record.metrics:
+        if cost == "bytes":
+            down, up = report["bytes_down"], report["bytes_up"]
+            added = None if down is None or up is None else down + up
+        else:
+            added = report.get(cost)
+        sum_, said = sum_ + (added or 0), said or added is not None
+        found[report["round"]] = sum_
+    return found if said else {}
+
+
+def cost_axis(cost: str, most: float) -> tuple[PlotAxis, float]:
+    """Return the axis of a cost in the unit that fits its largest number, and that unit."""
+    title, units = COSTS[cost]
+    scale, unit = next(((s, u) for s, u in units if most >= 2 * s), units[-1])
+    return PlotAxis(f"{title} ({unit})", f" {unit}", 2, zero=True), scale
+
+
+def scaled(line: Line, scale: float) -> list[tuple[float, float]]:
+    """Return a line in another unit of what it is drawn over."""
+    return [(float(f"{x / scale:.6g}"), y) for x, y in line]
+
+
+# ---- sections --------------------------------------------------------------------------------------------------------
+
+
+def learning(record: RunRecord) -> PageSection | None:
+    """Return accuracy and loss over rounds, and accuracy over each cost."""
+    if not record.metrics:
+        return None
+    kinds = _measured_on_the_way(record)
+    at_once = _OF_THE_SERVER if record.private else _AT_ONCE
+    found = [
+        NamedLine(KINDS[kind], accuracy_line(record, kind), i, kind not in at_once, kind in ("local", "global", "full"))
+        for i, kind in enumerate(kinds)
+    ]
+    count = len(record.evaluated)
+    measured = f"Measured in {count} of {len(record.metrics)} rounds, which have a marker" if count <= 40 else (
+        f"Measured in {count} of {len(record.metrics)} rounds")  # fmt: skip
+    caption = f"{'' if record.private else MEANING + ' '}{measured}. Click a label to show or hide its line."
+    plots: list[Plot | None] = [
+        lines("accuracy", "Accuracy over rounds", found, ROUNDS, ACCURACY, caption),
+        lines("loss", "Training loss over rounds", [NamedLine("mean of the clients", loss_line(record), 4)], ROUNDS,
+              PlotAxis("training loss", "", 4)),
+    ]  # fmt: skip
+    for cost in COSTS:
+        until = spent_until(record, cost)
+        axis, scale = cost_axis(cost, max(until.values(), default=0))
+        over = [
+            NamedLine(kind, scaled(accuracy_line(record, kind, cost), scale), i, strong=True)
+            for i, kind in enumerate(("local", "global"))
+        ]
+        title = f"Accuracy over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
+        plots.append(lines(f"accuracy-{cost}", title, over, axis, ACCURACY))
+    parts: list[Part] = [Plots([plot for plot in plots if plot is not None])]
+    if record.private:
+        parts.append(Words("Training loss, bytes and multiply-adds are withheld ([privacy])."))
+    elif record.secure and not loss_line(record):
+        parts.append(Words("Training loss is withheld: with [secure] the server sees no client's loss."))
+    return PageSection("learning", "Accuracy and loss", parts)
+
+
+def _measured_on_the_way(record: RunRecord) -> list[str]:
+    """Return the accuracies that more than the last evaluation has; all where that is the only one."""
+    counted = {kind: len(accuracy_line(record, kind)) for kind in KINDS}
+    least = min(2, max(counted.values(), default=0))
+    return [kind for kind, count in counted.items() if count >= max(1, least)]
+
+
+def exits_of(record: RunRecord) -> list[str]:
+    """Return the names of all exits of the largest level, shallow to deep; [] where they are not known."""
+    levels = record.summary["levels"]
+    every = levels[-1]["exits"] if levels else []
+    return [f"exit {name}" for name in exit_names(every, every)]
+
+
+def order_note(shares: Sequence[float]) -> str:
+    """Return a sentence where the deepest exit is not the best one; "" where it is."""
+    if len(shares) < 2 or max(shares) <= shares[-1]:
+        return ""
+    best = max(range(len(shares)), key=lambda i: shares[i]) + 1
+    return (
+        f"Exit {best} is better than the deepest one: after few rounds the deeper exits often have not caught up, and "
+        "they are trained by fewer clients."
+    )
+
+
+def levels_and_exits(record: RunRecord) -> PageSection | None:
+    """Return accuracy by level and by exit: over rounds, and of the last evaluation."""
+    last = record.last
+    if not last:
+        return None
+    parts: list[Part] = []
+    plots: list[Plot | None] = []
+    names = list(last["levels"])
+    if not record.private:
+        of_levels = [
+            NamedLine(f"level {name}", _of_level(record, name), level_color(i)) for i, name in enumerate(names)
+        ]
+        plots.append(lines("levels", "Local accuracy of each level's clients", of_levels, ROUNDS, ACCURACY))
+    which = "test_exits" if record.private else "exits"
+    exits = exits_of(record)
+    of_exits = [
+        NamedLine(name, [(at, in_percent(c[which][i])) for at, c in record.evaluated if len(c.get(which, ())) > i], i)
+        for i, name in enumerate(exits)
+    ]
+    how = "on the server's test set" if record.private else "all clients"
+    plots.append(lines("exits", f"Accuracy of each exit of the largest level, {how}", of_exits, ROUNDS, ACCURACY))
+    kept = [plot for plot in plots if plot is not None]
+    if kept:
+        parts.append(Plots(kept))
+    parts.append(Sheet(_table_of_levels(record, exits)))
+    note = order_note(last.get(which, ()))
+    if note:
+        parts.append(Words(note, "note"))
+    if record.final:
+        whole = total_table(record.final)
+        rows = tuple(row for row in whole.rows if row[0] != "time" and not row[0].startswith(" "))
+        parts.append(Sheet(Table(("what", "value"), rows, "The run as a whole")))
+    return PageSection("levels", "Levels and exits", parts)
+
+
+def _of_level(record: RunRecord, name: str) -> list[tuple[float, float]]:
+    known = ((done, columns["levels"].get(name, {}).get("local")) for done, columns in record.evaluated)
+    return [(done, in_percent(share)) for done, share in known if share is not None]
+
+
+def _table_of_levels(record: RunRecord, exits: Sequence[str]) -> Table:
+    """Return the last evaluation by level: its own clients, each of its exits, the whole test set."""
+    last, own = record.last, not record.private
+    on_test = last.get("test_levels")
+    shares = on_test if isinstance(on_test, Mapping) else {}
+    columns = ("level", *(("clients", "local accuracy %", *(f"{name}, local %" for name in exits)) if own else ()),
+               *(("on the whole test set %",) if shares else ()))  # fmt: skip
+    every = record.summary["levels"][-1]["exits"] if record.summary["levels"] else []
+    at = {one["level"]: one["exits"] for one in record.summary["levels"]}
+    rows = []
+    for name, level in last["levels"].items():
+        by_exit = dict(zip(at.get(name, ()), level.get("exits", ()), strict=False))
+        cells = (str(level["clients"]), percent(level["local"]), *(percent(by_exit.get(exit)) for exit in every))
+        rows.append((name, *(cells if own else ()), *((percent(shares.get(name)),) if shares else ())))
+    return Table(columns, tuple(rows), f"After round {record.evaluated[-1][0]}")
+
+
+def by_client(record: RunRecord) -> PageSection | None:
+    """Return the accuracies of single clients from best to worst, and the worst tenth of them by name."""
+    found = {} if record.private else record.last.get("per_client", {})
+    kinds = {kind: found.get(kind) for kind in ("local", "global")}
+    ranked = {
+        kind: sorted(((share, name) for name, share in shares.items() if _is_share(share)), key=lambda pair: -pair[0])
+        for kind, shares in kinds.items()
+        if isinstance(shares, Mapping)
+    }
+    if not any(ranked.values()):
+        return None
+    plot = lines(
+        "clients", "Accuracy of single clients",
+        [NamedLine(kind, [(i, in_percent(share)) for i, (share, _) in enumerate(_some(order), 1)], i)
+         for i, (kind, order) in enumerate(ranked.items())],
+        PlotAxis("client, by rank"), ACCURACY,
+        "Each line is in its own order; shaded: the worst tenth. Accuracy of single clients is coarse, as each has few "
+        "test samples.",
+    )  # fmt: skip
+    if plot is not None:
+        count = max(len(order) for order in ranked.values())
+        plot = replace(plot, layout={**plot.layout, "shapes": [_shade(count - max(1, count // 10), count)]})
+    parts: list[Part] = [Plots([plot])] if plot is not None else []
+    for kind, order in ranked.items():
+        tenth = order[len(order) - max(1, len(order) // 10) :]
+        mean = record.last.get(f"{kind}_worst_tenth")
+        title = f"The worst tenth, {kind}" + (f": {percent(mean)} %" if mean is not None else "")
+        rows = tuple((name, percent(share)) for share, name in reversed(tenth[-_WORST:]))
+        more = len(tenth) - len(rows)
+        notes = (f"{more} more clients are in the worst tenth.",) if more > 0 else ()
+        parts.append(Sheet(Table(("client", "accuracy %"), rows, title, notes)))
+    return PageSection("by-client", "Clients from best to worst", parts)
+
+
+def _shade(low: float, high: float) -> Mapping[str, Any]:
+    """Return a shaded strip from one place of the horizontal axis to another."""
+    return {"type": "rect", "xref": "x", "yref": "paper", "x0": low + 0.5, "x1": high + 0.5, "y0": 0, "y1": 1,
+            "line": {"width": 0}, "fillcolor": color(7, 0.13), "layer": "below"}  # fmt: skip
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _some(order: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Return so many clients of an order that a plot can bear."""
+    if len(order) <= _MOST_CLIENTS:
+        return list(order)
+    step = (len(order) - 1) / (_MOST_CLIENTS - 1)
+    return [order[round(i * step)] for i in range(_MOST_CLIENTS)]
+
+
+def costs(record: RunRecord) -> PageSection | None:
+    """Return bytes, multiply-adds and simulated seconds over rounds, and where the wall time went."""
+    if not record.metrics:
+        return None
+    plots: list[Plot | None] = []
+    if not record.private:
+        down, up = _running(record, "bytes_down"), _running(record, "bytes_up")
+        most = max((y for _, y in (*down, *up)), default=0)
+        scale, unit = next(((s, u) for s, u in COSTS["bytes"][1] if most >= 2 * s), (1, "B"))
+        pair = [NamedLine("down", _divided(down, scale), 0), NamedLine("up", _divided(up, scale), 1)]
+        plots.append(
+            lines("bytes", "Bytes sent until then", pair, ROUNDS, PlotAxis(f"sent ({unit})", f" {unit}", 3, True))
+        )
+        for key, label in (("multiply_adds", "Multiply-adds of clients"), ("simulated_s", "Simulated time")):
+            line = _running(record, key)
+            axis, scale = cost_axis(key, max((y for _, y in line), default=0))
+            one = [NamedLine(label.lower(), _divided(line, scale), 2)]
+            plots.append(lines(key.replace("_", "-"), f"{label} until then", one, ROUNDS, axis))
+    parts: list[Part] = [Plots(kept)] if (kept := [plot for plot in plots if plot is not None]) else []
+    table = _where_time_went(record)
+    if table is not None:
+        parts.append(Sheet(table))
+    return PageSection("costs", "What it cost", parts) if parts else None
+
+
+def _running(record: RunRecord, key: str) -> list[tuple[float, float]]:
+    """Return a cost of all rounds until then, over rounds; nothing where no round says it."""
+    found, sum_, said = [], 0.0, False
+    for report in record.metrics:
+        value = report.get(key)
+        sum_, said = sum_ + (value or 0), said or value is not None
+        found.append((float(report["round"]), sum_))
+    return found if said else []
+
+
+def _divided(line: Line, scale: float) -> list[tuple[float, float]]:
+    return [(x, float(f"{y / scale:.6g}")) for x, y in line]
+
+
+def _where_time_went(record: RunRecord) -> Table | None:
+    """Return the wall seconds of all rounds by what they went into; folders of earlier versions have none."""
+    of: dict[str, float] = {}
+    for report in record.metrics:
+        for part, seconds in report.get("seconds_of", {}).items():
+            of[part] = of.get(part, 0.0) + seconds
+    whole = sum(report["seconds"] for report in record.metrics)
+    if not of or not whole:
+        return None
+    rows = [(part, duration(seconds), f"{100 * seconds / whole:.1f}") for part, seconds in of.items()]
+    rest = whole - sum(of.values())
+    rows.append(("everything else", duration(max(0.0, rest)), f"{100 * max(0.0, rest) / whole:.1f}"))
+    return Table(("wall time of all rounds", "time", "%"), (*rows, ("together", duration(whole), "100.0")))

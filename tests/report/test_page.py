@@ -1,0 +1,450 @@
+"""The page of a run, of a comparison, of several: what is in it, what is withheld, and that no text in it is markup."""
+
+import base64
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+from fleetfit.cli import door
+from fleetfit.errors import RunError
+from fleetfit.report import page
+from fleetfit.report.page import reading, single, traces, writing
+from fleetfit.report.text import percent, size
+
+ASSETS = Path(page.__file__).parent / "assets"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+CLIENTS = 10
+
+
+class Reader(HTMLParser):
+    """Takes a page apart: elements with their attributes, the text of each kind, the plots."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.cells: list[list[str]] = []
+        self._inside: list[str] = []
+        self.feed(text)
+        self.plots: dict[str, Any] = json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "rect", "line", "path"):
+            self._inside.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("th", "td"):
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._inside:
+            while self._inside.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self._inside:
+            self.scripts[-1] += data
+        elif "style" not in self._inside:
+            self.text += data
+            if "td" in self._inside or "th" in self._inside:
+                self.cells[-1][-1] += data
+
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+
+def read(path: Path) -> Reader:
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def described(seed: int = 0, **sections: Any) -> dict[str, Any]:
+    return {
+        "name": "paged", "seed": seed, "rounds": 3, "local": {"epochs": 1}, "evaluate": {"every": 2},
+        "data": {"name": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": CLIENTS}},
+        "fleet": {"groups": [{"budget": 0.25}, {"budget": 1.0}]}, "cohort": {"fraction": 0.5}, **sections,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page") / "run"
+    ff.run(described(fleet={
+        "groups": [{"budget": 0.25, "profile": "phone"}, {"budget": 1.0, "profile": "phone"}],
+        "links": {"lost_up": 0.4},
+    }), out=folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+COMPARED = """
+rounds = 2
+local.epochs = 1
+data = { name = "digits", partition = { kind = "iid", clients = 6 } }
+fleet.groups = [{ budget = 0.25 }, { budget = 1.0 }]
+cohort.fraction = 0.5
+evaluate.every = 1
+[[compare.row]]
+label = "Scale <b>&amp;"
+method.name = "scalefl"
+[[compare.row]]
+label = "</script><script>alert(1)</script>"
+method.name = "heterofl"
+[compare.grid]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
+    root = tmp_path_factory.mktemp("compared")
+    (root / "two.toml").write_text(COMPARED)
+    return ff.compare(root / "two.toml", out=root / "out")
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_a_page_that_loads_nothing_and_runs_its_own_scripts_only(finished: Path) -> None:
+    text = (finished / "report.html").read_text(encoding="utf-8")
+    found = Reader(text)
+    assert len(text.encode()) < 3_000_000
+    assert text.count("plotly.js (basic - minified)") == 1, "one copy of the library"
+    assert not [tag for tag, about in found.elements if {"src", "srcset", "data", "action"} & about.keys()]
+    targets = [about["href"] or "" for tag, about in found.elements if "href" in about]
+    assert targets
+    assert all(target.startswith(("#", "./", "data:,")) for target in targets)
+    assert not [key for _, about in found.elements for key in about if key.startswith("on")], "no inline handlers"
+    (policy,) = [about["content"] or "" for _, about in found.elements if about.get("http-equiv")]
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    plots, *scripts = found.scripts
+    assert allowed == {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts}
+    assert len(scripts) == 2
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "<" not in plots, "nothing in the numbers can end their element"
+
+
+def test_the_numbers_are_those_of_the_run(finished: Path) -> None:
+    run, found = ff.load(finished), read(finished / "report.html")
+    summary = run.summary
+    for number in (percent(summary["local"]), percent(summary["global"]), size(summary["bytes_down"])):
+        assert number in found.text
+    for level in summary["levels"]:
+        row = next(row for row in found.cells if row[0] == level["level"] and str(level["clients"]) in row)
+        assert row
+    lines = {trace["name"]: trace for trace in found.plots["accuracy"]["data"]}
+    evaluated = {m["round"]: m["evaluate"]["static"] for m in run.metrics if "evaluate" in m}
+    assert list(evaluated) == [2, 3]
+    assert lines["local"]["x"] == [2, 3], "only where it was measured"
+    assert lines["local"]["y"] == [round(100 * columns["local"], 4) for columns in evaluated.values()]
+    (loss,) = found.plots["loss"]["data"]
+    assert loss["y"] == pytest.approx([m["train"]["loss"] for m in run.metrics], rel=1e-5)
+    assert found.plots["accuracy-simulated_s"]["data"], "profiles give seconds"
+    seconds = sum(m["simulated_s"] for m in run.metrics)
+    assert found.plots["accuracy-simulated_s"]["data"][0]["x"][-1] == pytest.approx(seconds, rel=1e-4)
+
+
+def test_who_took_part_who_failed_and_why(finished: Path) -> None:
+    run, found = ff.load(finished), read(finished / "report.html")
+    failures = [one for m in run.metrics for one in m["failures"]]
+    assert failures, "the links of this run lose messages"
+    bars = {trace["name"]: trace["y"] for trace in found.plots["took-part"]["data"]}
+    assert bars["brought nothing back"] == [len(m["failures"]) for m in run.metrics]
+    for level in ("1", "2"):
+        assert bars[f"level {level}"] == [m["train"]["by_level"].get(level, 0) for m in run.metrics]
+    row = next(row for row in found.cells if row[0] == failures[0]["reason"])
+    assert row[2] == str(sum(one["reason"] == failures[0]["reason"] for one in failures))
+
+
+def test_the_pieces_lie_inside_each_other_and_say_what_they_cost(finished: Path) -> None:
+    record = reading.read_run(finished)
+    (section,) = [one for one in single.page_of_run(record, finished / "report.html").sections if one.name == "plan"]
+    small, large = section.parts[0].pieces  # type: ignore[union-attr]
+    assert list(large.inside) == [(small.width, small.depth)]
+    assert (large.width, large.depth) == (1.0, 1.0)
+    assert dict(small.lines)["clients"] == "5"
+    assert {"parameters", "multiply-adds"} <= dict(small.lines).keys()
+
+
+def test_the_partition_is_drawn_from_the_counts(finished: Path) -> None:
+    counts = json.loads((finished / "fleet.json").read_text())["first"]["class_counts"]
+    (dots,) = read(finished / "report.html").plots["partition"]["data"]
+    found = dict(zip(zip(dots["x"], dots["y"], strict=True), dots["text"], strict=True))
+    assert found == {(k, c): n for k, row in enumerate(counts) for c, n in enumerate(row) if n}
+
+
+def test_a_run_that_is_not_finished_has_a_page_too(copied: Path) -> None:
+    (copied / "summary.json").unlink()
+    found = read(page.write_report(copied))
+    assert "not finished" in found.text
+    assert "accuracy" in found.plots
+
+
+# ---- what is withheld ------------------------------------------------------------------------------------------------
+
+
+def secrets_of(folder: Path) -> list[str]:
+    """Return what a page must not say with [privacy]: losses, bytes, clients' accuracies, reasons."""
+    run = ff.load(folder)
+    return [
+        *(f"{m['train']['loss']:.6g}" for m in run.metrics),
+        *(one["reason"] for m in run.metrics for one in m["failures"]),
+        percent(run.summary["local"]),
+        percent(run.summary["global"]),
+        size(run.summary["bytes_down"]),
+    ]
+
+
+def test_privacy_withholds_also_what_a_folder_has_by_mistake(copied: Path) -> None:
+    """The reports of a private run have none of this. A page goes by [privacy], not by what it happens to find."""
+    secrets = secrets_of(copied)
+    before = (copied / "report.html").read_text(encoding="utf-8")
+    assert all(secret in before for secret in secrets), "without [privacy] the page says it"
+    private = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    reports = [{**json.loads(line), "privacy": private} for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    summary = json.loads((copied / "summary.json").read_text())
+    (copied / "summary.json").write_text(json.dumps({**summary, "privacy": private}))
+    text = page.write_report(copied).read_text(encoding="utf-8")
+    assert [secret for secret in secrets if secret in text] == []
+    assert "epsilon spent" in text
+    assert "Withheld" in text
+    assert not {"loss", "took-part", "clients", "partition", "levels", "bytes"} & Reader(text).plots.keys()
+    both = page.write_report(copied, shutil.copytree(copied, copied.parent / "other"), out=copied.parent / "both.html")
+    text = both.read_text(encoding="utf-8")
+    assert [secret for secret in secrets if secret in text] == []
+
+
+def test_the_loss_that_a_secure_run_withholds_is_said_to_be(copied: Path) -> None:
+    reports = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    for one in reports:
+        one["train"]["loss"], one["secure"] = None, {"hidden": 0, "clipped": 1}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    found = read(page.write_report(copied))
+    assert "Training loss is withheld: with [secure]" in found.text
+    assert "loss" not in found.plots
+
+
+# ---- strangers' text and damaged files -------------------------------------------------------------------------------
+
+
+def test_text_of_users_and_nodes_is_never_markup(copied: Path) -> None:
+    reports = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    reports[0]["failures"] = [{"client": EVIL, "level": 1, "reason": EVIL, "absent": False}]
+    reports[0]["train"]["by_level"] = {EVIL: 2}
+    reports[-1]["evaluate"]["static"]["per_client"] = {"local": {EVIL: 0.5}, "global": {}}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    summary = json.loads((copied / "summary.json").read_text())
+    summary |= {"name": EVIL, "method": EVIL, "notes": [EVIL]}
+    (copied / "summary.json").write_text(json.dumps(summary))
+    members = [{"name": EVIL, "budget": EVIL, "examples": {"train": 3}}]
+    (copied / "nodes.json").write_text(json.dumps({"members": members}))
+    environment = {"processor": EVIL, "command": ["fleetfit", EVIL], "resumed": [3]}
+    (copied / "environment.json").write_text(json.dumps(environment))
+    (copied / "config.toml").write_text((copied / "config.toml").read_text() + f"# {EVIL}\n")
+    before, found = read(copied / "report.html"), read(page.write_report(copied))
+    assert found.tags() == before.tags()
+    assert len(found.scripts) == 3
+    assert "alert(1)" in found.text, "it is shown as text"
+    names = [trace["name"] for plot in found.plots.values() for trace in plot["data"]]
+    assert any("alert" in name for name in names)
+    assert not [name for name in names if "<" in name or ">" in name], "plotly.js reads tags in labels"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", '{"round": 1}\n{"round": 2}\n'),
+        ("metrics.jsonl", "no JSON\n{}\n"),
+        ("summary.json", "[1"),
+        ("summary.json", '{"format": 99}'),
+        ("fleet.json", '{"first": {"class_counts": [[1], [1, 2]]}}'),
+        ("fleet.json", '{"clients": [], "groups": 3, "first": {"group": 1, "level": "x", "class_counts": null}}'),
+        ("fleet.json", "[]"),
+        ("plan.toml", "format = 2\nlevel = 3\n"),
+        ("environment.json", '{"command": 3, "resumed": "x", "processors": {}, "threads": []}'),
+        ("nodes.json", '{"members": [1, {"examples": 3}]}'),
+    ],
+)
+def test_a_damaged_file_is_said_and_the_rest_is_shown(copied: Path, name: str, text: str) -> None:
+    (copied / name).write_text(text)
+    found = read(page.write_report(copied))
+    assert "paged" in found.text
+    if name not in ("environment.json", "nodes.json") and "groups" not in text:
+        assert f"{name} could not be read" in found.text
+
+
+def test_values_of_odd_forms_leave_a_section_out(copied: Path) -> None:
+    reports = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    reports[0]["train"]["by_level"] = [1, 2]
+    reports[1]["failures"] = [3, None, {"reason": {"a": 1}}]
+    reports[1]["evaluate"]["static"]["per_client"] = 7
+    reports[2]["evaluate"]["static"]["per_client"] = {"local": {"0": "x", "1": None}, "global": 4}
+    reports[2] |= {"undone": 5, "deadline": 3, "links": {"lost_up": "many"}}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    assert "accuracy" in read(page.write_report(copied)).plots
+
+
+def test_folders_of_earlier_versions_have_what_they_say(copied: Path) -> None:
+    """They lack environment, fleet, plan, seconds_of, multiply-adds, simulated seconds and the worst tenth."""
+    for name in ("environment.json", "fleet.json", "plan.toml"):
+        (copied / name).unlink()
+    reports = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    for one in reports:
+        for key in ("seconds_of", "multiply_adds", "simulated_s", "waste", "links"):
+            one.pop(key, None)
+        one.get("evaluate", {}).get("static", {}).pop("local_worst_tenth", None)
+        one.get("evaluate", {}).get("static", {}).pop("per_client", None)
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    found = read(page.write_report(copied))
+    assert "Left out" not in found.text
+    assert "could not be read" not in found.text
+    assert {"accuracy", "loss", "bytes"} <= found.plots.keys()
+
+
+def test_a_page_that_cannot_be_written_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(page: Any) -> str:
+        raise ZeroDivisionError("of a page")
+
+    monkeypatch.setattr(page, "to_html", broken)
+    with caplog.at_level(logging.WARNING, "fleetfit"):
+        run = ff.run(described(rounds=1), out=tmp_path / "run")
+    assert run.finished
+    assert not (tmp_path / "run" / "report.html").exists()
+    assert "report.html was not written: ZeroDivisionError: of a page" in caplog.text
+
+
+# ---- comparisons, and several folders --------------------------------------------------------------------------------
+
+
+def test_a_comparison_has_one_page_with_its_table_and_all_seeds(compared: ff.Comparison) -> None:
+    assert [path.parent for path in compared.folder.rglob("report.html")] == [compared.folder]
+    found = read(compared.folder / "report.html")
+    for row in compared.table.rows:
+        assert list(row) in found.cells
+    assert compared.difference_table is not None
+    for row in compared.difference_table.rows:
+        assert list(row) in found.cells
+    for note in compared.table.notes:
+        assert note in found.text
+    plots = [data for data in found.plots["accuracy-local-0"]["data"] if "alert" in data.get("name", "")]
+    runs = compared.runs[compared.table.rows[1][0], ""]
+    curves = [[round(100 * m["evaluate"]["static"]["local"], 4) for m in run.metrics] for run in runs]
+    seeds = [one for one in plots if ", seed" in one["name"]]
+    assert [one["y"] for one in seeds] == curves
+    (mean,) = [one for one in plots if one.get("showlegend", True)]
+    assert mean["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*curves, strict=True)], abs=1e-3)
+    assert traces.HOW_SEEDS in found.text
+    assert found.tags() <= {*read(next(iter(compared.runs.values()))[0].folder.parents[1] / "report.html").tags()}
+
+
+def test_text_of_a_comparison_is_never_markup(compared: ff.Comparison) -> None:
+    found = read(compared.folder / "report.html")
+    assert len(found.scripts) == 3
+    assert "b" not in found.tags()
+    assert "Scale <b>&amp;" in found.text
+
+
+def test_a_comparison_that_was_moved_or_cut_off_has_a_page(compared: ff.Comparison, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(compared.folder, tmp_path / "moved"))
+    for name in ("compare.json", "table.md", "report.html"):
+        (moved / name).unlink()
+    found = read(page.write_report(moved))
+    assert "not finished" in found.text
+    assert list(compared.table.rows[0])[:3] in [row[:3] for row in found.cells]
+    assert "accuracy-local-0" in found.plots
+
+
+def test_several_folders_go_on_one_page_where_seeds_are_one_row(
+    finished: Path, compared: ff.Comparison, tmp_path: Path
+) -> None:
+    out = ff.write_report(finished, compared.folder, out=tmp_path / "all.html")
+    found = read(out)
+    assert out == tmp_path / "all.html"
+    heads = [row[0] for row in found.cells]
+    assert "paged" in heads, "the run's name"
+    assert "3 rows, 2 seeds, 5 runs" in found.text
+    assert "These runs also differ in data, fleet, rounds, evaluate" in found.text
+
+
+def test_folders_that_are_none_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run folder was given"):
+        ff.write_report()
+    with pytest.raises(RunError, match=r"is no run folder: it has no config\.toml"):
+        ff.write_report(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(RunError, match="holds no results of a comparison"):
+        ff.write_report(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_said(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="the page cannot be written to .*No such file"):
+        ff.write_report(finished, out=tmp_path / "none" / "a.html")
+
+
+def test_the_verb_says_where_the_page_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / "report.html").unlink()
+    assert door.passed(["report", str(copied)]) == 0
+    assert capsys.readouterr().out.strip() == f"Page: {copied / 'report.html'}"
+    assert (copied / "report.html").is_file()
+    assert door.passed(["report", str(copied / "none")]) != 0
+
+
+# ---- size, and the library -------------------------------------------------------------------------------------------
+
+
+def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 rounds, all evaluated, 2,000 clients, and a new reason for every failure."""
+    record = reading.read_run(copied)
+    last = dict(record.metrics[-1])
+    many = {str(k): k / 2000 for k in range(2000)}
+    columns = {**last["evaluate"]["static"], "per_client": {"local": many, "global": many}}
+    metrics = [
+        {**last, "round": i, "evaluate": {"split": "test", "static": columns},
+         "failures": [{"client": i, "level": 1, "reason": f"reason {i} {'x' * 400}", "absent": False}]}
+        for i in range(1, 5001)
+    ]  # fmt: skip
+    large = reading.RunRecord(**{**vars(record), "metrics": metrics})
+    text = writing.to_html(single.page_of_run(large, copied / "report.html"))
+    assert len(text.encode()) < 3_000_000
+    plots = Reader(text).plots
+    assert plots["accuracy"]["data"][0]["x"][-1] == 5000
+    groups = [reading.SeedGroup(f"row {i}", "", [(seed, large) for seed in range(5)]) for i in range(10)]
+    lines: Callable[[Any], Any] = lambda run: single.accuracy_line(run, "local")  # noqa: E731
+    rows = [one.row for one in groups]
+    plot = traces.bundled("a", "A", traces.bundles(groups, rows, lines), traces.ROUNDS, traces.ACCURACY, plots=8)
+    assert plot is not None
+    assert len(writing.for_script(plot.traces)) < 300_000
+
+
+def test_the_library_is_the_one_that_its_authors_built() -> None:
+    """Of npm's plotly.js-basic-dist-min 4.1.1; a copy that was changed, or another version, gets its checksum here."""
+    content = (ASSETS / writing.PLOTLY).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+    assert b"</script" not in content.lower()
+    assert "MIT" in (ASSETS / "plotly-LICENSE.txt").read_text()
+
+
+def test_a_line_of_many_points_keeps_its_ends() -> None:
+    line = [(float(i), float(i)) for i in range(1000)]
+    kept = traces.thinned(line, 50)
+    assert len(kept) == 50
+    assert (kept[0], kept[-1]) == (line[0], line[-1])
