@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet test-fleet-all lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
+.PHONY: help env demo fleet-demo test test-all test-fleet test-fleet-all test-browser lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -66,13 +66,16 @@ test: lint ## linters, types, import directions, and the quick tests (gpu ones s
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-all: lint ## the same with the slow tests
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet" $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet and not browser" $(PYTEST_ARGS)
 
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
 	$(BIN)/pytest -m "fleet and not slow" tests/fleet -n 4 --dist loadfile $(PYTEST_ARGS)
 
 test-fleet-all: env ## the same with the slow ones: secure and private fleets
 	$(BIN)/pytest -m fleet tests/fleet -n 4 --dist loadfile $(PYTEST_ARGS)
+
+test-browser: env ## the pages in a headless Chromium (Debian: chromium, chromium-driver); skips where there is none
+	$(BIN)/pytest -m browser tests/report $(PYTEST_ARGS)
 
 fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model; once with [secure]
 	$(BIN)/python examples/fleet/demo.py
