@@ -34,6 +34,7 @@ WHEN_NAMED = {
     "compare": "two runs of a comparison side by side against one after the other",
     "peers": "the same task on Flower's simulation and on pfl-research: CPU, start, memory (`make peers-env` first)",
     "fleet": "a message to a node of a real fleet, in three ways of running its work",
+    "secure_fleet": "a round on a fleet of four real nodes: plain, with [secure], with [privacy] as well",
     "manager": "what a node costs the server of a real fleet: ten and a hundred light nodes over loopback",
 }
 
