@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,15 @@ def run_to_its_end(fleet: Deployment, names: Iterable[str], table: dict[str, Any
         time.sleep(0.5)
 
 
-def secure(folder: Path, masks: bool) -> Search:
+def secure(folder: Path, masks: bool, further: Mapping[str, Any] | None = None) -> Search:
     """Run with `[secure]`, and look for single updates in what the server has.
 
     Args:
         folder: Where everything is written.
         masks: False: secure rounds without masks, to see that the search would find updates.
+        further: Sections of the run file beside `SECURE`'s.
     """
-    search, members = Search(needles(simulated()), folder), secure_nodes()
+    search, members = Search(needles({**simulated(), **(further or {})}), folder), secure_nodes()
     if not masks:
         (folder / "unmasked").mkdir()
         (folder / "unmasked" / "sitecustomize.py").write_text(WITHOUT_MASKS)
@@ -99,7 +100,7 @@ def secure(folder: Path, masks: bool) -> Search:
     with Deployment(folder, members) as fleet:
         for name in members:
             make_member(folder / name / "own.member", folder / "authority")
-        run_to_its_end(fleet, list(members), SECURE, search.look)
+        run_to_its_end(fleet, list(members), {**SECURE, **(further or {})}, search.look)
     search.look()
     return search
 

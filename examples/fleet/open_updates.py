@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fleetfit.config import assemble, experiment_of
+from fleetfit.privacy import Randomness
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import Quantiser
 from fleetfit.secured import Segments, worded
@@ -50,6 +51,8 @@ class _Watched:
 def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
     """Return pieces of what each client sends in the first round of a run file, which is run in this process."""
     assembly = assemble(experiment_of(dict(table)))
+    if assembly.settings.privacy is not None:  # whose noise comes after what clients send
+        assembly.settings.privacy.randomness = Randomness(bytes(32), bytes(16))
     asked, settings = assembly.settings.secure, replace(assembly.settings, secure=None)
     grid = Quantiser(1.0, 20) if asked is None else asked.grid
     engine = _Watched(replace(assembly, settings=settings).engine())
