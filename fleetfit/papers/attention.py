@@ -10,8 +10,10 @@ The picture, as Figures 1b and 11, has three rows for each image, a column for e
 enters the block looks (blue), where the modulated one looks (pink), and the one that is classified (green). Colour goes
 from none at the smallest element of the block's three maps to full at the largest, so that these compare with each
 other and not with another block's. Where the two are nearer than the mean element, so that attention is almost even,
-full is that far from the smallest, and the maps stay pale. Under the columns of exits stands the predicted class; the
-first exit that is right is framed, as that is the block which the paper's Figure 11 shows.
+full is that far from the smallest, and the maps stay pale. Above each block stand the shares of a token's attention, in
+percent, at which colour is none and full, and the bars at the bottom are the colours in between. Under the columns of
+exits stands the predicted class; the first exit that is right is framed, as that is the block which the paper's Figure
+11 shows.
 
 Differs from the paper, or is settled where it is open: z^{l-1} of Eq. 7 is what enters block l, so its class token is
 m_{l-1} where the backbone goes on with Ree's token (Eq. 4), and attn_x is the attention that the forward pass uses; z^l
@@ -145,7 +147,7 @@ ROWS = ((COLORS[0], "class token"), ("#d6247f", "modulated"), (COLORS[2], "class
 """Colour and name of the maps, in their order."""
 RIGHT, WRONG = COLORS[2], COLORS[4]
 _SEEN, _OPAQUE = 0.55, 0.85  # how strong the image under a map is, and the map's fullest colour
-_PANEL = 0.82  # inches
+_PANEL, _BARS, _NARROWEST = 0.82, 1.1, 5.2  # inches
 
 
 def attention_of_samples(module: nn.Module, data: Data, samples: int = 4, title: str = "") -> "Figure":
@@ -192,20 +194,47 @@ def attention(
     """
     count, deep = len(images), len(found.blocks)
     names = names or [str(c) for c in range(found.logits.shape[-1])]
-    high = 3 * _PANEL * images.shape[-2] / images.shape[-1] + 0.5
-    figure = empty(_PANEL * (deep + 3.2), 0.8 + count * high)
+    high = 3 * _PANEL * images.shape[-2] / images.shape[-1] + 0.6
+    figure = empty(max(_NARROWEST, _PANEL * (deep + 3.2)), 0.6 + _BARS + count * high)
     figure.suptitle(title or "where the tokens look", fontsize=10, color=DARK)
-    figure.supxlabel("below: what the exit says; framed: the first exit that is right", fontsize=8, color=DARK)
-    parts = figure.subfigures(count, 1, squeeze=False)[:, 0]
+    *parts, below = figure.subfigures(count + 1, 1, squeeze=False, height_ratios=[*[high] * count, _BARS])[:, 0]
     for i, part in enumerate(parts):
         _one(part, i, images[i], labels[i], found, names)
+    _bars(below)
     return figure
+
+
+def _bars(part: Any) -> None:
+    """Draw the colours between none and full, a bar for each map, and what the numbers and frames are."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    part.supxlabel(
+        "above a block: the share of a token's attention at which a patch has no colour, and full colour\n"
+        "below: what the exit says; framed: the first exit that is right",
+        fontsize=8, color=DARK,
+    )  # fmt: skip
+    white = torch.ones(1, 1, 1)
+    for axes, (color, name) in zip(part.subplots(1, len(ROWS)), ROWS, strict=True):
+        ends = [overlaid(white, torch.full((1, 1), heat), color)[0, 0].tolist() for heat in (0.0, 1.0)]
+        colors = ScalarMappable(Normalize(0, 1), LinearSegmentedColormap.from_list(name, ends))
+        bar = part.colorbar(colors, cax=axes, orientation="horizontal", ticks=[0, 1])
+        axes.set_box_aspect(0.08)
+        bar.ax.set_xticklabels(["first number", "second"], fontsize=7, color=DARK)
+        bar.ax.set_title(name, fontsize=8, color=color)
+        bar.outline.set_visible(False)
 
 
 def shades(maps: Tensor) -> Tensor:
     """Return how strong the colours of a block's maps [3, patches] are, from 0 to 1."""
+    none, full = scale_of(maps)
+    return (maps - none) / (full - none)
+
+
+def scale_of(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return at which elements of a block's maps [3, patches] colour is none, and where it is full."""
     low = maps.min()
-    return (maps - low) / torch.maximum(maps.max() - low, maps.mean())
+    return low, low + torch.maximum(maps.max() - low, maps.mean())
 
 
 def overlaid(image: Tensor, heat: Tensor, color: str) -> Tensor:
@@ -244,6 +273,7 @@ def _one(part: Any, i: int, image: Tensor, label: int, found: AttentionMaps, nam
             heat = shades(found.maps[:, i, c])[r].unflatten(0, found.grid)
             axes.imshow(overlaid(image, heat, color).numpy())
             if r == 0:
-                axes.set_title(f"block {block}", fontsize=8, color=DARK)
+                none, full = (100 * float(end) for end in scale_of(found.maps[:, i, c]))
+                axes.set_title(f"block {block}\n{none:.2g} to {full:.2g}%", fontsize=7, color=DARK)
             if r == len(ROWS) - 1 and block in said:
                 axes.set_xlabel(names[said[block]], fontsize=8, color=RIGHT if said[block] == label else WRONG)

@@ -87,7 +87,7 @@ def curve_of_seeds(
     """
     scale = 100 if percent else 1
     known = [[(at, scale * value) for at, value in points if value is not None] for points in seeds]
-    size = 4.0 if max(map(len, known), default=0) <= _MANY else 1.5
+    size = (2.0 + width) if max(map(len, known), default=0) <= _MANY else 0.8 * width
     if len(known) > 1:
         for points in known:
             places, values = zip(*points, strict=True) if points else ((), ())

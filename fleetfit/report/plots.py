@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _MOST_CLIENTS = 50  # whose samples are drawn: a fleet's file has all of them
 _PANEL = 3.5  # inches
+_WIDTHS = (3.4, 1.8)  # points: where two lines are the same, as with one level, both are seen
 
 Seeds = Sequence[tuple[Summary, Metrics]]
 """The final numbers and the rounds' reports of each seed of a row; of a run, its own alone."""
@@ -165,8 +166,8 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     for i, name in enumerate(levels if len(last.get("levels", {})) > 1 else ()):
         points = [(done, columns["levels"].get(name, {}).get("local")) for done, columns in measured]
         curve_of_seeds(axes[0], [points], shade_of(DARK, i, len(levels)), f"local, level {name}", 1.1)
-    for kind, shade in zip(kinds_of(summary), (COLORS[1], COLORS[0]), strict=True):
-        curve_of_seeds(axes[0], [[(done, columns.get(kind)) for done, columns in measured]], shade, kind, 2.0)
+    for kind, shade, width in zip(kinds_of(summary), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
+        curve_of_seeds(axes[0], [[(done, columns.get(kind)) for done, columns in measured]], shade, kind, width)
     where = "on the server's test set" if "privacy" in summary else "mean over clients"
     finish(axes[0], "round", "accuracy (%)", f"{where}; markers: measured")
     if panels > 1:
@@ -295,7 +296,8 @@ def accuracy_over_cost(
                         [(totals[round] / scale, value) for round, value in _accuracies(seed, kind) if totals]
                         for seed, totals in zip(seeds, until[cost][name], strict=True)
                     ]
-                    curve_of_seeds(axes, points, color(1 - j if one else i), kind if one else name)
+                    shade, label, width = (color(1 - j), kind, _WIDTHS[j % 2]) if one else (color(i), name, _WIDTHS[1])
+                    curve_of_seeds(axes, points, shade, label, width)
             x = f"{_LABELS[cost]} ({unit})" if line == len(lines) - 1 else ""
             finish(
                 axes, x, f"{'' if one else shown[0].replace('_', ' ')} accuracy (%)".strip() if not column else "", ""

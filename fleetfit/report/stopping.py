@@ -14,7 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleetfit.report.drawing import COLORS, DARK, color, empty, figure_with_axes, finish, in_percent
+from fleetfit.report.drawing import (
+    COLORS,
+    DARK,
+    color,
+    empty,
+    figure_with_axes,
+    finish,
+    in_percent,
+    legend_below,
+    noted,
+)
+from fleetfit.report.order import is_behind
 from fleetfit.report.text import percent, short
 
 if TYPE_CHECKING:
@@ -59,7 +70,9 @@ def accuracy_over_budget(numbers: Mapping[str, Any], title: str = "") -> "Figure
     )  # fmt: skip
     finish(axes, f"{_LABELS[numbers['cost']]} ({unit})", "accuracy (%)", title or f"level {numbers['level']}")
     axes.margins(x=0.07, y=0.14)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    legend_below(axes, 2)
+    if is_behind(numbers["accuracies"]):
+        noted(figure, ["A deeper exit is behind a shallower one: after few rounds the deeper ones have not caught up."])
     return figure
 
 

@@ -68,12 +68,12 @@ def test_each_image_has_three_rows_of_blocks_and_the_first_right_exit_is_framed(
     figure = attention(
         torch.rand(3, 1, 4, 4), [0, 1, 2], AttentionMaps(maps, (1, 2, 3), (2, 2), (1, 3), logits), ("a", "b", "c")
     )
-    assert [len([axes for axes in part.axes if axes.images]) for part in figure.subfigs] == [1 + 9] * 3
+    assert [len([axes for axes in part.axes if axes.images]) for part in figure.subfigs] == [1 + 9] * 3 + [0]
     framed = []
-    for part in figure.subfigs:
+    for part in figure.subfigs[:-1]:
         shown = [axes for axes in part.axes if axes.images]
         framed.append([i for i, axes in enumerate(shown[1:]) if axes.spines["left"].get_visible()])
-        assert [axes.get_title() for axes in shown[1:4]] == ["block 1", "block 2", "block 3"]
+        assert [axes.get_title().split("\n")[0] for axes in shown[1:4]] == ["block 1", "block 2", "block 3"]
     assert framed == [[2, 5, 8], [0, 3, 6], []]
     first = panels(figure)[:10]
     assert first[0].get_title() == "a"
@@ -86,6 +86,22 @@ def test_the_three_maps_of_a_block_are_coloured_on_one_scale() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.25, 0.5], [0.0, 1.0], [0.25, 0.25]]))
     even = shades(torch.tensor([[0.20, 0.22], [0.20, 0.20], [0.20, 0.18]]))
     torch.testing.assert_close(even, torch.tensor([[0.1, 0.2], [0.1, 0.1], [0.1, 0.0]]))
+
+
+def test_the_scale_stands_above_each_block_and_bars_show_its_colours() -> None:
+    """Block 1 has 10 to 40%; block 2 is almost even, so that full colour is its mean, 20%, above its smallest, 18%."""
+    maps = torch.tensor([[[0.1, 0.2], [0.2, 0.22]], [[0.1, 0.4], [0.2, 0.2]], [[0.1, 0.1], [0.2, 0.18]]])[:, None]
+    figure = attention(torch.zeros(1, 1, 2, 2), [0], AttentionMaps(maps, (1, 2), (1, 2), (2,), torch.zeros(1, 1, 3)))
+    first, second = (axes.get_title() for axes in panels(figure)[1:3])
+    assert (first, second) == ("block 1\n10 to 40%", "block 2\n18 to 38%")
+    bars = figure.subfigs[-1].axes
+    assert [bar.get_title() for bar in bars] == [name for _, name in ROWS]
+    for bar, (color, _) in zip(bars, ROWS, strict=True):
+        (mesh,) = [drawn for drawn in bar.collections if drawn.get_array() is not None]
+        ends = mesh.cmap([0.0, 1.0])[:, :3]
+        for heat, end in zip((0.0, 1.0), ends, strict=True):
+            expected = overlaid(torch.ones(1, 1, 1), torch.tensor([[heat]]), color)[0, 0]
+            torch.testing.assert_close(torch.as_tensor(end).float(), expected, atol=0.01, rtol=0)
 
 
 def test_a_panel_is_the_image_under_its_blocks_map() -> None:
@@ -103,9 +119,9 @@ def test_test_images_are_taken_at_equal_distances() -> None:
     """The 6 test images have classes 0, 1, 2, 0, 1, 2; of three, each is the last of a third."""
     figure = attention_of_samples(module_of((3, 4, 6)), data(colours()), 3, "mine")
     assert figure.get_suptitle() == "mine"
-    assert [part.axes[0].get_title() for part in figure.subfigs] == ["1", "0", "2"]
+    assert [part.axes[0].get_title() for part in figure.subfigs[:-1]] == ["1", "0", "2"]
     every = attention_of_samples(module_of((3, 4, 6)), data(colours()), 6)
-    assert [part.axes[0].get_title() for part in every.subfigs] == ["0", "1", "2", "0", "1", "2"]
+    assert [part.axes[0].get_title() for part in every.subfigs[:-1]] == ["0", "1", "2", "0", "1", "2"]
 
 
 @pytest.mark.parametrize("samples", [0, 7])

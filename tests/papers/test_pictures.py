@@ -172,6 +172,17 @@ def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
     assert axes.get_xlabel().endswith({"multiply_adds": "(M)", "latency_s": "(ms)"}[cost])
 
 
+def test_the_legend_lies_off_the_curve_and_exits_in_the_wrong_order_are_said() -> None:
+    found = scored(100)
+    numbers = calibrate("3", found, found, [1.0, 2.0, 4.0], 3.0).numbers()
+    for accuracies, said in (([0.5, 0.6, 0.7], False), ([0.5, 0.8, 0.7], True)):
+        figure = stopping.accuracy_over_budget({**numbers, "accuracies": accuracies})
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
+        assert ("A deeper exit is behind" in figure.get_supxlabel()) == said
+
+
 def test_a_budget_far_beyond_the_last_exit_leaves_the_axis_alone() -> None:
     found = scored(100)
     near, far = (
