@@ -370,6 +370,8 @@ VERBS = {
     "run": (["run"], "folder"),
     "run --out": (["run", *SMALL, "--out"], "file"),
     "resume": (["resume"], "file"),
+    "demo --out": (["demo", "--out"], "file"),
+    "demo --write": (["demo", "--write"], "folder"),
     "compare": (["compare"], "folder"),
     "plan": (["plan"], "folder"),
     "plan --save": (["plan", "--model", "cnn", "--save"], "folder"),
@@ -398,7 +400,7 @@ def test_a_path_that_cannot_be_is_a_sentence_in_every_verb(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, wrong = VERBS[verb]
-    writes = any(word in verb for word in ("--out", "--save", "key", "certificates"))
+    writes = any(word in verb for word in ("--out", "--save", "--write", "key", "certificates"))
     for name, path in odd_paths(tmp_path).items():
         if (name in ("file", "folder") and name != wrong) or (name == "device" and writes and wrong == "folder"):
             continue

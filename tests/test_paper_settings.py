@@ -50,7 +50,7 @@ PAPERS = {
     "shakespeare-lstm": FEDAVG,
     "heterofl-original": HETEROFL,
 }
-OF_OUR_OWN = {"ablation-scalefl", "client-choice", "deadlines", "demo", "backbone-tiny-imagenet", "compression",
+OF_OUR_OWN = {"ablation-scalefl", "client-choice", "deadlines", "backbone-tiny-imagenet", "compression",
               "overfitting", "ship-cifar10", "fast-equals-exact", "fast-equals-exact-text", "trust-scalefl", "links",
               "trust-adaptivefl", "privacy-scalefl"}  # fmt: skip
 """Files that ask something that no table of a paper asks."""
@@ -184,7 +184,7 @@ TRAINING = {
     "heterofl-original": Training(800, 5, 10, (0.1,), [300, 500], 0.9, {"cifar10": (100,)}, 0.1),
 }
 FULL = [path for path in FILES if path.parent == ROOT]
-ELSEWHERE = {"ablation-scalefl", "client-choice", "deadlines", "demo", "reefl-grid"}
+ELSEWHERE = {"ablation-scalefl", "client-choice", "deadlines", "reefl-grid"}
 """Full files that ask what no paper has settings for, and the grid that is tuned."""
 
 

@@ -92,6 +92,7 @@ RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns"
 OPTIONS = {
     "run": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
     "resume": ["FOLDER", "--quiet/-q"],
+    "demo": ["--out", "--jobs/-j", "--write", "--set", "--quiet/-q"],
     "compare": ["FILE", "--out", "--jobs/-j", "--against", "--record", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.demonstrating import demo
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.keeping import runs as kept_runs
 from fleetfit.cli.profiling import profile
@@ -167,27 +168,35 @@ def compare(
     The same command goes on where it was cut off: finished runs are not run again, and where all are, only the tables
     are written anew. They are also written as Markdown and CSV, and all results as one small `results.json`.
     """
-    from fleetfit import api
-    from fleetfit.cli import display
-
     given = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
     options = [str(part) for option, value in given.items() if value is not None for part in (option, value)]
     options += [part for one in overrides or () for part in ("--set", one)] + (["--fast"] if fast else [])
     again = shlex.join(["fleetfit", "compare", str(file), *options])
+    compared(file, again, quiet, out=out, overrides=with_speed(overrides, fast), jobs=jobs, against=against,
+             record=record)  # fmt: skip
+
+
+def compared(file: Path, again: str, quiet: bool, *, jobs: int, **asked: Any) -> None:
+    """Run a comparison and show it.
+
+    Args:
+        file: The run file.
+        again: The command that goes on with it, for who stops it.
+        quiet: No progress, only the result.
+        jobs: Runs at a time.
+        **asked: What else `fleetfit.compare` takes.
+    """
+    from fleetfit import api
+    from fleetfit.cli import display
+
     with display.interruptible(again), contextlib.closing(display.ComparedRuns(bool(quiet), jobs)) as on_run:
         if not quiet:
             display.say("Every row and setting is checked before the first run.")
-        found = api.compare(
-            file,
-            out=out,
-            overrides=with_speed(overrides, fast),
-            on_run=on_run,
-            jobs=jobs,
-            against=against,
-            record=record,
-            on_progress=on_run.progress,
-        )
+        found = api.compare(file, on_run=on_run, jobs=jobs, on_progress=on_run.progress, **asked)
     display.compared(found)
+
+
+app.command()(demo)
 
 
 @app.command()

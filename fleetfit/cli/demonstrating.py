@@ -1,0 +1,72 @@
+"""A first run that needs no file: `fleetfit demo`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetfit import paths
+from fleetfit.cli.streams import said
+from fleetfit.errors import ConfigError
+
+RUN_FILE = Path(__file__).with_name("demo.toml")
+
+
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
+    ] = 1,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train nothing: write the run file, to be changed and run with `fleetfit compare FILE`.",
+            parser=said(paths.file_to_write),
+            metavar="FILE",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key of all its runs, such as rounds=5. Repeatable."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+) -> None:
+    """Compare ScaleFL, HeteroFL and FedAvg on handwritten digits: a first run that needs no file.
+
+    Forty clients, four budgets; one to three minutes. The same command goes on where it was cut off.
+    """
+    from fleetfit.cli import display, verbs
+
+    if write is not None:
+        written(write)
+        display.say(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")
+        return
+    options = [*(["--out", str(out)] if out else []), *(["--jobs", str(jobs)] if jobs > 1 else [])]
+    options += [part for one in overrides or () for part in ("--set", one)]
+    again = shlex.join(["fleetfit", "demo", *options])
+    verbs.compared(RUN_FILE, again, quiet, out=out, overrides=overrides or (), jobs=jobs)
+    if not quiet:
+        display.say("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
+
+
+def written(path: Path) -> None:
+    """Write the demonstration's run file.
+
+    Args:
+        path: Where; nothing that is there is overwritten.
+
+    Raises:
+        ConfigError: There is something already, or it cannot be written.
+    """
+    from fleetfit import files
+
+    if path.is_file():
+        raise ConfigError(f"{path} is there already, and is left as it is: name a new file after --write.")
+    try:
+        files.write_where_told(path, RUN_FILE.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the run file cannot be written to {path}: {error.strerror}.") from None
