@@ -60,9 +60,12 @@ def _free(needed: int) -> mmap.mmap | None:
 
 
 def _new(needed: int) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(-1, needed)
     found = mmap.mmap(-1, needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):  # it is a wish
-        found.madvise(mmap.MADV_HUGEPAGE)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it is a wish
+            found.madvise(mmap.MADV_HUGEPAGE)
     return found
 
 

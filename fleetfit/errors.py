@@ -6,6 +6,7 @@ what to do; the command line prints the message without a traceback and exits wi
 
 import difflib
 import importlib
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,6 +63,23 @@ class MissingExtra(FleetFitError, ImportError):
             what: The feature that needs it, as the start of a sentence ("Reading Parquet files").
         """
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
+
+
+WINDOWS = os.name == "nt"
+
+
+def refuse_on_windows(what: str, instead: str) -> None:
+    """Refuse on Windows what hands open connections to other processes, or needs sockets in folders.
+
+    Args:
+        what: As the start of a sentence.
+        instead: What to do there, as a sentence.
+
+    Raises:
+        ConfigError: This is Windows.
+    """
+    if WINDOWS:
+        raise ConfigError(f"{what} works on Linux and macOS only. {instead}")
 
 
 def need(module: str, extra: str, what: str) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fleetfit import errors
 from fleetfit.errors import ConfigError
 
 try:
@@ -212,6 +213,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            if errors.WINDOWS:  # which renames nothing that is open, and has no lock to be held
+                file.close()
             os.replace(part, path)  # noqa: PTH105 - while the lock is held
         except BaseException:
             with contextlib.suppress(OSError):
@@ -325,9 +328,9 @@ def _same(handle: int, path: Path) -> bool:
 
 def flush(path: Path) -> None:
     """Make sure that a file, or the names in a folder, are on disk."""
-    if path.is_dir() and os.name == "nt":  # a folder cannot be opened there
+    if path.is_dir() and errors.WINDOWS:  # a folder cannot be opened there
         return
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR if errors.WINDOWS else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

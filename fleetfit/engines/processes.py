@@ -23,7 +23,7 @@ from fleetfit import paths
 from fleetfit.data.dataset import restored, store
 from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
-from fleetfit.errors import ConfigError, RunError
+from fleetfit.errors import ConfigError, RunError, refuse_on_windows
 from fleetfit.layout import Layout
 from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.training import accelerator_named
@@ -40,6 +40,7 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
         device: "cpu", "cuda:N", or "cuda" for all CUDA devices in turn.
         threads: Threads per job; other than 1 changes the last bits of results.
     """
+    refuse_on_windows('engine.name = "processes"', 'engine.name = "local" gives the same bits, in one process.')
     if workers is not None and workers < 1:
         raise ConfigError(f"engine.workers must be at least 1, got {workers}.")
     if threads < 1:

@@ -27,7 +27,7 @@ from fleetfit.config.assembly import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
-from fleetfit.errors import ConfigError, FleetFitError, RunError, shown
+from fleetfit.errors import ConfigError, FleetFitError, RunError, refuse_on_windows, shown
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
@@ -115,6 +115,8 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
     """
     if jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}.")
+    if jobs > 1:
+        refuse_on_windows("A comparison with several runs at a time", "Leave out --jobs.")
     for entry in plan.entries() if jobs > 1 else ():
         engine = checked(entry.table).engine.name
         if engine in _WITH_WORKERS:

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import IO
 
 from fleetfit.engines.flower.warm.zygote import PRELOAD
-from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.errors import ConfigError, MissingExtra, RunError, refuse_on_windows
 
 _LOG = logging.getLogger("fleetfit")
 
@@ -219,6 +219,7 @@ def run_node(
         MissingExtra: Flower is not installed.
         RunError: FleetFit's own part of the node cannot be imported.
     """
+    refuse_on_windows("A fleet's node", "Under Windows, run it in WSL 2, which is Linux.")
     node = _checked(config, connection)
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("flower", "A fleet's node")

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from fleetfit.engines.flower import logs
 from fleetfit.engines.flower.logs import traced
+from fleetfit.errors import refuse_on_windows
 
 # ---- asking the worker ---------------------------------------------------------------------------------------------
 
@@ -94,8 +95,10 @@ def _place(config: str, watched: int) -> Path:
     """Return the folder of the worker that belongs to a configuration and a process.
 
     Raises:
+        ConfigError: This is Windows.
         RuntimeError: Somebody else has made it.
     """
+    refuse_on_windows("A fleet's node", "Under Windows, run it in WSL 2, which is Linux.")
     root = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"fleetfit-{os.getuid()}"
     key = f"{Path(config).resolve()} {watched} {_started(watched)}"
     place = root / hashlib.sha256(key.encode()).hexdigest()[:16]
