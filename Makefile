@@ -24,7 +24,7 @@ SAMPLE ?= 500
 PARTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo fleet-demo test test-all test-fleet test-fleet-all test-browser lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
+.PHONY: help env package test-package check-files sbom demo fleet-demo test test-all test-fleet test-fleet-all test-browser lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -60,7 +60,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: env ## train ScaleFL, FedAvg and HeteroFL on the handwritten digits, and compare them
-	$(BIN)/fleetfit compare experiments/demo.toml
+	$(BIN)/fleetfit demo
 
 test: lint ## linters, types, import directions, and the quick tests (gpu ones skip where there is no GPU)
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
@@ -91,6 +91,35 @@ lint: env ## linters, security (ruff's S), format, types and import directions o
 audit: ## ask PyPI whether a pinned version has a known vulnerability; fails where it cannot be asked
 	[ -x .venv-audit/bin/pip-audit ] || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install -q pip-audit; }
 	.venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
+
+# Also in an environment of their own, for the same reason.
+RELEASE := .venv-release/bin
+.venv-release/.made-by-make: release/requirements.txt
+	@$(PYTHON) -m venv .venv-release
+	@$(RELEASE)/python -m pip --disable-pip-version-check --no-input install -qq -r release/requirements.txt
+	@touch $@
+
+package: .venv-release/.made-by-make ## build dist/: an sdist, a wheel from it, and what PyPI would say of them
+	@rm -rf dist
+	$(RELEASE)/python -m build
+	$(RELEASE)/twine check --strict dist/*
+
+test-package: env package ## install them into an empty environment, run the demo, build again and test from the sdist
+	$(BIN)/pytest -m network tests/release $(PYTEST_ARGS)
+
+sbom: env .venv-release/.made-by-make ## dist/fleetfit.spdx.json: what a release consists of, from constraints.txt, in SPDX
+	$(RELEASE)/python release/bill_of_materials.py \
+		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" dist/fleetfit.spdx.json
+	$(RELEASE)/pyspdxtools -i dist/fleetfit.spdx.json
+
+CHECK := $(RELEASE)/check-jsonschema -q --builtin-schema
+check-files: .venv-release/.made-by-make ## hold workflows, issue forms, compose.yaml and CITATION.cff against their schemas
+	$(CHECK) vendor.github-workflows .github/workflows/*.yml
+	$(CHECK) vendor.dependabot .github/dependabot.yml
+	$(CHECK) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(CHECK) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/question.yml
+	$(CHECK) vendor.compose-spec containers/compose.yaml
+	$(CHECK) vendor.citation-file-format CITATION.cff
 
 format: env ## rewrite the files as the linters want them
 	$(BIN)/ruff check --fix .
@@ -127,5 +156,5 @@ clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov *.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-clean-env: ## remove .venv, .venv-peers and .venv-audit
-	rm -rf $(VENV) .venv-peers .venv-audit
+clean-env: ## remove .venv, .venv-peers, .venv-audit and .venv-release
+	rm -rf $(VENV) .venv-peers .venv-audit .venv-release

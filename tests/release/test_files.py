@@ -1,0 +1,98 @@
+"""Workflows, CITATION.cff and the like say the same as the rest of the repository, and ask for no more than they need.
+
+`make check-files` holds them against their schemas.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fleetfit
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+
+
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def complaints(text: str) -> list[str]:
+    """Return what is wrong with a workflow."""
+    workflow = yaml.safe_load(text)
+    found = [f"not by its hash: {line.strip()}" for line in re.findall(r"^.*\buses:.*$", text, re.MULTILINE)
+             if not re.fullmatch(r"\s*- uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)]  # fmt: skip
+    if workflow.get("permissions") != {"contents": "read"}:
+        found.append("it may do more than read")
+    for name, job in workflow["jobs"].items():
+        if set(job.get("permissions", {})) - ({"id-token"} if job.get("environment") == "pypi" else set()):
+            found.append(f"{name} may do more than read")
+        if "timeout-minutes" not in job:
+            found.append(f"{name} may run for hours")
+    if "secrets." in text:
+        found.append("a secret")
+    for step in steps(workflow):
+        if "checkout" in step.get("uses", "") and step.get("with", {}).get("persist-credentials") is not False:
+            found.append("checkout leaves its credentials behind")
+        if "${{" in step.get("run", ""):
+            found.append(f"text of others may become a command: {step['run']}")
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_keeps_the_rules(path: Path) -> None:
+    assert not complaints(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "@v4"),
+        ("contents: read", "contents: write"),
+        ("environment: pypi", "environment: other"),
+        ("id-token: write", "packages: write"),
+        ("timeout-minutes: 10", "continue-on-error: true"),
+        ("persist-credentials: false", "fetch-depth: 0"),
+        ('"$GITHUB_REF_NAME"', '"${{ github.ref_name }}"'),
+        ("path: dist\n", "path: dist\n          token: ${{ secrets.PYPI }}\n"),
+    ],
+)
+def test_a_workflow_that_breaks_a_rule_is_seen(old: str, new: str) -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    assert old in text
+    assert complaints(text.replace(old, new))
+
+
+def test_workflows_run_what_there_is() -> None:
+    """Each target of make exists, and each Python that the package names is tried."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    runs = "\n".join(step.get("run", "") for path in WORKFLOWS for step in steps(yaml.safe_load(path.read_text())))
+    called = {
+        word for line in re.findall(r"^make (.+)$", runs, re.MULTILINE) for word in line.split() if "=" not in word
+    }
+    assert {"test", "test-fleet", "test-package", "docs", "sbom"} <= called <= targets
+    tried = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    named = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"]]
+    assert tried["linux"]["strategy"]["matrix"]["python"] == [found[1] for found in named if found]
+    for machine in ("macos", "windows"):
+        assert any(machine in row["os"] for row in tried["elsewhere"]["strategy"]["matrix"]["include"])
+
+
+def test_the_citation_says_what_the_package_says() -> None:
+    assert CITATION["version"] == fleetfit.__version__
+    assert CITATION["license"] == PROJECT["license"]
+    assert [author["name"] for author in CITATION["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    assert f"\n## {fleetfit.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
+    assert CITATION.get("repository-code") == PROJECT.get("urls", {}).get("Repository")
+
+
+def test_tools_of_releases_are_pinned() -> None:
+    lines = [line for line in (ROOT / "release" / "requirements.txt").read_text().splitlines() if line[:1] != "#"]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert {"build", "twine", "spdx-tools", "check-jsonschema"} <= {line.split("==")[0] for line in lines}
