@@ -482,5 +482,5 @@ def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn
 
 def test_a_cohort_that_is_often_too_small_is_said() -> None:
     notes = assemble(experiment_of(laid(BOTH, {"cohort": {"fraction": 0.5}}))).notes
-    assert any("In 69% of the rounds fewer than 3 clients of level 3 or above are drawn" in note for note in notes)
+    assert any("In 69% of the rounds fewer than 3 clients of level 3 are drawn" in note for note in notes)
     assert not any("fewer than 3 clients" in note for note in assemble(experiment_of(BOTH)).notes)

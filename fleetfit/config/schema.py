@@ -411,7 +411,8 @@ class SecureSection(Section):
     Attributes:
         minimum: Clients, at least, that a sum is over: in a cohort, and in each part of the model.
         threshold: Share of the cohort that has to be there to the end, above one half.
-        range: The largest movement of an element in a round; a client clips what is beyond it.
+        range: The largest movement of an element in a round; a client clips what is beyond it. With `[privacy]` it is
+            at least `clip`, and best the same.
         bits: Of a movement; modulus 2^32, so that 20 bits are enough for 4,096 clients.
     """
 

@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.evaluate import has_batch_norm
@@ -145,17 +143,16 @@ def notes_on_secure(secure: SecureRun | None, federation: Federation, rate: floa
 
 
 def _too_small(minimum: int, federation: Federation, rate: float) -> tuple[str, ...]:
-    """Say at which level the cohort is too small for a sum in more than one round of 20, if there is one."""
-    worst = ("", 0.0)
-    for index in np.unique(federation.level_of[federation.able]).tolist():
-        beyond = int((federation.level_of[federation.able] >= index).sum())
-        chance = sum(math.comb(beyond, n) * rate**n * (1 - rate) ** (beyond - n) for n in range(minimum))
-        worst = max(worst, (federation.levels[index].name, chance), key=lambda found: found[1])
-    if worst[1] <= 0.05:
+    """Say how often a cohort has too few clients of the largest level for a sum, if that is not rare."""
+    levels = federation.level_of[federation.able]
+    top = int(levels.max())
+    there = int((levels == top).sum())
+    chance = sum(math.comb(there, n) * rate**n * (1 - rate) ** (there - n) for n in range(minimum))
+    if chance <= 0.05:
         return ()
     return (
-        f"In {worst[1]:.0%} of the rounds fewer than {minimum} clients of level {worst[0]} or above are drawn. What "
-        "they alone train then gets noise and no update. A larger cohort makes it rarer.",
+        f"In {chance:.0%} of the rounds fewer than {minimum} clients of level {federation.levels[top].name} are drawn. "
+        "What they alone train then gets noise and no update. A larger cohort makes it rarer.",
     )
 
 
