@@ -171,6 +171,7 @@ BUILT_IN = {
     "models": ("Models", "`model.name`", "[Your model](own-model.md) adds one."),
     "peft": ("Ways of fine-tuning", "`peft.name`", "[Fine-tuning](models.md#fine-tuning) compares them."),
     "engines": ("Engines", "`engine.name`", "[Engines](engines.md) says when which."),
+    "callbacks": ("Callbacks", "the name in `callbacks`", "[Callbacks](callbacks.md) says what they are told."),
 }
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +29,7 @@ _KINDS = {
     stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
+_LOOKS, _LOOK_S = 10, 0.02
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _AT_ONCE
 
@@ -315,8 +317,30 @@ def _lock(handle: int, wait: bool) -> bool:
 
 
 def lock(file: BinaryIO) -> bool:
-    """Lock a file until it is closed; tell whether nobody else had."""
+    """Lock a file until it is closed; tell whether nobody else had, but for the moment in which `is_held` looks."""
+    for _ in range(_LOOKS):
+        if _lock(file.fileno(), wait=False):
+            return True
+        time.sleep(_LOOK_S)
     return _lock(file.fileno(), wait=False)
+
+
+def lock_shared(file: BinaryIO) -> None:
+    """Hold a file beside others that do so, until it is closed, so that `is_held` sees it."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH)
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether a process has locked a file; False also where there is none, or nothing can tell."""
+    if fcntl is None:
+        return False
+    try:
+        with open_own(path, os.O_RDONLY) as file:
+            return not _lock(file.fileno(), wait=False)
+    except OSError:
+        return False
 
 
 def _same(handle: int, path: Path) -> bool:

@@ -80,10 +80,10 @@ NAMES = {
 }
 
 SIGNATURES = {
-    "run": "source, *, out, overrides, on_round, callbacks, **sections",
-    "resume": "folder, *, on_round, callbacks, **sections",
+    "run": "source, *, out, overrides, on_round, callbacks, progress, **sections",
+    "resume": "folder, *, on_round, callbacks, progress, **sections",
     "load": "folder, **sections",
-    "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress",
+    "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress, progress",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
@@ -93,6 +93,7 @@ OPTIONS = {
     "run": ["FILE", "--out", "--set", "--fast", "--quiet/-q"],
     "resume": ["FOLDER", "--quiet/-q"],
     "demo": ["--out", "--jobs/-j", "--write", "--set", "--quiet/-q"],
+    "watch": ["FOLDER", "--once"],
     "compare": ["FILE", "--out", "--jobs/-j", "--against", "--record", "--set", "--fast", "--quiet/-q"],
     "plan": [
         "FILE", "--model", "--budgets", "--cost", "--tolerance", "--mode", "--levels", "--exits", "--widths",

@@ -5,6 +5,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import NODES, accuracy_among, planned_for
 from fleetfit.api.listening import Listener, listeners
+from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import assemble_fleet
 from fleetfit.config.writing import objects_in
@@ -26,6 +28,7 @@ from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import Damaged
 from fleetfit.report import recorded
+from fleetfit.report.tables import level_table, total_table
 from fleetfit.soundness import check_base, fitting
 from fleetfit.values import Server
 
@@ -58,6 +61,23 @@ class Run:
         """Return the folder and how far the run has come."""
         done = f"{len(self.metrics)} of {self.experiment.rounds} rounds"
         return f"Run({str(self.folder)!r}, {done}{', finished' if self.finished else ''})"
+
+    def _repr_html_(self) -> str:
+        """Return the tables of a finished run, or how far it has come, for notebooks."""
+        try:
+            if self.finished:
+                summary = self.summary
+                return (
+                    level_table(summary).to_html()
+                    + total_table(summary).to_html()
+                    + f"<p>{escape(str(self.folder))}</p>"
+                )
+            facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.norms[0])
+            for report in self.metrics:
+                facts.take(report)
+            return as_html(str(self.folder), facts)
+        except RunError as error:
+            return f"<p>{escape(str(error))}</p>"
 
     @property
     def folder(self) -> Path:

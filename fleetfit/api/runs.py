@@ -20,6 +20,7 @@ from typing import Any
 from fleetfit import rounds
 from fleetfit.api.described import settled, short_name
 from fleetfit.api.listening import Telling, listeners, split, telling
+from fleetfit.api.progress import Rounds, Wanted, progress_of
 from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
@@ -141,6 +142,7 @@ def run(
     overrides: Sequence[str] = (),
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
+    progress: Wanted = "auto",
     **sections: Any,
 ) -> Run:
     """Run an experiment from beginning to end.
@@ -152,6 +154,7 @@ def run(
         on_round: Called with each round's report; what it raises stops the run, which can be resumed.
         callbacks: What is told of the run beside the run file's `callbacks`: objects with some of the methods of
             `fleetfit.Callback`, functions that take each round's report, and names and tables as in a run file.
+        progress: Whether rounds are shown while they run: "auto" in a notebook only, True also in a terminal.
         **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
@@ -161,8 +164,24 @@ def run(
         FleetFitError: Something does not fit; nothing has been written unless rounds had begun.
     """
     prepared = prepare(described(source, overrides, **sections), out, callbacks=callbacks)
-    proceed(prepared, on_round)
+    _proceed_shown(prepared, on_round, progress)
     return prepared
+
+
+def _proceed_shown(target: Run, on_round: OnRound | None, wanted: Wanted) -> None:
+    """Run the rounds that are left, and show them where that is wanted."""
+    shown = progress_of(target.experiment, wanted)
+    calls = [one for one in (shown, on_round) if one is not None]
+
+    def after_round(report: Mapping[str, Any]) -> None:
+        for one in calls:
+            one(report)
+
+    try:
+        proceed(target, after_round)
+    finally:
+        if isinstance(shown, Rounds):
+            shown.close()
 
 
 def plan(
@@ -281,7 +300,12 @@ def new_folder(
 
 
 def resume(
-    folder: str | Path, *, on_round: OnRound | None = None, callbacks: Sequence[Any] = (), **sections: Any
+    folder: str | Path,
+    *,
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: Wanted = "auto",
+    **sections: Any,
 ) -> Run:
     """Go on with a run after its newest checkpoint; a finished one is returned as it is.
 
@@ -289,6 +313,7 @@ def resume(
         folder: The run folder.
         on_round: Called with each round's report.
         callbacks: Beside those of the run's `config.toml`; see `run`. They are told of what they have not heard yet.
+        progress: Whether rounds are shown; see `run`.
         **sections: The objects that stood in for names, if the run was started from Python with some.
 
     Raises:
@@ -298,7 +323,7 @@ def resume(
     written, objects = split(callbacks)
     if not found.finished:
         found._listeners = listeners([*found.experiment.callbacks, *_checked_callbacks(written)], objects)
-        proceed(found, on_round)
+        _proceed_shown(found, on_round, progress)
     return found
 
 

@@ -1,9 +1,9 @@
 """The command line.
 
-`run`, `plan`, `compare`, `resume`, `eval`, `list` and `check-model` are in `verbs`; `predict`, `calibrate`, `export`,
-`pictures` and `attention` in `shipping`; `profile` in `profiling`; `runs` in `keeping`; `report` in `reporting`;
-`flower` in `fleet`. `door` says in a sentence what went wrong, and `streams` prints it. Nothing is imported here, so
-that Ctrl-C has its answer from the first moment.
+`run`, `plan`, `compare`, `resume`, `watch`, `eval`, `list` and `check-model` are in `verbs`; `predict`, `calibrate`,
+`export`, `pictures` and `attention` in `shipping`; `profile` in `profiling`; `runs` in `keeping`; `report` in
+`reporting`; `flower` in `fleet`. `door` says in a sentence what went wrong, and `streams` prints it. Nothing is
+imported here, so that Ctrl-C has its answer from the first moment.
 """
 
 import sys

@@ -4,27 +4,24 @@ import contextlib
 import shutil
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from fleetfit.api import Comparison, Run
 from fleetfit.api.comparison import ComparisonProgress
+from fleetfit.api.progress import Rounds, bars
 from fleetfit.api.runs import proceed
 from fleetfit.cli.interrupts import Interrupted
 from fleetfit.cli.planning import Shown
 from fleetfit.cli.printing import say as say
 from fleetfit.cli.printing import show as show
-from fleetfit.config import Experiment
 from fleetfit.report import drawing
 from fleetfit.report.page import NAME as PAGE
 from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
-from fleetfit.report.text import Table, duration, percent, spent
-from fleetfit.soundness import in_words
+from fleetfit.report.text import Table, duration, percent
 
 _TEXT_WIDTH = 110
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
@@ -63,87 +60,6 @@ def plan(found: Shown) -> None:
 
 
 # ---- progress ------------------------------------------------------------------------------------------------------
-
-
-class Rounds:
-    """Shows the rounds of one run: a live bar in a terminal, else a line per round.
-
-    Args:
-        title: What stands before each.
-        experiment: Of the run.
-        beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
-        of_all: Says what else is left, of a comparison.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        experiment: Experiment,
-        beside: Progress | None = None,
-        of_all: Callable[[], str] = str,
-    ) -> None:
-        """Begin to count the time."""
-        self._of_all = of_all
-        self._title, self._rounds = title, experiment.rounds
-        self._norm, self._accuracy = experiment.evaluate.norms[0], ""
-        self._began, self._first = time.monotonic(), 0
-        self._bar, self._alone = beside, beside is None
-        if self._alone and sys.stdout.isatty():
-            self._bar = _bars()
-            self._bar.start()
-        if self._bar is not None:
-            self._task = self._bar.add_task(escape(title), total=self._rounds, what="")
-
-    def __call__(self, report: Mapping[str, Any]) -> None:
-        """Show a round's report."""
-        done, loss = report["round"], report["train"]["loss"]
-        self._first = self._first or done
-        columns = report.get("evaluate", {}).get(self._norm)
-        now = ""
-        if columns:
-            told = ("avg", "full") if "privacy" in report else ("local", "global")
-            now = "  ".join(f"{name} {percent(columns.get(name))}%" for name in told)
-            self._accuracy = f"{now} (round {done})"  # which the bar goes on showing
-        if "undone" in report:
-            self._say(f"Round {done} was {in_words(report['undone'])}")
-        shown = now if self._bar is None else self._accuracy
-        first = f"loss {'-' if loss is None else f'{loss:.3f}'}"
-        if "privacy" in report:
-            first = spent(report["privacy"])
-        what = f"{first}  {shown}".rstrip()
-        every = self._of_all()
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, what=escape(f"{what}  {every}".rstrip()))
-            if done == self._rounds:
-                self.close()
-            return
-        each = (time.monotonic() - self._began) / (done - self._first + 1)
-        lost = f"  {len(report['failures'])} jobs failed" if report["failures"] else ""
-        left = duration(each * (self._rounds - done))
-        say(
-            f"{self._title}{'  ' if self._title else ''}round {done}/{self._rounds}  {what}{lost}  {left} left"
-            f"{'  ' if every else ''}{every}"
-        )
-
-    def _say(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
-        if self._bar is not None:
-            self._bar.console.print(escape(text), soft_wrap=True, highlight=False)
-        else:
-            say(text)
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._bar is not None and self._alone:
-            self._bar.stop()
-            self._bar = None
-
-
-def _bars() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(),
-        TextColumn("{task.fields[what]}"), TimeRemainingColumn(),
-    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -211,7 +127,7 @@ class ComparedRuns:
         self._begun, self._left = False, ""
         self._bars: Progress | None = None
         if jobs > 1 and not quiet and sys.stdout.isatty():
-            self._bars = _bars()
+            self._bars = bars()
             self._bars.start()
 
     def __call__(self, title: str, number: int, count: int, run: Run) -> Rounds | None:
@@ -244,7 +160,7 @@ class ComparedRuns:
     def _say(self, text: str) -> None:
         """Print a line, above the bars where there are some."""
         if self._bars is not None:
-            self._bars.console.print(escape(text), soft_wrap=True, highlight=False)
+            self._bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
         else:
             say(text)
 

@@ -129,6 +129,22 @@ def resume(folder: Folder, quiet: Quiet = False) -> None:
 
 
 @app.command()
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run or a comparison.", parser=said(paths.folder), metavar="FOLDER")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Only say how far it is.")] = False,
+) -> None:
+    """Follow a run or a comparison that another terminal or machine computes; Ctrl-C leaves it alone.
+
+    Works on a fleet's run, too, and says where a run is finished or was stopped. Nothing is written.
+    """
+    from fleetfit.cli.watching import watch
+
+    watch(folder, once)
+
+
+@app.command()
 def compare(
     file: Annotated[
         Path,

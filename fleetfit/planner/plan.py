@@ -12,6 +12,7 @@ import tomli_w
 from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_grid, cost_of, full_cost, latency_of, submodel_cost
 from fleetfit.errors import ConfigError, PlanError, did_you_mean, shown
 from fleetfit.layout import Architecture
+from fleetfit.markup import html_table
 from fleetfit.planner.budgets import (
     Budget,
     Floats,
@@ -99,6 +100,19 @@ class Plan:
             mode=self.mode,
             conditions=Conditions(self.batch_size, dict(self.measured)),
         )
+
+    def _repr_html_(self) -> str:
+        """Return the levels as a table, for notebooks."""
+        columns = ("level", "depth", "width", "exits (after block)", "parameters", "multiply-adds",
+                   f"{self.cost} / full", "target", "clients")  # fmt: skip
+        rows = [
+            (one.name, f"{one.depth}/{self.blocks}", f"{one.width:.2f}", ", ".join(map(str, one.exits)),
+             f"{one.parameters:,}", f"{one.multiply_adds:,}", f"{one.share:.3f}",
+             f"{one.target:.3g} ± {100 * one.tolerance:.3g}%", str(one.clients))
+            for one in self.levels
+        ]  # fmt: skip
+        left_out = [f"{len(self.left_out)} clients afford no level: {', '.join(self.left_out)}."]
+        return html_table(columns, rows, f"A plan in {self.cost}", left_out if self.left_out else ())
 
     def to_toml(self) -> str:
         """Return the plan as the text of a TOML file."""

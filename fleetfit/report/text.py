@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetfit.markup import html_table
+
 
 @dataclass(frozen=True)
 class Table:
@@ -32,6 +34,12 @@ class Table:
         lines += [_markdown_line(row) for row in self.rows]
         parts = [f"**{self.title}**\n"] if self.title else []
         return "\n".join([*parts, *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def to_html(self) -> str:
+        """Return the table as HTML, for notebooks."""
+        return html_table(self.columns, self.rows, self.title, self.notes, self.groups)
+
+    _repr_html_ = to_html
 
     def to_csv(self) -> str:
         """Return the table as CSV; a heading above columns is repeated in each of them."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
+from fleetfit.api.comparison.announced import announcing, title_of
 from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
@@ -20,6 +21,7 @@ from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, R
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.comparison.tuned import candidates, chosen
 from fleetfit.api.described import settled
+from fleetfit.api.progress import Wanted, shown_runs
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import RUNS, OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
@@ -68,6 +70,7 @@ def compare(
     against: str | None = None,
     record: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    progress: Wanted = "auto",
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
@@ -81,6 +84,8 @@ def compare(
         against: Label of the row that the others are measured against; `compare.against`, or the first row, by default.
         on_progress: Called before the first run, after each round and after each run with how far all of it is, and how
             long it will take yet.
+        progress: Whether rounds are shown while they run, where there is no `on_run`: "auto" in a notebook only, True
+            also in a terminal.
         record: A folder where `results.json` is kept as well, under the name of the run file, once all is finished.
 
     Raises:
@@ -88,6 +93,7 @@ def compare(
             which is said once the others are done.
     """
     plan = planned(file, overrides)
+    on_run = shown_runs(progress) if on_run is None else on_run
     reference = plan.reference(against)
     _check_jobs(plan, jobs)
     kept = None if record is None else record_path(file, record)
@@ -99,6 +105,7 @@ def compare(
         if jobs > 1:  # each process has its own
             sharing.close()
             give_back_freed_memory()
+        sharing.enter_context(announcing(plan, folder))
         following = _Following(_remaining(plan, folder, jobs, rehearsal), on_run, on_progress)
         tuned, runs = _compared(_RowRunner(rehearsal, following, jobs), plan, folder, results)
     if kept is not None:
@@ -134,8 +141,7 @@ def _compared(
     asked = []
     for number, entry in enumerate(plan.entries(), 1):
         table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
-        title = ", ".join(filter(None, [entry.row, entry.setting, f"seed {entry.seed}"]))
-        asked.append(_Asked(entry, table, _place(folder, entry.place), title, number, plan.count))
+        asked.append(_Asked(entry, table, _place(folder, entry.place), title_of(entry), number, plan.count))
 
     def finished(done: Sequence[tuple[_Asked, Run]]) -> None:
         for one, found in done:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from fleetfit.api.comparison.kept import ResultsFile
@@ -52,6 +53,10 @@ class Comparison:
     difference_table: Table | None = None
     tuning: tuple[TuningResult, ...] = ()
     tuning_table: Table | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the tables, for notebooks."""
+        return "".join(one.to_html() for one in self.tables) + f"<p>{escape(str(self.folder))}</p>"
 
     @property
     def tables(self) -> list[Table]:

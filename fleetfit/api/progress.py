@@ -1,0 +1,290 @@
+"""What a person sees of a run while it lasts: one set of facts, shown in a terminal, in a pipe or in a notebook.
+
+All of it is in the reports of the rounds, as they stand in `metrics.jsonl`, so another process can show the same; what
+`[privacy]` and `[secure]` withhold is not there.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+from fleetfit.config import Experiment
+from fleetfit.report.text import duration, percent, size, spent
+from fleetfit.soundness import in_words
+
+if TYPE_CHECKING:  # `import fleetfit` does without
+    from rich.progress import Progress
+
+    from fleetfit.api.results import Run
+
+Wanted = Literal["auto"] | bool
+"""Whether progress is shown; "auto": in a notebook."""
+_LEVELS = 8  # whose accuracies are shown
+_TITLE = 36  # characters of a title beside a bar
+
+
+# ---- the facts -------------------------------------------------------------------------------------------------------
+
+
+class RoundFacts:
+    """What is known of a run by its reports so far.
+
+    Args:
+        rounds: How many the run has.
+        norm: The headline's batch-norm policy.
+    """
+
+    def __init__(self, rounds: int, norm: str) -> None:
+        self.rounds, self.done = rounds, 0
+        self._norm, self._seconds, self._count = norm, 0.0, 0
+        self._bytes: int | None = 0
+        self._report: Mapping[str, Any] = {}
+        self._columns: Mapping[str, Any] = {}
+        self._evaluated = 0
+
+    def take(self, report: Mapping[str, Any]) -> None:
+        """Take in the report of a round."""
+        self._report, self.done = report, report["round"]
+        self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
+        sent = report["bytes_down"], report["bytes_up"]
+        self._bytes = None if None in sent or self._bytes is None else self._bytes + sum(sent)
+        columns = report.get("evaluate", {}).get(self._norm)
+        if columns:
+            self._columns, self._evaluated = columns, self.done
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Wall seconds that are left, by the rounds seen; None before any was."""
+        return (self.rounds - self.done) * self._seconds / self._count if self._count else None
+
+    @property
+    def left(self) -> str:
+        """The same in words."""
+        return f"{duration(self.seconds_left)} left" if self.seconds_left and self.done < self.rounds else ""
+
+    @property
+    def loss(self) -> str:
+        """The loss of the last round; with `[privacy]`, what was spent."""
+        if "privacy" in self._report:
+            return spent(self._report["privacy"])
+        loss = self._report.get("train", {}).get("loss")
+        return f"loss {'-' if loss is None else f'{loss:.3f}'}"
+
+    @property
+    def cohort(self) -> str:
+        """How many trained in the last round and how many brought nothing back; empty where it is withheld."""
+        trained = self._report.get("train", {}).get("clients")
+        if trained is None or "privacy" in self._report:
+            return ""
+        failed = len(self._report["failures"])
+        return f"{trained} client{'' if trained == 1 else 's'}" + (f", {failed} failed" if failed else "")
+
+    @property
+    def sent(self) -> str:
+        """What was sent both ways so far; empty where it is withheld."""
+        return "" if self._bytes is None or "privacy" in self._report else f"{size(self._bytes)} sent"
+
+    @property
+    def undone(self) -> str:
+        """Why the last round was undone, if it was."""
+        return f"Round {self.done} was {in_words(self._report['undone'])}" if "undone" in self._report else ""
+
+    @property
+    def just_evaluated(self) -> bool:
+        """Whether the last round was evaluated."""
+        return bool(self._columns) and self._evaluated == self.done
+
+    @property
+    def accuracies(self) -> str:
+        """The headline of the last evaluation."""
+        if not self._columns:
+            return ""
+        told = ("avg", "full") if "privacy" in self._report else ("local", "global")
+        return "  ".join(f"{name} {percent(self._columns.get(name))}%" for name in told)
+
+    @property
+    def by_level(self) -> str:
+        """The accuracy of each level on its own clients in the last evaluation; empty where nobody may know it."""
+        levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
+        known = [(name, local) for name, local in levels if local is not None]
+        if len(levels) < 2 or not known:
+            return ""
+        shown = [f"{name} {percent(local)}%" for name, local in known[:_LEVELS]]
+        return "by level: " + "  ".join(shown) + ("  ..." if len(known) > _LEVELS else "")
+
+    @property
+    def measured(self) -> str:
+        """The last evaluation with its round."""
+        return f"{self.accuracies}  (round {self._evaluated})" if self._columns else ""
+
+    @property
+    def table(self) -> list[tuple[str, str]]:
+        """The same as names and values, without those that are empty."""
+        name, _, value = self.loss.partition(" ")
+        columns = [(f"accuracy in round {self._evaluated}", self.accuracies), ("", self.by_level)]
+        found = [(name, value), ("cohort", self.cohort), ("sent", self.sent.removesuffix(" sent")), *columns]
+        return [(what, said) for what, said in found if said]
+
+
+# ---- in a terminal, and in a pipe ------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Shows the rounds of one run: a live bar in a terminal, else a line per round.
+
+    Args:
+        title: What stands before each.
+        experiment: Of the run.
+        beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
+        of_all: Says what else is left, of a comparison.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        experiment: Experiment,
+        beside: "Progress | None" = None,
+        of_all: Callable[[], str] = str,
+    ) -> None:
+        self._title, self._of_all = title, of_all
+        self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
+        self._bar, self._alone = beside, beside is None
+        if self._alone and sys.stdout.isatty():
+            self._bar = bars()
+            self._bar.start()
+        if self._bar is not None:
+            self._task = self._bar.add_task(title, total=experiment.rounds, what="", left="", below=())
+
+    def __call__(self, report: Mapping[str, Any]) -> None:
+        """Show a round's report."""
+        facts = self.facts
+        facts.take(report)
+        if facts.undone:
+            self._say(facts.undone)
+        if self._bar is not None:
+            self._draw()
+            if facts.done == facts.rounds:
+                self.close()
+            return
+        begin = f"{self._title}  " if self._title else ""
+        now = facts.accuracies if facts.just_evaluated else ""
+        said = [f"round {facts.done}/{facts.rounds}", facts.loss, now, facts.cohort, facts.sent, facts.left,
+                self._of_all()]  # fmt: skip
+        print(begin + "  ".join(filter(None, said)), flush=True)
+        if facts.just_evaluated and facts.by_level:
+            print(f"{begin}  {facts.by_level}", flush=True)
+
+    def seen(self, report: Mapping[str, Any]) -> None:
+        """Take in a round of before, without a word."""
+        self.facts.take(report)
+        if self._bar is not None:
+            self._draw()
+
+    def _draw(self) -> None:
+        assert self._bar is not None
+        facts, every = self.facts, self._of_all()
+        left = "  ".join(filter(None, [facts.left, every]))
+        if self._alone:
+            first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.sent]))
+            below = tuple(filter(None, (first, facts.measured, facts.by_level)))
+            self._bar.update(self._task, completed=facts.done, left=left, below=below)
+        else:
+            what = "  ".join(filter(None, [facts.loss, facts.accuracies]))
+            self._bar.update(self._task, completed=facts.done, what=what, left=left)
+
+    def _say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, soft_wrap=True, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None and self._alone:
+            self._bar.stop()
+            self._bar = None
+
+
+def bars() -> "Progress":
+    """Return bars for a terminal; below a bar stands what is known of its run. What is too long is cut, not wrapped."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class RoundBars(Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            yield self.make_tasks_table(self.tasks)
+            for task in self.tasks:
+                for line in task.fields["below"]:
+                    yield Text(f"  {line}", no_wrap=True, overflow="ellipsis")
+
+    def text(what: str, most: int | None = None) -> TextColumn:
+        column = Column(no_wrap=True, overflow="ellipsis", max_width=most)
+        return TextColumn(what, markup=False, table_column=column)
+
+    return RoundBars(text("{task.description}", _TITLE), BarColumn(None), MofNCompleteColumn(), text("{task.fields[what]}"),
+                text("{task.fields[left]}"), expand=True)  # fmt: skip
+
+
+# ---- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+def in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class InNotebook:
+    """Shows rounds in a cell's output, which is written anew each time."""
+
+    def __init__(self) -> None:
+        from IPython import display
+
+        shows: Any = display  # which carries no types
+        self._html, self._handle = shows.HTML, shows.display(shows.HTML(""), display_id=True)
+
+    def of(self, title: str, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
+        """Return what is called with each report of a run."""
+        facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
+        self._handle.update(self._html(as_html(title, facts)))
+
+        def after_round(report: Mapping[str, Any]) -> None:
+            facts.take(report)
+            self._handle.update(self._html(as_html(title, facts, facts.left)))
+
+        return after_round
+
+
+def as_html(title: str, facts: RoundFacts, left: str = "") -> str:
+    """Return the facts as HTML without colours of its own, for light and dark; `left` says how long it will take."""
+    head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", left, facts.undone]))
+    rows = "".join(
+        f'<tr><td style="text-align:left">{escape(what)}</td>'
+        f'<td style="text-align:left;white-space:pre-wrap">{escape(value)}</td></tr>'
+        for what, value in facts.table
+    )
+    bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
+    return f"<div>{bar} {escape(head)}<table>{rows}</table></div>"
+
+
+def progress_of(experiment: Experiment, wanted: Wanted) -> Callable[[Mapping[str, Any]], None] | None:
+    """Return what shows the rounds of a run that was started from Python; None: nothing does."""
+    if wanted is False or (wanted == "auto" and not in_notebook()):
+        return None
+    return InNotebook().of("", experiment) if in_notebook() else Rounds("", experiment)
+
+
+def shown_runs(wanted: Wanted) -> "Callable[[str, int, int, Run], Callable[[Mapping[str, Any]], None]] | None":
+    """Return what shows the runs of a comparison that was started from Python, one output for all; None: nothing."""
+    if wanted is False or (wanted == "auto" and not in_notebook()):
+        return None
+    shown = InNotebook() if in_notebook() else None
+
+    def on_run(title: str, number: int, count: int, run: "Run") -> Callable[[Mapping[str, Any]], None]:
+        heading = f"[{number}/{count}] {title}"
+        return Rounds(heading, run.experiment) if shown is None else shown.of(heading, run.experiment)
+
+    return on_run

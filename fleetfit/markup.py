@@ -1,0 +1,41 @@
+"""Tables as HTML for notebooks: text is escaped, and there are no colours but those around, light or dark."""
+
+from collections.abc import Sequence
+from html import escape
+
+_CELL = "border:1px solid rgba(128,128,128,.4);padding:.2em .6em;white-space:pre-wrap;text-align:{}"
+
+
+def html_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    notes: Sequence[str] = (),
+    groups: Sequence[tuple[str, int]] = (),
+) -> str:
+    """Return a table as HTML.
+
+    Args:
+        columns: Headings.
+        rows: One text per column; all but the first are set to the right.
+        title: What stands above it.
+        notes: Sentences below it.
+        groups: Headings above the columns, each with the number of columns it spans.
+    """
+    named = any(name for name, _ in groups)
+    above = "".join(_cell("th", name, "center", span) for name, span in groups if named)
+    head = (f"<tr>{above}</tr>" if above else "") + f"<tr>{_cells('th', columns)}</tr>"
+    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    said = f"<p><b>{escape(title)}</b></p>" if title else ""
+    below = "".join(f"<p><small>{escape(note)}</small></p>" for note in notes)
+    table = f'<table style="border-collapse:collapse"><thead>{head}</thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x:auto;margin-bottom:.8em">{said}{table}{below}</div>'
+
+
+def _cells(kind: str, texts: Sequence[str]) -> str:
+    return "".join(_cell(kind, text, "left" if place == 0 else "right") for place, text in enumerate(texts))
+
+
+def _cell(kind: str, text: str, side: str, span: int = 1) -> str:
+    wide = f' colspan="{span}"' if span > 1 else ""
+    return f'<{kind}{wide} style="{_CELL.format(side)}">{escape(text)}</{kind}>'

@@ -1,0 +1,317 @@
+"""What a person sees of a run while it lasts: lines, bars, notebooks, `fleetfit watch`, and tables in notebooks."""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from rich.console import Console
+from run_folders import TINY, Stopped, stopped_run
+from waiting import LIMIT_S, running, wait_until
+
+import fleetfit as ff
+from fleetfit.api import progress
+from fleetfit.api.comparison.announced import announced, at_work
+from fleetfit.cli import main, watching
+from fleetfit.errors import RunError
+from fleetfit.markup import html_table
+from fleetfit.records import RunFolder
+from fleetfit.report import drawing
+
+QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+def report(number: int, **changes: Any) -> dict[str, Any]:
+    found = {"round": number, "train": {"loss": 1.25, "clients": 4}, "failures": [{"client": 1}], "bytes_down": 1000,
+             "bytes_up": 500, "seconds": 3.0}  # fmt: skip
+    return {**found, **changes}
+
+
+EVALUATED = {"static": {"local": 0.5, "global": 0.25, "levels": {"1": {"local": 0.4}, "2": {"local": 0.6}}}}
+WITHHELD = {"train": {"loss": None, "clients": None}, "failures": [], "bytes_down": None, "bytes_up": None,
+            "privacy": {"epsilon": 2.5, "delta": 0.001}}  # fmt: skip
+
+
+def described(rounds: int = 4) -> Any:
+    return types.SimpleNamespace(rounds=rounds, evaluate=types.SimpleNamespace(norms=["static"]))
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_per_round_and_one_of_the_levels_where_it_was_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+    """3 s a round: after two of four rounds 6 s are left. Bytes are those of all rounds, both ways."""
+    shown = progress.Rounds("", described())
+    shown(report(1, failures=[]))
+    shown(report(2, evaluate=EVALUATED))
+    shown(report(4, train={"loss": None, "clients": 1}))
+    assert capsys.readouterr().out.splitlines() == [
+        "round 1/4  loss 1.250  4 clients  1.5 kB sent  9.0 s left",
+        "round 2/4  loss 1.250  local 50.00%  global 25.00%  4 clients, 1 failed  3.0 kB sent  6.0 s left",
+        "  by level: 1 40.00%  2 60.00%",
+        "round 4/4  loss -  1 client, 1 failed  4.5 kB sent",
+    ]
+
+
+def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = progress.Rounds("a", described())
+    columns = {"local": None, "global": None, "avg": 0.5, "full": 0.25,
+               "levels": {"1": {"local": None}, "2": {"local": None}}}  # fmt: skip
+    shown(report(1, **WITHHELD, evaluate={"static": columns}))
+    line = "a  round 1/4  epsilon 2.50 at delta 0.001  avg 50.00%  full 25.00%  9.0 s left\n"
+    assert capsys.readouterr().out == line
+    html = progress.as_html("a", shown.facts)
+    assert not re.search("loss|cohort|sent|client|level", html)
+
+
+def test_a_bar_keeps_the_accuracy_with_the_round_in_which_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns nothing is wrapped: what is too long is cut."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    shown = progress.Rounds("a title that is much longer than anybody wants to read " * 2, described())
+    bar = shown._bar
+    assert bar is not None
+    shown(report(1))
+    shown(report(2, evaluate=EVALUATED))
+    shown(report(3))
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    for line in bar.get_renderables():
+        console.print(line)
+    shown.close()
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 4 and max(map(len, lines)) <= 80 and re.search("3/4 +3.0 s left", lines[0])
+    assert [line.strip() for line in lines[1:]] == [
+        "loss 1.250  4 clients, 1 failed  4.5 kB sent", "local 50.00%  global 25.00%  (round 2)",
+        "by level: 1 40.00%  2 60.00%",
+    ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_python_shows_nothing_unless_it_is_asked_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ff.run(QUICK, out=tmp_path / "quiet")
+    assert capfd.readouterr() == ("", "")
+    ff.run(QUICK, out=tmp_path / "shown", progress=True)
+    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines() if "round" in line] == [
+        "round 1/3", "round 2/3", "round 3/3"
+    ]  # fmt: skip
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+
+
+class Cell:
+    """Stands for IPython: what a cell shows, and each time that it is written anew."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.handles = 0
+
+    def display(self, html: str, display_id: bool) -> "Cell":
+        self.handles += 1
+        return self
+
+    def update(self, html: str) -> None:
+        self.shown.append(html)
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    found = Cell()
+    shows = types.ModuleType("IPython.display")
+    shows.__dict__.update(HTML=lambda html: html, display=found.display)
+    python = types.ModuleType("IPython")
+    python.__dict__.update(get_ipython=lambda: types.SimpleNamespace(kernel=1), display=shows)
+    monkeypatch.setitem(sys.modules, "IPython", python)
+    monkeypatch.setitem(sys.modules, "IPython.display", shows)
+    return found
+
+
+def test_a_notebook_shows_progress_in_one_output_that_is_written_anew(
+    cell: Cell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ff.run(QUICK, out=tmp_path / "run")
+    assert cell.handles == 1 and len(cell.shown) == 4
+    assert "round 0/3" in cell.shown[0] and 'value="3" max="3"' in cell.shown[-1] and "by level: 1 " in cell.shown[-1]
+    ff.run(QUICK, out=tmp_path / "quiet", progress=False)
+    assert cell.handles == 1 and capfd.readouterr().out == ""
+
+
+def test_a_notebook_shows_the_runs_of_a_comparison_in_one_output(cell: Cell, tmp_path: Path) -> None:
+    file = tmp_path / "both.toml"
+    rows = [{"label": "<b>a</b>"}, {"label": "c"}]
+    file.write_text(tomli_w.dumps({**QUICK, "rounds": 1, "compare": {"row": rows}}))
+    found = ff.compare(file, out=tmp_path / "both")
+    assert cell.handles == 1
+    assert "[1/2] &lt;b&gt;a&lt;/b&gt;, seed 3 · round 1/1" in cell.shown[1] and "[2/2] c" in cell.shown[-1]
+    html = found._repr_html_()
+    assert "&lt;b&gt;a&lt;/b&gt;" in html and "<b>a</b>" not in html and str(found.folder) in html
+
+
+def test_runs_and_plans_are_tables_in_a_notebook(tmp_path: Path) -> None:
+    stopped_run(QUICK, tmp_path / "run", 2)
+    html = ff.load(tmp_path / "run")._repr_html_()
+    assert 'value="2" max="3"' in html and "accuracy in round 2" in html and " left" not in html
+    run = ff.resume(tmp_path / "run")
+    html = run._repr_html_()
+    assert "local accuracy %" in html and f"{100 * run.accuracy('global'):.2f}" in html
+    plan = ff.plan(QUICK)._repr_html_()
+    assert [f"{level.parameters:,}" in plan for level in run.plan.levels] == [True] * 3
+    (run.folder / "summary.json").write_text("{}")
+    assert "damaged" in ff.load(run.folder)._repr_html_()
+
+
+def test_text_in_tables_is_escaped_and_groups_span_their_columns() -> None:
+    html = html_table(("<i>", "b", "c"), [("<script>", "&", "x")], "<t>", ["<n>"], [("", 1), ("<g>", 2)])
+    assert not re.search("<(i|script|t|n|g)>", html) and 'colspan="2"' in html and "&lt;g&gt;" in html
+    assert "color:" not in html.replace("rgba", "")
+    assert html_table(("a",), [], groups=[("", 1)]).count("<tr>") == 1
+
+
+# ---- watch -----------------------------------------------------------------------------------------------------------
+
+
+def watched(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        main(["watch", str(folder), *options])
+    return capsys.readouterr().out
+
+
+def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_run(QUICK, tmp_path / "run", 2)
+    said = watched(tmp_path / "run", capsys)
+    assert said.startswith("round 2/3") and "by level: 1 " in said
+    assert f"was stopped after round 2 of 3; go on with: fleetfit resume {tmp_path}/run" in said
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    watched(tmp_path / "run", capsys)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+    run = ff.resume(tmp_path / "run")
+    said = watched(tmp_path / "run", capsys)
+    assert said.startswith(f"{run.folder} is finished.") and "local accuracy %" in said
+
+
+def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds are written as another process would, one at each look; the watcher sees each of them, in order."""
+    whole = ff.run(QUICK, out=tmp_path / "whole")
+    lines = (whole.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    run = tmp_path / "run"
+    shutil.copytree(whole.folder, run)
+    (run / "summary.json").unlink()
+    (run / "metrics.jsonl").write_text(lines[0])
+    looks = iter([*lines[1:], None])
+
+    def meanwhile(seconds: float) -> None:
+        line = next(looks)
+        if line is None:
+            shutil.copy(whole.folder / "summary.json", run)
+            return
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(line)
+
+    with pytest.MonkeyPatch.context() as patch, RunFolder(run).held():
+        patch.setattr(watching.time, "sleep", meanwhile)
+        assert at_work(run)
+        said = watched(run, capsys)
+        assert "goes on" not in said
+    assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("round")] == [
+        "round 1/3", "round 2/3", "round 3/3"
+    ]  # fmt: skip
+    assert said.startswith(f"Watching {run}; Ctrl-C leaves it alone.") and f"{run} is finished." in said
+    assert not at_work(run)
+
+
+def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_run(QUICK, tmp_path / "run", 1)
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with RunFolder(tmp_path / "run").held():
+        assert "is at work, after round 1 of 3" in watched(tmp_path / "run", capsys, "--once")
+        monkeypatch.setattr(watching.time, "sleep", interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            main(["watch", str(tmp_path / "run")])
+    assert f"stopped watching; {tmp_path}/run goes on." in capsys.readouterr().err
+
+
+def test_a_comparison_is_watched_with_the_runs_that_are_to_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "both.toml"
+    file.write_text(tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}]}}))
+
+    def stops(title: str, number: int, count: int, run: ff.Run) -> Any:
+        assert at_work(tmp_path / "both")
+
+        def on_round(found: Mapping[str, Any]) -> None:
+            if number == 2 and found["round"] == 2:
+                raise Stopped
+
+        return on_round
+
+    with pytest.raises(Stopped):
+        ff.compare(file, out=tmp_path / "both", on_run=stops)
+    assert not at_work(tmp_path / "both")
+    assert [one.title for one in announced(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
+    said = watched(tmp_path / "both", capsys)
+    assert "[1/2] a, seed 3: finished." in said and "[2/2] c, seed 3  round 2/3" in said
+    assert "was stopped: 1 of 2 runs are finished; the same fleetfit compare command goes on." in said
+    ff.compare(file, out=tmp_path / "both")
+    assert "is finished: 2 of 2 runs are finished." in watched(tmp_path / "both", capsys)
+
+
+@pytest.mark.parametrize("nest", [{"runs": [{"place": "../x", "title": "a"}]}, {"runs": 3}, []])
+def test_a_list_of_runs_that_is_damaged_is_said(nest: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text(json.dumps(nest))
+    with pytest.raises(RunError, match=r"runs\.json is damaged"):
+        watching.watch(tmp_path)
+
+
+def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["watch", str(tmp_path)])
+    assert "is no folder of a run or a comparison" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="there are no such locks")
+def test_another_process_is_watched_until_it_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps({**QUICK, "rounds": 5000}))
+    fleetfit, run = [sys.executable, "-m", "fleetfit"], tmp_path / "run"
+    with running([*fleetfit, "run", file, "--out", run, "--quiet"], stdout=subprocess.DEVNULL) as work:
+        wait_until(lambda: (run / "metrics.jsonl").exists(), work)
+        with running([*fleetfit, "watch", run], stdout=subprocess.PIPE, text=True) as watcher:
+            assert watcher.stdout is not None
+            lines = [watcher.stdout.readline() for _ in range(4)]
+            watcher.send_signal(signal.SIGINT)
+            assert watcher.wait(LIMIT_S) == 130
+        assert sum(line.startswith("round ") for line in lines) >= 2 and work.poll() is None
+        with running([*fleetfit, "watch", run], stdout=subprocess.PIPE, text=True) as watcher:
+            assert watcher.stdout is not None
+            watcher.stdout.readline()
+            work.kill()
+            rest = watcher.stdout.read()
+    assert "was stopped after round" in rest and "fleetfit resume" in rest
