@@ -224,8 +224,9 @@ def bars() -> "Progress":
         column = Column(no_wrap=True, overflow="ellipsis", max_width=most)
         return TextColumn(what, markup=False, table_column=column)
 
-    return RoundBars(text("{task.description}", _TITLE), BarColumn(None), MofNCompleteColumn(), text("{task.fields[what]}"),
-                text("{task.fields[left]}"), expand=True)  # fmt: skip
+    columns = (text("{task.description}", _TITLE), BarColumn(None), MofNCompleteColumn(), text("{task.fields[what]}"),
+               text("{task.fields[left]}"))  # fmt: skip
+    return RoundBars(*columns, expand=True)
 
 
 # ---- in a notebook ---------------------------------------------------------------------------------------------------
