@@ -142,7 +142,8 @@ results: env ## judge the papers' claims from experiments/results/, and write do
 	$(BIN)/python -m experiments.verdicts
 
 # Material for MkDocs prints a notice on its successor at each build; mkdocs.yml says what we think of it.
-docs: env ## the documentation as a site in build/site: warnings are errors, links and anchors are checked
+docs: env ## the documentation as a site in build/site: runs the notebooks; warnings are errors, links are checked
+	$(BIN)/python docs/site/notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python docs/site/check.py build/site
 

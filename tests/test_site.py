@@ -1,5 +1,6 @@
 """The documentation as a site: what `make docs` checks in it, and how pages reach files of the repository."""
 
+import json
 import re
 import runpy
 import tomllib
@@ -76,6 +77,7 @@ def pages_in_nav() -> list[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     """MkDocs warns, too; this needs no extra."""
     pages = {path.name for path in DOCS.glob("*.md")} | {"adr/README.md"}
+    pages |= {f"notebooks/{path.stem}.md" for path in DOCS.glob("notebooks/*.ipynb")}
     assert sorted(pages_in_nav()) == sorted(pages)
 
 
@@ -126,3 +128,51 @@ def test_links_on_code_and_to_other_machines_stay(repository: dict[str, Any]) ->
     assert [is_text for is_text, _ in found] == [True, False, True]
     assert not [*repository["linked"]("```text\n[x](../SECURITY.md)\n```", "docs/a.md")]
     assert [*repository["linked"]("[x](../SECURITY.md)", "docs/a.md")] == ["SECURITY.md"]
+
+
+# ---- notebooks -----------------------------------------------------------------------------------------------------
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    assert cells[0]["cell_type"] == "markdown" and "".join(cells[0]["source"]).startswith("# ")
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code and not [cell for cell in code if cell["outputs"] or cell["execution_count"]]
+    links = re.findall(r"\]\(([^)#]+)\)", "".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"))
+    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nbclient", reason="the extra docs is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebooks = runpy.run_path(str(DOCS / "site" / "notebooks.py"))
+    notebooks["run"](path, tmp_path / path.name)
+    assert notebooks["is_current"](path, tmp_path / path.name)
+    assert any(cell.get("outputs") for cell in json.loads((tmp_path / path.name).read_text())["cells"])
+
+
+def test_make_docs_runs_the_notebooks_first() -> None:
+    recipe = re.search(r"^docs: env ##.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(NOTEBOOKS) == 3
+    assert recipe and recipe[1].index("docs/site/notebooks.py") < recipe[1].index("mkdocs build")
+
+
+def test_a_notebook_becomes_a_page() -> None:
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="the extra docs is not installed")
+    page_of = runpy.run_path(str(DOCS / "site" / "notebook_pages.py"))["page_of"]
+    cell = nbformat.v4.new_code_cell("1 + 1")
+    cell.outputs = [
+        nbformat.v4.new_output("stream", text="\x1b[31msaid\x1b[0m\n"),
+        nbformat.v4.new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Image>"}),
+    ]
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T\n\n[next](b-c.ipynb)"), cell])
+    page, pictures = page_of(made, "a")
+    assert "[next](b-c.md)" in page and "```python\n1 + 1\n```" in page and "\nsaid\n```" in page
+    assert pictures == {"a-1-1.png": b"hi"} and "](a-1-1.png)" in page

@@ -42,7 +42,7 @@ def target_of(link: str, page: str) -> str | None:
 def uri_of(path: str) -> str:
     """Return where in the site's sources a file of the repository lies."""
     if path.startswith(DOCS):
-        return path.removeprefix(DOCS)
+        return re.sub(r"\.ipynb$", ".md", path.removeprefix(DOCS))  # a notebook is a page, too
     if Path(path).suffix in SHOWN or "." not in Path(path).name:
         return f"repository/{path}.md"
     return f"repository/{path}"
