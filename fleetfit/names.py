@@ -39,6 +39,7 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 OWN = Path(__file__).parent
 """The package's folder."""
 _SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
+_LONGEST = 200  # characters of a name
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 _TABLES = {"models": "SIZES", "data": "SETS"}
 """What the table of a kind's module is called, if it has one."""
@@ -50,6 +51,25 @@ _T = TypeVar("_T")
 def available(kind: str) -> list[str]:
     """Return the built-in names of a kind, sorted: "methods", "models" or another one of `resolve`."""
     return sorted(_homes(kind))
+
+
+def understood(kind: str, name: str) -> str:
+    """Return the built-in name that a text means: `ag-news` is `ag_news`, `ResNet-20` is `resnet20`; or the text.
+
+    Hyphens, underscores and capital letters make no difference, unless two names differ in nothing else.
+
+    Args:
+        kind: As of `resolve`.
+        name: As somebody wrote it.
+    """
+    if not isinstance(name, str) or ":" in name or len(name) > _LONGEST or name in _homes(kind):
+        return name
+    found = [known for known in _homes(kind) if _bare(known) == _bare(name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[-_]", "", name).lower()
 
 
 @functools.cache
@@ -125,7 +145,8 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in available(kind):
             return resolve(kind, attribute)  # by the path of a module of its own, which a row may have had once
         return _outside(kind, name)
-    if not _IDENTIFIER.fullmatch(name):
+    name = understood(kind, name)
+    if not _IDENTIFIER.fullmatch(name.replace("-", "_")):
         raise ConfigError(
             f'"{shown(name)}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
             '"file.py:function".'
@@ -133,7 +154,8 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     known = available(kind)
     if name not in known:
         raise ConfigError(
-            f'"{shown(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.{did_you_mean(name, known)}'
+            f'"{shown(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.'
+            f"{did_you_mean(name.replace('-', '_').lower(), known)}"
         )
     return typing.cast(Callable[..., Any], getattr(home(kind, name), name))
 

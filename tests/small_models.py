@@ -47,6 +47,7 @@ SMALL: dict[str, Small] = {
     "mobilenetv2": Small((3, 8, 8), {"multiplier": 0.25, "stride": 4, "top": 16}),
     "efficientnet_b0": Small((3, 8, 8), {"multiplier": 0.25, "stride": 4}),
     "efficientnet_b4": Small((3, 8, 8), {"stride": 4}, family="efficientnet_b0"),
+    "mlp": Small((9,), {"hidden": 12, "layers": 5}),
     "mlp_2nn": Small((1, 8, 8), {"hidden": [12, 10]}),
     "fedavg_cnn": Small((1, 8, 8)),
     "fedavg_cifar_cnn": Small((3, 8, 8)),

@@ -117,7 +117,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["model.classes=3"], ConfigError, '[model] cnn has no "classes"'),
         (["data.name=cifra10"], ConfigError, 'Did you mean "cifar10"?'),
         (["data.augmnt=shift"], ConfigError, '[data] digits has no "augmnt"'),
-        (["data.name=../digits"], ConfigError, '"../digits" is no valid name in data'),
+        (["data.name=../digits"], DataError, "there is no file or folder"),
         (
             ["engine.wrkers=2"],
             ConfigError,

@@ -49,8 +49,8 @@ def test_a_name_near_nothing_gets_the_list_only() -> None:
     "name",
     [
         "",
-        "scale-fl",
         "scale fl",
+        "scale:fl",
         "../scalefl",
         "fleetfit.methods.scalefl",
         "os.system",
@@ -66,6 +66,28 @@ def test_a_name_near_nothing_gets_the_list_only() -> None:
 def test_malformed_names_are_refused(kind: str, name: str) -> None:
     with pytest.raises(ConfigError):
         names.resolve(kind, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        ("data", "ag-news", "ag_news"),
+        ("data", "CIFAR-10", "cifar10"),
+        ("data", "Fashion-MNIST", "fashion_mnist"),
+        ("models", "ResNet-20", "resnet20"),
+        ("models", "efficientnet-b0", "efficientnet_b0"),
+        ("methods", "ScaleFL", "scalefl"),
+        ("methods", "Fed-Avg", "fedavg"),
+    ],
+)
+def test_hyphens_and_capital_letters_make_no_difference(kind: str, name: str, meant: str) -> None:
+    assert names.understood(kind, name) == meant
+    assert names.resolve(kind, name) is names.resolve(kind, meant)
+
+
+def test_no_two_names_differ_in_hyphens_only() -> None:
+    for kind in KINDS:
+        assert all(names.understood(kind, name.replace("_", "-").upper()) == name for name in names.available(kind))
 
 
 @pytest.mark.parametrize("name", [3, None, ["scalefl"], 1.5])

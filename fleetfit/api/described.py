@@ -10,6 +10,8 @@ from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.records import RunFolder
 from fleetfit.values import NodeDescription
 
+COLUMNS = "columns.json"
+"""How the columns of a table became numbers, in the folder of a run on one."""
 NODES = "nodes.json"
 """Who takes part, in the folder of a real fleet's run."""
 

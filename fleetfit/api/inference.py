@@ -10,14 +10,19 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from fleetfit import evaluate, inference
-from fleetfit.api.described import short_name, visible
+from fleetfit import evaluate, inference, names
+from fleetfit.api.described import COLUMNS, short_name, visible
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import settings_of
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
+from fleetfit.config.usual import with_data_found
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
+from fleetfit.data.files.arrays import Arrays
+from fleetfit.data.files.places import set_folder
+from fleetfit.data.files.table import like
+from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.calibration import check_numbers
@@ -104,7 +109,9 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: The state does not fit the model that these data need.
     """
-    assembly = run.assembly
+    assembly, path = run.assembly, _path_in(sections.get("data"))
+    if path is not None:
+        return _evaluated_on(run, path, sections)
     if assembly.simulation is None:
         return _evaluated_here(run, sections)
     if sections:
@@ -116,6 +123,95 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
+def other_data(run: Trained, name: str, halves: bool = False) -> Data:
+    """Return the data that `--data` names: a data set, or a file or folder of what the run was trained on.
+
+    What lies at a path is prepared as the run's data were: a table as its `columns.json` says, arrays and images with
+    its means. All of it is for testing, unless it has a test set of its own.
+
+    Args:
+        run: The run.
+        name: A data set's name, or a path.
+        halves: Whether one half is for validation instead, where there are no splits: for calibration.
+
+    Raises:
+        FleetFitError: There is no such data set, or what lies there is other than the run's data.
+    """
+    section = with_data_found({"name": name}, Path.cwd(), "--data")
+    if section.get("name") == name:
+        data = names.call(names.resolve("data", name), name, "--data", {})
+        if not isinstance(data, Data):
+            raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.")
+        return data
+    place = set_folder(name)
+    if run.files.has(COLUMNS):
+        return like(place, run.files.text(COLUMNS), halves)
+    return _as_trained(run, section, place, halves)
+
+
+def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: bool) -> Data:
+    ours, theirs = run.assembly.data, run.experiment.data
+    kind = str(section["name"])
+    if isinstance(ours, DataDescription):
+        if kind == "table":
+            raise ConfigError(
+                f"how the nodes' tables become numbers is not in {run.folder}. Put their {COLUMNS} there, then again."
+            )
+        settings = dict(section)
+    else:
+        if theirs.name != kind:
+            raise ConfigError(
+                f"{place} is taken to be {kind}, and this run was trained on {short_name(theirs.name)}; "
+                "they must be of one kind."
+            )
+        if kind == "plain_text":
+            raise ConfigError(
+                "which character is which token is found in a text itself, so that another text has other tokens."
+            )
+        settings = {**theirs.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
+        settings |= {"tokenizer": ours.tokenizer} if ours.tokenizer else {}
+        if settings.pop("standardise", False):
+            settings |= {"mean": list(ours.mean), "std": list(ours.std)}
+    settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
+    data: Data = names.call(names.resolve("data", kind), kind, "--data", settings)
+    named = getattr(ours, "class_names", ())
+    if named and data.class_names and named != data.class_names:
+        raise ConfigError(
+            f"{place} has classes {', '.join(data.class_names[:10])}, and the run was trained on "
+            f"{', '.join(named[:10])}; they must be the same."
+        )
+    return data if _has_test(place) else _for_testing(data, halves)
+
+
+def _has_test(place: Path) -> bool:
+    if place.is_file():
+        return place.suffix == ".npz" and any(name.startswith("x_test") for name in Arrays(place).names)
+    return any(place.glob("test*")) or any(place.glob("*_test.npy")) or any(place.glob("val*"))
+
+
+def _for_testing(data: Data, halves: bool) -> Data:
+    rows = torch.cat([data.split(name) for name in SPLITS]).sort().values
+    splits = {"validation": rows[::2], "test": rows[1::2]} if halves else {"test": rows}
+    return data.share(splits)
+
+
+def _path_in(section: Any) -> str | None:
+    """Return the path that a section `[data]` names, or None where it names a data set."""
+    name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
+    if isinstance(name, Path):
+        return str(name)
+    if not isinstance(name, str):
+        return None
+    found = with_data_found({"name": name}, Path.cwd())
+    return None if found.get("name") == name else name
+
+
+def _evaluated_on(run: Trained, path: str, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of all levels on what lies at a path."""
+    experiment = experiment_of(visible(run.experiment), **{k: v for k, v in sections.items() if k != "data"})
+    return _on_data(run, experiment, matching(run, other_data(run, path)))
+
+
 def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a fleet's levels on data that are here: what the clients have is on their nodes.
 
@@ -125,7 +221,10 @@ def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]
     if "data" not in sections:
         raise ConfigError(f"{ELSEWHERE}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).")
     experiment = experiment_of(visible(run.experiment), **sections)
-    data = matching(run, load_data(experiment.data))
+    return _on_data(run, experiment, matching(run, load_data(experiment.data)))
+
+
+def _on_data(run: Trained, experiment: Experiment, data: Data) -> dict[str, Any]:
     federation = run.assembly.federation
     device = Device(federation.problem, data, accelerator=torch.device("cpu"))
     found = run.checkpoint["statistics"] or {}
@@ -135,11 +234,16 @@ def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]
 ELSEWHERE = "this run's data are on the nodes of a fleet. Name data of the same shape that are here"
 
 
-def matching(run: Trained, data: Any) -> Data:
+def matching(run: Trained, data: Any, labels: bool = True) -> Data:
     """Return data whose samples and classes are those of the run.
 
+    Args:
+        run: The run.
+        data: The data.
+        labels: Whether they need labels.
+
     Raises:
-        ConfigError: They are not.
+        ConfigError: They are not, or have no labels.
     """
     ours = run.assembly.data
     if not isinstance(data, Data):
@@ -150,6 +254,8 @@ def matching(run: Trained, data: Any) -> Data:
             f"{data!r} does not fit a model for {ours.task} of samples {list(ours.sample_shape)}, {ours.classes} "
             f"classes{f' and {ours.vocabulary} tokens' if ours.vocabulary else ''}."
         )
+    if labels and not data.labelled:
+        raise ConfigError(f"{data.name} has no labels, so nothing can be measured on it; predict does without them.")
     return data
 
 
@@ -172,7 +278,7 @@ def best_exit(run: Trained, level: LevelName, client: int | None) -> int:
     return 1 + found.index(max(found))
 
 
-def data_of(run: Trained, client: int | None, data: Data | None = None) -> Data:
+def data_of(run: Trained, client: int | None, data: Data | None = None, labels: bool = True) -> Data:
     """Return the run's data, one client's share of it, or others of the same shape if some are given.
 
     Raises:
@@ -182,7 +288,7 @@ def data_of(run: Trained, client: int | None, data: Data | None = None) -> Data:
     if data is not None:
         if client is not None:
             raise ConfigError("a client has a share of the run's own data only; leave the client or the data out.")
-        return matching(run, data)
+        return matching(run, data, labels)
     if isinstance(assembly.data, DataDescription) or assembly.simulation is None:
         raise ConfigError(f"{ELSEWHERE}: --data NAME, or data=... in Python.")
     if client is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fleetfit import renamed, rounds
 from fleetfit.api import inference
-from fleetfit.api.described import NODES, accuracy_among, planned_for
+from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
@@ -359,6 +359,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
             "fleetfit: %s was changed after this run was begun. It is used as it is now; what it says may not be what "
             "was trained.", files.path / name,
         )  # fmt: skip
+    if files.has(COLUMNS) and table["data"].get("name") == "table":
+        table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
     sections = renamed.renewed(sections)
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
-from fleetfit.api.described import settled, short_name
+from fleetfit.api.described import COLUMNS, settled, short_name
 from fleetfit.api.listening import Telling, listeners, split, telling
 from fleetfit.api.progress import Rounds, Wanted, progress_of
 from fleetfit.api.results import Run, load, usable_checkpoint
@@ -28,7 +28,7 @@ from fleetfit.config import secure as secure_file
 from fleetfit.config.assembly import with_callbacks
 from fleetfit.config.unused import Unused
 from fleetfit.config.writing import dumped
-from fleetfit.data import class_counts
+from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import key_in, made_key, outside
@@ -80,12 +80,16 @@ def covers(unused: str, key: str) -> bool:
 
 
 def gone(experiment: Experiment) -> list[str]:
-    """Return a note for the keys of a file that went with the name to which they belonged."""
+    """Return a note for the keys of a file that went with the name to which they belonged, and for what was chosen."""
     by_section: dict[str, list[str]] = {}
     for key in experiment.asked.gone:
         section, _, inner = key.partition(".")
         by_section.setdefault(section, []).append(inner)
-    return [
+    chosen = experiment.asked.model
+    said = (
+        [f'No model is named, so it is "{chosen}", which fits the data: [model] name says otherwise.'] if chosen else []
+    )
+    return said + [
         f"[{section}] {', '.join(keys)}, as the run file has it, went with the name to which it belonged."
         for section, keys in by_section.items()
     ]
@@ -291,6 +295,8 @@ def new_folder(
         "plan.toml": assembly.plan.to_toml(),
         "fleet.json": json.dumps(who) + "\n",
     }
+    if isinstance(assembly.data, Data) and assembly.data.columns:
+        files[COLUMNS] = assembly.data.columns
     files["environment.json"] = json.dumps({**environment(), "sha256": checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[secure_file.FILE] = secure_file.written(assembly.settings.secure)

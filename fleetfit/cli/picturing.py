@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -47,7 +48,9 @@ def attention(folder: Path, samples: int, out: Path | None, other: str | None = 
     return path
 
 
-def pictures(folder: Path, asked: PictureOptions, out: Path | None, ending: str) -> tuple[list[Path], list[str]]:
+def pictures(
+    folder: Path, asked: PictureOptions, out: Path | None, ending: str, data: str | None = None
+) -> tuple[list[Path], list[str]]:
     """Draw a run's levels and early stopping, and return the files and what the user should know.
 
     Args:
@@ -55,6 +58,7 @@ def pictures(folder: Path, asked: PictureOptions, out: Path | None, ending: str)
         asked: Which pictures.
         out: The folder that gets them, or None for `plots` in the run folder.
         ending: "png", "pdf" or "svg".
+        data: Other data of the same shape, a data set or a path; None: the run's.
 
     Raises:
         ConfigError: The files cannot be written, or what is asked for is not there.
@@ -63,19 +67,25 @@ def pictures(folder: Path, asked: PictureOptions, out: Path | None, ending: str)
     if ending not in FORMATS:
         raise ConfigError(f"--format must be {', '.join(FORMATS)}, got {ending}.{did_you_mean(ending, FORMATS)}")
     found = load(folder)
-    drawn = drawn_of(found, asked)
+    drawn = drawn_of(found, replace(asked, data=named_data(found, data, halves=True)))
     place = plots_in(found.folder) if out is None else expanded(out)
     return saved(drawn.figures, place, ending), drawn.notes
 
 
 def asked(
     level: str | None, budget: str | None, cost: str | None, measure: str | None, temperature: bool,
-    classes: Sequence[str] | None, share: float | None, data: str | None = None,
+    classes: Sequence[str] | None, share: float | None,
 ) -> PictureOptions:  # fmt: skip
     """Return the options of `fleetfit pictures` as values: a level's number or name, a number or text with a unit."""
     limit: float | str | None = budget
     with contextlib.suppress(ValueError):
         limit = None if budget is None else float(budget)
     return PictureOptions(
-        level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, named_data(data)
+        level,
+        limit,
+        cost,
+        cast(Measure | None, measure),
+        temperature,
+        tuple(classes or ()),
+        share,
     )

@@ -10,11 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit import files, names
+from fleetfit import files
 from fleetfit.api import Run, load
-from fleetfit.api.inference import cost_of_unit, data_of, level_named, saved_calibration, served, submodel_of
+from fleetfit.api.inference import (
+    cost_of_unit,
+    data_of,
+    level_named,
+    matching,
+    other_data,
+    saved_calibration,
+    served,
+    submodel_of,
+)
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, DataError
+from fleetfit.errors import ConfigError, DataError, one_line
 from fleetfit.inference import Calibration, Policy, read_policy, stop_early
 from fleetfit.inference.export import Export
 from fleetfit.layout import predictions
@@ -47,7 +56,7 @@ def predicted(asked: PredictOptions) -> Table:
     if asked.adaptive + asked.stop + asked.best > 1:
         raise ConfigError("--adaptive, --stop and --best-exit exclude each other; choose one.")
     run = load(asked.folder)
-    data = own_data(run, asked.data, asked.client)
+    data = own_data(run, asked.data, asked.client, labels=False)
     if data.task != "classification":
         raise ConfigError(f"predict classifies; the task of this run is {data.task}. Its scores: fleetfit eval.")
     indices = data.split(asked.split)
@@ -78,27 +87,22 @@ class _Predicted:
     exits: Tensor
 
 
-def own_data(run: Run, name: str | None, client: int | None) -> Data:
-    """Return the run's data, a client's, or another data set of the same shape and classes.
+def own_data(run: Run, name: str | None, client: int | None, labels: bool = True) -> Data:
+    """Return the run's data, a client's, or another data set of the same shape and classes; with labels, or any.
 
     Raises:
         ConfigError: It does not fit, or the run's data are on the nodes of a fleet.
     """
-    return data_of(run, client, named_data(name))
+    return data_of(run, client, named_data(run, name), labels)
 
 
-def named_data(name: str | None) -> Data | None:
-    """Return the data set that `--data` names, or None where it names none.
+def named_data(run: Run, name: str | None, halves: bool = False) -> Data | None:
+    """Return the data that `--data` names, a data set or a path, or None where it names none; see `other_data`.
 
     Raises:
-        ConfigError: There is no such data set, or it is none.
+        FleetFitError: There are no such data, or they do not fit.
     """
-    if name is None:
-        return None
-    data = names.call(names.resolve("data", name), name, "--data", {})
-    if not isinstance(data, Data):
-        raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.")
-    return data
+    return None if name is None else other_data(run, name, halves)
 
 
 def _policy(run: Run, level: str | None) -> Policy:
@@ -130,11 +134,12 @@ def _answers(
 
 def _write(found: _Predicted, data: Data, asked: PredictOptions, exits: Sequence[str]) -> None:
     shown = [f"exit{number}" for number in exits] if asked.adaptive else ["prediction"]
+    known = ["label"] if data.labelled else []
     named = data.class_names or tuple(map(str, range(data.classes)))
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(["sample", "label", *shown, "exit"])
-    columns = [found.indices.tolist(), [named[y] for y in found.labels.tolist()]]
+    writer.writerow(["sample", *known, *shown, "exit"])
+    columns = [found.indices.tolist(), *([[named[y] for y in found.labels.tolist()]] if known else [])]
     columns += [[named[a] for a in row] for row in found.answers.tolist()]
     writer.writerows(zip(*columns, (exits[i - 1] for i in found.exits.tolist()), strict=True))
     try:
@@ -143,20 +148,33 @@ def _write(found: _Predicted, data: Data, asked: PredictOptions, exits: Sequence
         raise ConfigError(f"the predictions cannot be written to {asked.out}: {error.strerror}.") from None
 
 
+def _counts(found: _Predicted, level: str, asked: PredictOptions, data: Data) -> Table:
+    """Return how often each class was predicted, of samples without labels."""
+    named = data.class_names or tuple(map(str, range(data.classes)))
+    counts = torch.bincount(found.answers[-1], minlength=data.classes).tolist()
+    rows = tuple((one_line(name), str(count)) for name, count in zip(named, counts, strict=True) if count)
+    title = f"level {level} on {len(found.labels)} samples of {data.name}, which have no labels"
+    notes = (*data.notes, *([] if asked.out else ["--out FILE.csv writes the prediction of each row."]))
+    return Table(("predicted class", "samples"), rows, title, notes)
+
+
 def _table(found: _Predicted, run: Run, asked: PredictOptions, data: Data, exits: Sequence[str]) -> Table:
     right = (found.answers == found.labels).double()
     name = level_named(run, asked.level)
+    if not data.labelled:
+        return _counts(found, name, asked, data)
     title = f"level {name} on {len(found.labels)} {asked.split} samples of {data.name}"
+    notes = data.notes if asked.data is not None else ()
     if asked.adaptive:
         rows = [(exits[i], str(len(found.labels)), percent(float(r.mean()))) for i, r in enumerate(right)]
-        return Table(("exit (after block)", "samples", "accuracy %"), tuple(rows), title)
+        return Table(("exit (after block)", "samples", "accuracy %"), tuple(rows), title, notes)
     rows = []
     for exit in sorted(set(found.exits.tolist())):
         here = found.exits == exit
         rows.append((exits[exit - 1], str(int(here.sum())), percent(float(right[0][here].mean()))))
     if len(rows) > 1:
         rows.append(("all", str(len(found.labels)), percent(float(right[0].mean()))))
-    return Table(("left at exit (after block)", "samples", "accuracy %"), tuple(rows), title)
+    return Table(("left at exit (after block)", "samples", "accuracy %"), tuple(rows), title, notes)
 
 
 # ---- calibrate -----------------------------------------------------------------------------------------------------
@@ -172,7 +190,8 @@ def calibrated(
     except ValueError:
         amount = budget
     cost = cost or cost_of_unit(amount)
-    return load(folder).calibrate(level, amount, cost, mode, measure, temperature, client, named_data(data))
+    run = load(folder)
+    return run.calibrate(level, amount, cost, mode, measure, temperature, client, named_data(run, data, halves=True))
 
 
 def calibration_tables(found: Calibration) -> Iterator[Table]:
@@ -234,7 +253,7 @@ def exported(
         FleetFitError: It cannot be exported.
     """
     run = load(folder)
-    other = None if data is None else own_data(run, data, None)
+    other = None if data is None else matching(run, other_data(run, data, halves=True))
     return run.export(level, out, forms, other, say=lambda what: say(f"Writing {what}"))
 
 

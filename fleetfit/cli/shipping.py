@@ -232,6 +232,6 @@ def pictures(
 
     display.drawn(
         *picturing.pictures(
-            folder, picturing.asked(level, budget, cost, measure, temperature, classes, share, data), out, ending
+            folder, picturing.asked(level, budget, cost, measure, temperature, classes, share), out, ending, data
         )
     )

@@ -38,6 +38,8 @@ from fleetfit.config.participants import (
 )
 from fleetfit.config.privacy import made_private, notes_on_privacy, privacy_of
 from fleetfit.config.schema import (
+    CLIENTS,
+    FEWEST,
     FRACTION,
     CohortSection,
     EngineSection,
@@ -47,6 +49,7 @@ from fleetfit.config.schema import (
 )
 from fleetfit.config.secure import notes_on_secure, secure_of
 from fleetfit.config.unused import Unused, unused_of
+from fleetfit.config.usual import says_clients
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
@@ -215,7 +218,14 @@ def _assembled(
             f"{who.nobody} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
             "level."
         )
-    notes = (*absent, *notes_on_task(problem), *further, *notes_on_start(problem), *found.how.notes)
+    notes = (
+        *notes_on_data(experiment, who),
+        *absent,
+        *notes_on_task(problem),
+        *further,
+        *notes_on_start(problem),
+        *found.how.notes,
+    )
     settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
     federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
     privacy, secure = privacy_of(experiment, federation), secure_of(experiment, federation)
@@ -233,6 +243,7 @@ def _assembled(
     plan = plan_of(known, found.fleet, found.targets)
     notes += tuple(notes_on_the_one_model(experiment, federation, plan))
     experiment = with_chosen(with_measured(experiment, found.fleet.conditions.measured), found.how)
+    experiment = experiment if simulation is None else with_clients(experiment, who.count)
     return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, attackers, notes)
 
 
@@ -300,11 +311,41 @@ def notes_on_task(problem: Problem) -> list[str]:
     return [] if measure == "accuracy" else [f"Accuracy here is {measure}."]
 
 
+def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
+    """Say what was found in the files, and how many clients there are if that is fewer than usual."""
+    if not isinstance(who.data, Data):
+        return []
+    if who.count >= CLIENTS or not _small(experiment):
+        return list(who.data.notes)
+    division = f"Divided among {who.count} clients, because the data are small"
+    return [*who.data.notes, f"{division}: [data] partition.clients says otherwise."]
+
+
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
     """Return the experiment with what was measured for it, so that it can be repeated with the same numbers."""
     if measured == experiment.fleet.measured:
         return experiment
     return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
+
+
+def with_clients(experiment: Experiment, count: int) -> Experiment:
+    """Return the experiment with the number of its clients, where the size of the data said it."""
+    with used.looking():
+        data, division, cohort = experiment.data, experiment.data.partition, experiment.cohort
+        if not _small(experiment):
+            return experiment
+        division = division.model_copy(update={"clients": count})
+        changes: dict[str, Any] = {"data": data.model_copy(update={"partition": division})}
+        if cohort.count is None and cohort.fraction is None:
+            fraction = FRACTION if count >= CLIENTS else cohort_of(experiment, count) / count
+            changes["cohort"] = cohort.model_copy(update={"fraction": fraction})
+    return experiment.model_copy(update=changes)
+
+
+def _small(experiment: Experiment) -> bool:
+    """Tell whether the size of the data says how many clients there are."""
+    data, division = experiment.data, experiment.data.partition
+    return division.clients is None and division.kind != "natural" and says_clients(data.name)
 
 
 def with_chosen(experiment: Experiment, how: Computing) -> Experiment:
@@ -392,7 +433,8 @@ def cohort_of(experiment: Experiment, clients: int) -> int:
     section = experiment.cohort
     if section.count is None:
         fraction = FRACTION if section.fraction is None else section.fraction
-        return max(1, round(fraction * clients))
+        fewest = min(FEWEST, clients) if section.fraction is None and _small(experiment) else 1
+        return max(fewest, round(fraction * clients))
     if section.count > clients:
         raise ConfigError(
             f"[cohort] count: {section.count} clients a round are more than the {clients} clients there are."

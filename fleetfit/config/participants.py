@@ -24,11 +24,14 @@ from fleetfit.config.fleet import (
 from fleetfit.config.naming import check_keys, load_data
 from fleetfit.config.schema import (
     CLIENTS,
+    FEWEST,
+    ROWS,
     DriftSection,
     Experiment,
     ServerDataSection,
 )
 from fleetfit.config.speeds import speeds_of
+from fleetfit.config.usual import says_clients
 from fleetfit.cost import Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts, partition, sizes_of, unlabelled
 from fleetfit.errors import ConfigError
@@ -178,10 +181,18 @@ def absences_of(federation: Federation, resources: DeviceResources) -> list[str]
     return [f"{len(missing)} clients cannot take part: the trace never has them online. Clients {ranges(missing)}."]
 
 
+def _usual_clients(experiment: Experiment, data: Data) -> int:
+    """Return how many clients there are where nobody says: 40, and fewer where each would have under 30 samples."""
+    if not says_clients(experiment.data.name):
+        return CLIENTS
+    samples = len(data.split("train"))
+    return max(1, min(CLIENTS, samples // ROWS if samples >= FEWEST * ROWS else min(FEWEST, samples)))
+
+
 def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
     """Return each client's splits."""
     division = experiment.data.partition
-    clients = division.clients or (None if division.kind == "natural" else CLIENTS)
+    clients = division.clients or (None if division.kind == "natural" else _usual_clients(experiment, data))
     seed = experiment.seed if division.seed is None else division.seed
     return partition(data, division.kind, clients, seed, **division.settings)
 

@@ -12,6 +12,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, time
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from fleetfit.config.schema import EngineSection, Experiment, GroupSection, Loca
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
+from fleetfit.config.usual import usual_model, with_data_found
 from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError, did_you_mean, shown
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
@@ -39,7 +41,9 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     Raises:
         ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
     """
+    table, model = _completed(table)
     experiment = validated(Experiment, table)
+    experiment._asked = Overrides(model=model)
     _check_finite(table, ())
     _check_names(experiment)
     cohort = experiment.cohort
@@ -48,6 +52,18 @@ def checked(table: Mapping[str, Any]) -> Experiment:
     _check_optimiser(experiment.local)
     check_profiles(experiment.fleet)
     return experiment
+
+
+def _completed(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """Return the tables with the data at a path, and the model that fits the data where none is named; and its name."""
+    data, model = table.get("data"), table.get("model", {})
+    if isinstance(data, Mapping) and data.get("path") is not None:  # of a grid, whose values nobody has looked at
+        data = with_data_found(data, Path.cwd())
+        table = {**table, "data": data}
+    if not isinstance(data, Mapping) or not isinstance(model, Mapping) or "name" in model:
+        return table, ""
+    usual = usual_model(data)
+    return ({**table, "model": {**usual, **model}}, usual["name"]) if usual else (table, "")
 
 
 def _check_optimiser(local: LocalSection) -> None:
@@ -255,8 +271,10 @@ _CHOOSER = {"data": "name", "model": "name", "peft": "name", "method": "name", "
 _STAYS = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
           "method": {"plus", "hooks"}, "attack": {"share", "among"},
           "local": LocalSection.model_fields.keys() - {"optimiser", *OF_OPTIMISERS}}  # fmt: skip
-_PLUGINS = ("data.name", "data.server.name", "model.name", "peft.name", "method.name", "engine.name", "cohort.choose",
-            "attack.kind")  # fmt: skip
+_KIND_OF = {"data.name": "data", "data.server.name": "data", "model.name": "models", "peft.name": "peft",
+            "method.name": "methods", "engine.name": "engines", "cohort.choose": "selection",
+            "attack.kind": "attacks"}  # fmt: skip
+_PLUGINS = tuple(_KIND_OF)
 
 # ---- from files --------------------------------------------------------------------------------------------------
 
@@ -291,7 +309,7 @@ def experiment_of(base: Mapping[str, Any] | None = None, overrides: Sequence[str
     change = laid(change, anchored(sections_of(sections), here))
     gone: list[str] = []
     found = checked(merged(table, change, gone=gone))
-    found._asked = Overrides(tuple(leaves(change)), tuple(gone))
+    found._asked = replace(found._asked, keys=tuple(leaves(change)), gone=tuple(gone))
     return found
 
 
@@ -429,6 +447,11 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
         ConfigError: A budget file cannot be read.
     """
     result: Table = _copied(table)
+    data = result.get("data")
+    if isinstance(data, dict):
+        if isinstance(data.get("server"), dict):
+            data["server"] = with_data_found(data["server"], folder, "[data] server")
+        result["data"] = with_data_found(data, folder)
     for place in _PLUGINS:
         *sections, key = place.split(".")
         inside: Any = result
@@ -437,15 +460,9 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
         if isinstance(inside, dict) and isinstance(inside.get(key), dict):
             inside, key = inside[key], "name"
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            inside[key] = names.anchored(inside[key], folder)
-    method = result.get("method")
-    if isinstance(method, dict):
-        if isinstance(method.get("hooks"), dict):
-            method["hooks"] = {
-                k: names.anchored(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
-            }
-        if isinstance(method.get("plus"), dict):
-            method["plus"] = {names.anchored(str(k), folder): v for k, v in method["plus"].items()}
+            inside[key] = names.anchored(names.understood(_KIND_OF[place], inside[key]), folder)
+    if isinstance(result.get("method"), dict):
+        _anchor_parts(result["method"], folder)
     if "callbacks" in result:
         result["callbacks"] = _callbacks_anchored(result["callbacks"], folder)
     _anchor_files(result, folder)
@@ -454,6 +471,17 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
         if isinstance(compare, dict) and isinstance(compare.get(part), list):
             compare[part] = [anchored(one, folder) if isinstance(one, dict) else one for one in compare[part]]
     return result
+
+
+def _anchor_parts(method: Table, folder: Path) -> None:
+    """Make places of single hooks and of options absolute."""
+    if isinstance(method.get("hooks"), dict):
+        method["hooks"] = {
+            k: names.anchored(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
+        }
+    if isinstance(method.get("plus"), dict):
+        plus = {names.understood("options", str(key)): value for key, value in method["plus"].items()}
+        method["plus"] = {names.anchored(key, folder): value for key, value in plus.items()}
 
 
 def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
@@ -465,14 +493,18 @@ def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
     return names.anchored(callbacks, folder) if isinstance(callbacks, str) else callbacks
 
 
+_DATA_FILES = ("folder", "file", "tokenizer", "columns")
+"""Keys of a data set that name files."""
+
+
 def _anchor_files(table: Table, folder: Path) -> None:
     fleet = table.get("fleet")
     data, model = table.get("data"), table.get("model")
     availability = fleet.get("availability") if isinstance(fleet, dict) else None
     server = data.get("server") if isinstance(data, dict) else None
     for place, where, key in (
-        *((data, "[data]", key) for key in ("folder", "file", "tokenizer")),
-        *((server, "[data] server", key) for key in ("folder", "file", "tokenizer")),
+        *((data, "[data]", key) for key in _DATA_FILES),
+        *((server, "[data] server", key) for key in _DATA_FILES),
         (model, "[model]", "checkpoint"),
         (availability, "[fleet] availability", "trace"),
         (table, "", "start"),

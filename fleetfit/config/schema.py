@@ -136,7 +136,11 @@ def _as_list(value: Any) -> Any:
 
 
 CLIENTS = 40
-"""Clients, where the partition does not say."""
+"""Clients, where the partition does not say, and at most."""
+FEWEST = 4
+"""Clients of a cohort, at least, where nobody says how many there are and how many take part."""
+ROWS = 30
+"""Training samples that each of them has on average, at least; small data have fewer clients."""
 FRACTION = 0.1
 """p, the share of the clients in a cohort, where the cohort does not say."""
 
@@ -149,7 +153,7 @@ class PartitionSection(Open):
 
     Attributes:
         kind: "iid", "dirichlet", "shards" or "natural".
-        clients: How many; 40 by default, and with "natural" one per natural group.
+        clients: How many; 40 by default, fewer where data are small, and with "natural" one per natural group.
         seed: Of the division; the run's seed by default.
     """
 
@@ -535,10 +539,12 @@ class Overrides:
     Attributes:
         keys: The dotted keys that were given.
         gone: The file's keys that went with another name.
+        model: The model that was chosen because it fits the data, where none was named.
     """
 
     keys: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    model: str = ""
 
 
 class Experiment(Section):

@@ -9,6 +9,7 @@ import tomli_w
 
 from fleetfit import names
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+from fleetfit.config.usual import says_clients
 from fleetfit.data.partition import KINDS
 
 Table = dict[str, Any]
@@ -40,15 +41,16 @@ def to_table(experiment: Experiment) -> Table:
         defaults = _defaults(names.resolve("data", server["name"]), skip=tuple(server))
         table["data"]["server"] = {"name": server["name"], **defaults, **server}
     division = table["data"]["partition"]
+    sized = says_clients(experiment.data.name)  # by the data; of all others there are 40
     if division["kind"] in KINDS:
         table["data"]["partition"] = {
             "kind": division["kind"],
             "seed": experiment.seed,
-            **({} if division["kind"] == "natural" else {"clients": CLIENTS}),
+            **({} if division["kind"] == "natural" or sized else {"clients": CLIENTS}),
             **_defaults(KINDS[division["kind"]], skip=("data", "clients", "rng")),
             **division,
         }
-    if experiment.cohort.count is None:
+    if experiment.cohort.count is None and (division["kind"] == "natural" or "clients" in division or not sized):
         table["cohort"] = {"choose": table["cohort"]["choose"], "fraction": FRACTION, **table["cohort"]}
     kind = experiment.attack.kind
     if kind is None:

@@ -68,6 +68,11 @@ class Data:
         padding: The token that fills short samples; each batch is cut to its longest sample. -1: there is none.
         resize: Height and width that images are brought to, batch by batch, after augmentation.
         tokenizer: The file that says what the tokens of texts are, `tokenizer.json`; "" where there is none.
+        columns: How the columns of a table became numbers, the text of `columns.json`; "" where it is no table.
+        targets: Mean and standard deviation of the targets of a regression, [classes] each; (): those of the training
+            samples.
+        labelled: Whether y says anything; without labels there are predictions, but nothing to measure.
+        notes: What was found and done when the files were read, in sentences that a run says.
     """
 
     name: str
@@ -85,6 +90,10 @@ class Data:
     padding: int = -1
     resize: tuple[int, int] | None = None
     tokenizer: str = ""
+    columns: str = ""
+    targets: tuple[tuple[float, ...], ...] = ()
+    labelled: bool = True
+    notes: tuple[str, ...] = ()
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)
@@ -107,7 +116,10 @@ class Data:
             object.__setattr__(self, "_targets", self._standard_targets())
 
     def _standard_targets(self) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of the training targets, each [classes]."""
+        """Return mean and standard deviation of the targets, each [classes]: as given, or of the training samples."""
+        if self.targets:
+            mean, std = (torch.tensor(values, device=self.y.device) for values in self.targets)
+            return mean, std
         y = self.y[self.splits["train"].to(self.y.device)].double()
         if len(y) < 2:
             return torch.zeros(self.classes, device=y.device), torch.ones(self.classes, device=y.device)
@@ -331,6 +343,8 @@ def _check_targets(data: Data) -> None:
         )
     if not bool(torch.isfinite(y).all()):
         raise DataError(f"{data.name}: a target is not finite.")
+    if data.targets and [len(values) for values in data.targets] != [data.classes] * 2:
+        raise DataError(f"{data.name}: targets must be {data.classes} means and as many standard deviations.")
 
 
 def _check_many(data: Data) -> None:

@@ -10,7 +10,7 @@ from fleetfit.cli.listing import keys_of, listed
 from fleetfit.errors import ConfigError
 
 NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", "femnist", "imagenet", "images",
-         "mnist", "plain_text", "shakespeare", "speech_commands", "sst2", "text", "widar")  # fmt: skip
+         "mnist", "plain_text", "shakespeare", "speech_commands", "sst2", "table", "text", "widar")  # fmt: skip
 
 
 def test_names_stay() -> None:

@@ -120,6 +120,20 @@ def arrays(
     )
 
 
+def shape_of(file: str, x: str = "x", channels_last: bool = False) -> tuple[int, ...]:
+    """Return the shape of one sample in a file of arrays, as `arrays` returns it.
+
+    Raises:
+        DataError: There are no such arrays.
+    """
+    found = Arrays(set_folder(file))
+    samples = found.one(next(iter(_parts(found, x).values())))
+    shape = tuple(samples.shape[1:])
+    if channels_last and len(shape) > 1:
+        return (shape[-1], *shape[:-1])
+    return (1, *shape) if samples.dtype == np.uint8 and len(shape) == 2 else shape
+
+
 def _parts(found: "Arrays", name: str) -> dict[str, str]:
     """Return split -> array; one array alone is "train"."""
     if name in found:

@@ -29,9 +29,9 @@ from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, unpacked
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import folder_of, from_hub, locate, set_folder
+from fleetfit.data.files.places import folder_of, from_hub, locate, readable, set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out
-from fleetfit.errors import DataError
+from fleetfit.errors import DataError, MissingExtra
 
 _MOST_BYTES = 4 << 30  # of the known sets that are read whole
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
@@ -98,6 +98,7 @@ def images(
     """
     path = from_hub(folder.rpartition("/")[2], folder) if hub else set_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name
+    path = readable(path)
     form = Form(size, channels, centre, lazy)
     if path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
@@ -354,6 +355,28 @@ def has_class_folders(folder: Path) -> bool:
     """Return whether a folder looks like this layout."""
     train = folder / "train"
     return bool(_folders(train)) if train.is_dir() else any(_images_of(place) for place in _folders(folder))
+
+
+def sizes_of_some(folder: Path, most: int = 64) -> list[tuple[int, int]]:
+    """Return width and height of some images of class folders, evenly spread; none where Pillow is not installed.
+
+    Args:
+        folder: The set's folder.
+        most: About so many are looked at.
+    """
+    place = _split_folders(folder.name, folder)["train"]
+    classes = _folders(place)
+    found = []
+    for one in classes[:: max(1, len(classes) // most)]:
+        names = _images_of(one)
+        each = max(1, most // len(classes))
+        for name in names[:: max(1, len(names) // each)][:each]:
+            try:
+                with opened((one / name).read_bytes(), str(one / name)) as picture:
+                    found.append((picture.width, picture.height))
+            except MissingExtra:
+                return []
+    return found
 
 
 def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:

@@ -67,8 +67,14 @@ class File:
         asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".')
 
-    def values(self, column: str, missing: str | None = None) -> Any:
-        """Return one column, an arrow array; `missing` stands where a row has no value, which is refused if None."""
+    def values(self, column: str, missing: str | None = None, nulls: bool = False) -> Any:
+        """Return one column, an arrow array.
+
+        Args:
+            column: Its name.
+            missing: Stands where a row has no value, which is refused if None.
+            nulls: Whether rows without a value are left as they are.
+        """
         self.column(column, (), "the column's name:")
         with self._explained(f'column "{column}"'):
             self._check_size(column)
@@ -76,6 +82,8 @@ class File:
             values.validate(full=True)
         if len(values) != self.rows:
             raise DataError(f'column "{column}" of {self.path} has {len(values)} rows instead of {self.rows}.')
+        if nulls:
+            return values
         if values.null_count and missing is not None:
             return values.fill_null(missing)
         if values.null_count:
@@ -132,6 +140,17 @@ class File:
         if not (types.is_string(values.type) or types.is_large_string(values.type)):
             raise DataError(f'column "{column}" of {self.path} holds {values.type}; it must hold text.')
         return list(values.to_pylist())
+
+    def types(self) -> list[tuple[str, Any]]:
+        """Return the columns and the arrow types of their values."""
+        return [(name, self._parquet.schema_arrow.field(i).type) for i, name in enumerate(self.columns)]
+
+    def first_texts(self, column: str, rows: int) -> list[str]:
+        """Return the first texts of a column, rows without one left out."""
+        with self._explained(f'column "{column}"'):
+            self._check_size(column)
+            batch = next(self._parquet.iter_batches(batch_size=rows, columns=[column]), None)
+            return [] if batch is None else [text for text in batch.column(0).to_pylist() if text]
 
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the class names that the schema's metadata gives for a column, or ()."""

@@ -4,6 +4,7 @@ Nothing is downloaded unless a run file says `hub = true`. What is downloaded is
 split, below the cache folder (see `cache`), and read from there as if it had been there all along.
 """
 
+import errno
 import importlib
 import json
 import os
@@ -14,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleetfit.data.cache import cache_folder
+from fleetfit.data.cache import cache_folder, kept, key
 from fleetfit.data.splits import ALIASES, SPLITS
-from fleetfit.errors import DataError, MissingExtra
+from fleetfit.errors import DataError, FleetFitError, MissingExtra
 from fleetfit.paths import given
 
 _HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -31,6 +32,11 @@ def set_folder(folder: str) -> Path:
     if root and not path.is_absolute() and not path.exists():
         return Path(root).expanduser() / path
     return path
+
+
+def readable(path: Path) -> Path:
+    """Return where the files of a set are read: of what `datasets` saved, a copy in Parquet; of others, there."""
+    return from_saved(path) if path.is_dir() and is_saved(path) else path
 
 
 def found_folder(name: str, folder: str | None) -> Path | None:
@@ -82,6 +88,56 @@ def _files_of(place: Path, split: str) -> list[Path]:
             raise DataError(f"{place} has {len(parts)} of the {int(next(iter(counts)))} files of its {alias} split.")
         return parts
     return []
+
+
+# ---- what `save_to_disk` of Hugging Face datasets wrote --------------------------------------------------------------
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote a folder."""
+    whole = (folder / "dataset_dict.json").is_file()
+    return whole or ((folder / "state.json").is_file() and (folder / "dataset_info.json").is_file())
+
+
+def from_saved(folder: Path) -> Path:
+    """Return a folder of the cache with the rows of a saved data set, as one Parquet file for each split.
+
+    Raises:
+        DataError: It cannot be read, there is no training split, or there is no room for it.
+        MissingExtra: `datasets` is not installed.
+    """
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingExtra("hub", f"Reading {folder}, which save_to_disk wrote,") from error
+    stamps = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix in (".json", ".arrow"))
+
+    def build(target: Path) -> None:
+        try:
+            found = datasets.load_from_disk(str(folder))
+            splits = dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
+            named = {_HUB_SPLITS[split]: rows for split, rows in splits.items() if split in _HUB_SPLITS}
+            if "train" not in named:
+                raise DataError(f'{folder} has no split "train", but {", ".join(map(str, splits))}.')
+            for split, rows in named.items():
+                _write(rows, target / f"{split}.parquet")
+        except FleetFitError:
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise DataError(f"{folder} cannot be read: {error}") from error
+        except Exception as error:  # whatever the library comes across in damaged files
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{folder} cannot be read as a saved data set: {said[:300]}") from error
+
+    return kept(key(folder.name, stamps, ["saved"], suffix=""), build, _whole)
+
+
+def _whole(folder: Path) -> Path:
+    if not (folder / "train.parquet").is_file():
+        raise ValueError("there is no train.parquet")
+    return folder
 
 
 # ---- the hub ---------------------------------------------------------------------------------------------------------

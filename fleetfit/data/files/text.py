@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fleetfit import paths
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import folder_of, from_hub, locate, set_folder
+from fleetfit.data.files.places import folder_of, from_hub, locate, readable, set_folder
 from fleetfit.data.files.tokens import encoded
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, need
@@ -31,7 +31,8 @@ from fleetfit.paths import given, text_of
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
-_TEXT = ("text", "sentence")
+TEXT_COLUMNS = ("text", "sentence")
+"""What the column of the texts is called, unless a run file says otherwise."""
 _LABEL = ("label", "labels")
 _ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _UNLABELLED = "unsup"  # the folder of texts without a label in the IMDB set
@@ -87,6 +88,7 @@ def text(
     else:
         path = set_folder(folder)
         name = path.resolve().stem if path.is_file() else path.resolve().name
+        path = readable(path)
     corpus = read_corpus(name, path, text, label, groups, header)
     return from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
 
@@ -364,7 +366,7 @@ def read_corpus(
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
     named = [text] if isinstance(text, str) or text is None else list(text)
-    columns = [first.column(column, _TEXT, "text") for column in named]
+    columns = [first.column(column, TEXT_COLUMNS, "text") for column in named]
     for split in [s for s in tables if s != "train" and all(_withheld(rows, label) for rows in tables[s])]:
         del tables[split]
     every = [rows for parts in tables.values() for rows in parts]
@@ -456,6 +458,11 @@ def _class_folders(path: Path) -> dict[str, dict[str, list[Path]]]:
         return {split: found[split] for split in _ALIASES if split in found}
     whole = {} if found else _text_files(path)
     return {"train": whole} if whole else {}
+
+
+def has_text_folders(path: Path) -> bool:
+    """Return whether a folder has a folder of .txt files for each class."""
+    return bool(_class_folders(path))
 
 
 def _text_files(path: Path) -> dict[str, list[Path]]:

@@ -104,7 +104,10 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.expanded(path).resolve()
     folder = path.parent
-    table = anchored(renamed.renewed(read_table(path), renamed.NODE_FILE), folder)
+    written = renamed.renewed(read_table(path), renamed.NODE_FILE)
+    table = anchored(written, folder)
+    if isinstance(table.get("data"), dict) and "partition" not in written["data"]:
+        table["data"].pop("partition", None)  # of a simulation, found with data at a path
     try:
         found = validated(NodeSettings, table)
         if not _NAME.fullmatch(found.name):
@@ -165,6 +168,12 @@ def own_data(settings: NodeSettings) -> Data:
     if not isinstance(data, Data):
         raise ConfigError(f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
     division, client = section.partition, section.client
+    if data.columns and division is None and not section.settings.get("columns"):
+        raise ConfigError(
+            "[data] columns: a node's table becomes numbers as all the others' do, not by its own means and categories."
+            ' Name the file that says how, the same on all nodes: columns = "columns.json". A run on such a table has '
+            "one in its folder."
+        )
     if division is None or client is None:
         return data
     parts = partition(data, division.kind, division.clients, division.seed, **division.settings)

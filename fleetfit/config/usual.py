@@ -1,0 +1,126 @@
+"""What a run takes where its file says little: the data at a path, and a model that fits the kind of data."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleetfit import names
+from fleetfit.config.tables import exists, located
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, DataError, shown
+
+Table = dict[str, Any]
+_PLACES = ("folder", "file")
+"""What a data set calls the place of its files."""
+_SIDE = 48  # pixels, from which on images get the larger of the usual models
+_SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "intermediate": 256}
+
+# ---- the data at a path ----------------------------------------------------------------------------------------------
+
+
+def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
+    """Return the keys of `[data]` with a name and its keys in the place of `path`.
+
+    A name that is no data set's and looks like a path is one.
+
+    Args:
+        section: The section, as somebody wrote it.
+        folder: From where relative paths are seen.
+        where: The section, for messages.
+
+    Raises:
+        ConfigError: The path is no text, or the named data set reads no files.
+        DataError: Nothing is there, or nothing that is known.
+    """
+    given = dict(section)
+    name, path = given.get("name"), given.get("path")
+    if path is None and isinstance(name, str) and _is_path(name, folder):
+        name, path = None, given.pop("name")
+    if path is None or (name is not None and (not isinstance(name, str) or ":" in name)):
+        return given  # a plug-in's own key
+    if not isinstance(path, str | Path) or not str(path):
+        raise ConfigError(f"{where} path: should be a path in quotes, got {shown(repr(path))}.")
+    given.pop("path", None)
+    there = located(str(path), folder, f"{where} path")
+    place = str(there) if exists(there) else str(path)  # else it may lie in FLEETFIT_DATA
+    if name is not None:
+        return {_place_of(name, where): place, **given}
+    from fleetfit.data.files.found import found_at
+
+    return {**found_at(place), **given}
+
+
+def _is_path(name: str, folder: Path) -> bool:
+    """Tell whether a name that somebody wrote is a path."""
+    if ":" in name or names.understood("data", name) in names.available("data"):
+        return False
+    if any(mark in name for mark in ("/", "\\", "~")) or Path(name).suffix:
+        return True
+    return exists(folder / name)
+
+
+def _place_of(name: str, where: str) -> str:
+    """Return what a data set calls the place of its files."""
+    keys = inspect.signature(names.resolve("data", name)).parameters
+    found = next((key for key in _PLACES if key in keys), None)
+    if found is None:
+        raise ConfigError(f"{where} path: {name} reads no files. Leave path out, or leave the name out.")
+    return found
+
+
+_ANYBODYS = ("arrays", "images", "plain_text", "table", "text")
+"""Data sets that anybody may have, of any size."""
+
+
+def says_clients(name: Any) -> bool:
+    """Tell whether data of this name may be small, so that their size says how many clients there are by default."""
+    return isinstance(name, Data) or name in _ANYBODYS if isinstance(name, Data | str) else False
+
+
+# ---- the model that fits ---------------------------------------------------------------------------------------------
+
+
+def usual_model(data: Mapping[str, Any]) -> Table:
+    """Return the keys of `[model]` that fit a kind of data; none where the default does, or nothing is known.
+
+    Args:
+        data: The keys of `[data]`.
+    """
+    name = data.get("name")
+    if isinstance(name, Data):
+        return _for_shape(name.sample_shape, name.task, name.vocabulary)
+    name = names.understood("data", name) if isinstance(name, str) else ""
+    if name == "table":
+        return {"name": "mlp"}
+    if name in ("plain_text", "shakespeare"):
+        return {"name": "word_lstm" if data.get("level") == "words" else "char_lstm"}
+    if name in ("text", "sst2", "ag_news"):
+        return dict(_SMALL_BERT)
+    if name == "images":
+        side = data.get("resize") or data.get("size") or 0
+        return {"name": "resnet20"} if isinstance(side, int) and side >= _SIDE else {}
+    if name == "arrays" and isinstance(data.get("file"), str):
+        return _for_arrays(data)
+    return {}
+
+
+def _for_shape(shape: tuple[int, ...], task: str, vocabulary: int) -> Table:
+    if vocabulary:
+        return {"name": "char_lstm"} if task == "next_token" else dict(_SMALL_BERT)
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        return {"name": "mlp"}
+    return {"name": "resnet20"} if min(shape[1:]) >= _SIDE else {}
+
+
+def _for_arrays(data: Mapping[str, Any]) -> Table:
+    """Return the model for arrays on disk, by the shape in their header."""
+    from fleetfit.data.files.arrays import shape_of
+
+    try:
+        shape = shape_of(str(data["file"]), data.get("x", "x"), bool(data.get("channels_last", False)))
+    except (DataError, ConfigError, OSError):  # who loads them says what is wrong
+        return {}
+    side = data.get("resize")
+    shape = (*shape[:-2], side, side) if isinstance(side, int) and len(shape) == 3 else shape
+    return _for_shape(shape, str(data.get("task", "classification")), int(data.get("vocabulary") or 0))

@@ -1,0 +1,200 @@
+"""Which kind of data lies at a path: `data.path = "..."` becomes a name and the keys that go with it.
+
+Only names of files, the first bytes of some, and the first rows of a table are looked at; nothing is decoded.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleetfit import paths
+from fleetfit.data.files import table
+from fleetfit.data.files.images import has_class_folders, sizes_of_some
+from fleetfit.data.files.places import is_saved, set_folder
+from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders
+from fleetfit.errors import DataError, shown
+
+_TEXT = (".txt", ".md")
+_ROWS = (".jsonl", ".json")
+_LARGE, _SMALL = 64, 32  # sides that images of several sizes, or large ones, are brought to
+_ENTRIES = 10_000  # of a folder that are looked at
+
+Found = Mapping[str, Any]
+"""Keys of `[data]`: its name and what goes with it."""
+
+
+def found_at(path: str) -> Found:
+    """Return the keys of `[data]` for what lies at a path.
+
+    Args:
+        path: A file or a folder; a relative path that does not exist is sought in the folder FLEETFIT_DATA.
+
+    Raises:
+        DataError: There is nothing, or nothing that is known.
+    """
+    place = set_folder(path)
+    try:
+        if place.is_dir():
+            return _of_folder(place)
+        if place.exists():
+            return _of_file(place)
+    except OSError as error:
+        raise DataError(f"{paths.shown(place)} cannot be read: {paths.why(error)}.") from None
+    beside = sorted(entry.name for entry in itertools.islice(os.scandir(place.parent), _ENTRIES)) if (
+        place.parent.is_dir()) else []  # fmt: skip
+    near = next((name for name in beside if name.lower() == place.name.lower() or Path(name).stem == place.name), None)
+    hint = f' Did you mean "{shown(near)}"?' if near else ""
+    raise DataError(f"data.path: there is no file or folder {paths.shown(place)}.{hint}")
+
+
+def _of_file(place: Path) -> Found:
+    suffix = place.suffix.lower()
+    if suffix in table.SUFFIXES:
+        return _of_rows(place, place)
+    if suffix in _ROWS:
+        return {"name": "text", "folder": str(place)}
+    if suffix == ".npz":
+        return {"name": "arrays", "file": str(place), **_standardised(place)}
+    if suffix == ".npy":
+        return _of_arrays(place.parent, f"{place.name} is one array, and two are needed, samples and labels")
+    if suffix in _TEXT:
+        return _running(place)
+    raise DataError(
+        f"data.path: {paths.shown(place)} ends in nothing that says what it is. A table ends in .csv, .tsv or "
+        ".parquet, arrays in .npz, running text in .txt, texts with labels in .csv, .jsonl or .parquet; images lie in "
+        "a folder for each class. Otherwise say it: data.name = ..."
+    )
+
+
+def _of_folder(place: Path) -> Found:
+    if is_saved(place):
+        return _of_saved(place)
+    if has_class_folders(place):
+        return {"name": "images", "folder": str(place), **_sides(place)}
+    if has_text_folders(place):
+        return {"name": "text", "folder": str(place)}
+    names = {entry.name.lower() for entry in itertools.islice(os.scandir(place), _ENTRIES) if entry.is_file()}
+    if any(name.endswith(".npy") for name in names):
+        return _of_arrays(place, f"{paths.shown(place)} has no array of samples and one of labels")
+    try:
+        files = table.files_of(place)
+    except DataError:
+        files = {}
+    if files:
+        return _of_rows(files["train"][0], place)
+    if any(name.endswith(_ROWS) for name in names):
+        return {"name": "text", "folder": str(place)}
+    if any(name.endswith(".txt") for name in names):
+        return _running(place)
+    archives = [name for name in names if name.endswith(".npz")]
+    if len(archives) == 1:
+        return found_at(str(place / archives[0]))
+    raise DataError(
+        f"data.path: nothing in {paths.shown(place)} says what it is. It may be a folder of images for each class "
+        "(CLASS/*.jpg, or train/CLASS/*.jpg), of .txt files for each class, train.csv or train.parquet, x.npy and "
+        "y.npy, .txt files, or what save_to_disk of Hugging Face datasets wrote."
+    )
+
+
+def _running(place: Path) -> Found:
+    """Return the keys of running text: each of several files is a natural client, one file is divided evenly."""
+    several = place.is_dir() and sum(1 for _ in itertools.islice(place.rglob("*.txt"), 2)) > 1
+    return {"name": "plain_text", "folder": str(place), "partition": {"kind": "natural" if several else "iid"}}
+
+
+def _of_arrays(place: Path, otherwise: str) -> Found:
+    there = {file.stem for file in place.glob("*.npy")}
+    if not ({"x", "y"} <= there or {"x_train", "y_train"} <= there):
+        raise DataError(
+            f"data.path: {otherwise}: x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
+            'folder, or one .npz file. Other names: data.name = "arrays", with x = "..." and y = "...".'
+        )
+    return {"name": "arrays", "file": str(place), **_standardised(place)}
+
+
+def _standardised(place: Path) -> Found:
+    """Return that features are brought to mean 0 and variance 1, if the samples are rows or series of floats."""
+    from fleetfit.data.files.arrays import Arrays
+
+    arrays = Arrays(place)
+    names: dict[str, str] = {}
+    for key, also in (("x", ("X", "data", "samples", "features", "images", "inputs")),
+                      ("y", ("Y", "label", "labels", "target", "targets"))):  # fmt: skip
+        if not any(name in arrays for name in (key, f"{key}_train")):
+            other = next((name for name in also if name in arrays or f"{name}_train" in arrays), None)
+            if other is not None:
+                names[key] = other
+    x = names.get("x", "x")
+    first = next((name for name in (x, f"{x}_train") if name in arrays), None)
+    if first is None:
+        return names  # whoever reads them says what is there
+    samples = arrays.one(first)
+    return {**names, "standardise": True} if samples.dtype.kind == "f" and samples.ndim in (2, 3) else names
+
+
+def _sides(place: Path) -> Found:
+    """Return the side that images are brought to, where they are of several sizes, or large."""
+    sizes = sizes_of_some(place)
+    sides = [side for size in sizes for side in size]
+    if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
+        return {}
+    return {"size": _LARGE if min(sides) >= _LARGE else _SMALL}
+
+
+def _of_rows(first: Path, place: Path) -> Found:
+    """Return whether the rows of a file are images, texts with labels, or a table of numbers and categories."""
+    columns = dict(_columns(first))
+    if any(kind == "image" for kind in columns.values()):
+        return {"name": "images", "folder": str(place)}
+    texts = [name for name, kind in columns.items() if kind == "text"]
+    label = next((name for name in columns if name.lower() in table.LABELS), None) or list(columns)[-1]
+    texts = [name for name in texts if name != label]
+    known = [name for name in columns if name.lower() in TEXT_COLUMNS and name != label]
+    others = [name for name in columns if name not in (*texts, label)]
+    if known and (known[0] in texts or len(others) <= 1):
+        return {"name": "text", "folder": str(place), "text": known[0], "label": label}
+    if texts and all(columns[name] == "other" for name in others):
+        return {"name": "text", "folder": str(place), "text": texts[0] if len(texts) == 1 else texts, "label": label}
+    return {"name": "table", "folder": str(place)}
+
+
+def _of_saved(place: Path) -> Found:
+    """Return the kind of a Hugging Face data set that was saved, by what `datasets` wrote of its columns."""
+    infos = sorted(place.glob("*/dataset_info.json")) or [place / "dataset_info.json"]
+    try:
+        features = json.loads(paths.text_of(infos[0], DataError))["features"]
+        kinds = {str(name): _feature(value) for name, value in features.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{paths.shown(infos[0])} does not say what the columns of the data set are.") from None
+    label = next((name for name in kinds if name.lower() in table.LABELS), None) or next(
+        (name for name, kind in kinds.items() if kind == "classes"), list(kinds)[-1])  # fmt: skip
+    images = [name for name, kind in kinds.items() if kind == "image"]
+    if images:
+        return {"name": "images", "folder": str(place), "image": images[0], "label": label}
+    texts = [name for name, kind in kinds.items() if kind == "string" and name != label]
+    known = [name for name in texts if name.lower() in TEXT_COLUMNS]
+    numbers = [name for name, kind in kinds.items() if kind == "number" and name != label]
+    if known or (texts and not numbers):
+        chosen = known[:1] or texts
+        return {"name": "text", "folder": str(place), "label": label, "text": chosen[0] if len(chosen) == 1 else chosen}
+    return {"name": "table", "folder": str(place), "label": label}
+
+
+def _feature(value: Mapping[str, Any]) -> str:
+    kind = value.get("_type")
+    if kind == "Image":
+        return "image"
+    if kind == "ClassLabel":
+        return "classes"
+    return "string" if value.get("dtype") in ("string", "large_string") else "number"
+
+
+def _columns(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the columns of a file of rows: "image", "text" (long, and different nearly everywhere) or "other"."""
+    if file.suffix.lower() == ".parquet":
+        yield from table.kinds_in_parquet(file)
+    else:
+        yield from table.kinds_in_first_rows(file)

@@ -1,0 +1,577 @@
+"""Any table on disk, numbers and categories: a CSV file, a Parquet file, or a folder with one of them for each split.
+
+A folder has `train.csv` and perhaps `validation.csv` (or `valid`, `val`, `dev`) and `test.csv`, or the same in Parquet,
+or a single such file. Of a CSV file (UTF-8; commas, semicolons, tabs or bars, found out) the first line names the
+columns. What stands in a column is found by looking at it, and said: numbers are standardised, categories become one
+column each, both from the training rows only (`fleetfit.data.files.columns`); dates, free text, and columns that number
+the rows or are the same in all of them are left out.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files import cells, columns, parquet
+from fleetfit.data.files.cells import Column, TableRows
+from fleetfit.data.files.columns import Category, Columns, Label, Number
+from fleetfit.data.files.places import locate, readable, set_folder
+from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
+from fleetfit.errors import DataError, need, shown
+
+FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
+SUFFIXES = (".csv", ".tsv", ".parquet")
+LABELS = ("label", "labels", "target", "class", "y")
+"""What the column that is learned is called, if it is not the last one."""
+MOST_CATEGORIES = 64
+"""Categories of a column that get a column of their own: the most frequent of the training rows."""
+_MOST_CLASSES = 50  # whole numbers in the label's column are classes up to so many
+_MOST_FEATURES = 20_000
+_LOOK, _WORDS = 200, 4.0  # rows that are looked at, and words of a text on average
+_FEW = 20  # rows, below which nothing can be told from all values being different
+_MOST_SHOWN = 8  # columns in a sentence
+_ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
+_ID = re.compile(
+    r"(?i:(?:^|[_\s-])(?:id|ids|uuid|guid|index|idx|key|row)$|^unnamed: \d+$|^column 1$)|(?<=[a-z])(?:ID|Id)$"
+)
+_DATE = re.compile(r"(?:^|[_\s-])(?:date|datetime|timestamp)(?:$|[_\s-])", re.IGNORECASE)
+_DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d %b %Y", "%b %d, %Y", "%d.%m.%Y %H:%M",
+          "%d.%m.%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%d/%m/%Y %H:%M")  # fmt: skip
+
+
+def table(
+    folder: str,
+    label: str | None = None,
+    task: Literal["classification", "regression"] | None = None,
+    groups: str | None = None,
+    categories: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    missing: tuple[str, ...] = (),
+    columns: str | None = None,
+    separator: str | None = None,
+    header: bool = True,
+    samples: int | None = None,
+    validation: float = 0.1,
+    test: float = 0.2,
+    seed: int = 0,
+) -> Data:
+    """Return a table as numbers [N, features], named after its file or folder.
+
+    What has no file of its own is held out from the rows: in proportion for every class, or for every group where
+    `groups` is given. Without a test file, a validation file is the test set. Rows without a label are left out.
+
+    Args:
+        folder: A file, or a folder with a train file; a relative path that does not exist is sought in FLEETFIT_DATA.
+        label: Column that is learned; None: `label`, `labels`, `target`, `class` or `y`, else the last one.
+        task: What is learned; None: classification, but regression where the label is a number with a fraction or
+            one of more than 50 different ones.
+        groups: Column of a natural group such as a hospital, which is not learned from; None: no groups.
+        categories: Columns of numbers that are categories, such as a postcode.
+        drop: Columns that are left out.
+        missing: Further texts that mean that there is no value, such as "unknown"; empty cells, NA, N/A, NaN, null,
+            None, ? and - always do.
+        columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are;
+            None: as these training rows say.
+        separator: Of the cells in a CSV file; None: found out.
+        header: Whether the first line of a CSV file names the columns; if not, they are "1", "2" and so on.
+        samples: So many training rows only, drawn in proportion for every class, those held out for validation
+            included; None: all.
+        validation: Share of the training rows that is held out, if there is no validation file.
+        test: Share of the rows that is held out as the test set, if there is only a train file.
+        seed: Of what is held out and drawn.
+
+    Raises:
+        DataError: A file, a column or a value is missing or wrong, or a share is out of range.
+        MissingExtra: It is a Parquet file, and pyarrow is not installed.
+    """
+    path = set_folder(folder)
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    path = readable(path)
+    known = None if columns is None else columns_in(columns)
+    sheets = _sheets(path, separator, header, missing if known is None else known.missing)
+    asked = Asked(label, task, groups, categories, drop, missing)
+    return from_sheets(name, sheets, asked, known, samples, validation, test, seed)
+
+
+def columns_in(file: str) -> Columns:
+    """Return what a `columns.json` says, whose relative path may be sought in FLEETFIT_DATA."""
+    return columns.read(set_folder(file))
+
+
+def like(path: Path, text: str, halves: bool = False) -> Data:
+    """Return the rows of another table as the numbers that a model was trained on; none of them are for training.
+
+    Args:
+        path: A file or a folder, as of `table`; what has no split of its own is for testing.
+        text: The `columns.json` of the model.
+        halves: Whether one half of it is for validation.
+
+    Raises:
+        DataError: As `table`; or a column is missing, or a label is no class that the model knows.
+        MissingExtra: It is a Parquet file, and pyarrow is not installed.
+    """
+    known = columns.of_text(text, "columns.json")
+    sheets = _sheets(readable(path), None, True, known.missing)
+    whole = columns.joined(sheets)
+    x, notes = known.encoded(whole)
+    y = columns.labels_of(whole, known)
+    lacking = 0 if y is None else int(_unlabelled(y).sum())
+    if lacking:
+        notes.append(f"{lacking} of {whole.rows} rows have no label, so nothing is measured.")
+        y = None
+    rows = torch.arange(whole.rows)
+    if len(sheets) > 1:
+        sizes = {split: sheet.rows for split, sheet in sheets.items()}
+        given = completed(sizes, np.zeros(whole.rows, dtype=np.int64), 0.0, 0.0, 0)
+        splits = {split: torch.from_numpy(indices) for split, indices in given.items()}
+    elif halves:
+        kept, held = hold_out(rows.numpy(), _strata(known, y, None, whole.rows), 0.5, 0)
+        splits = {"validation": torch.from_numpy(kept), "test": torch.from_numpy(held)}
+    else:
+        splits = {"test": rows}
+    return _data(path.resolve().stem, x, y, splits, known, None, tuple(notes))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run file says of the columns; see `table`."""
+
+    label: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    groups: str | None = None
+    categories: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def from_sheets(
+    name: str,
+    sheets: dict[str, TableRows],
+    asked: Asked,
+    known: Columns | None,
+    samples: int | None,
+    validation: float,
+    test: float,
+    seed: int,
+) -> Data:
+    """Return the rows of the files of each split as a data set; see `table`.
+
+    Raises:
+        DataError: As `table`.
+    """
+    whole = columns.joined(sheets)
+    for wanted in (*asked.categories, *asked.drop, *([asked.groups] if asked.groups else [])):
+        whole.column(wanted, "")
+    label, notes = _label(whole, asked) if known is None else (known.label.name, [])
+    column = whole.column(label, ", which is to be learned")
+    there = _has_label(column)
+    if not there.any():
+        raise DataError(f'{whole.path}: column "{shown(label)}", which is to be learned, has no values.')
+    if not there.all():
+        notes.append(f'{int((~there).sum())} rows without "{shown(label)}" are left out.')
+    sizes, start = {}, 0
+    for split, sheet in sheets.items():
+        sizes[split] = int(there[start : start + sheet.rows].sum())
+        start += sheet.rows
+    if not sizes["train"]:
+        raise DataError(f"{whole.path} has no rows with a label to train on.")
+    whole = columns.without(whole, there)
+    column = whole.columns[label]
+    learned = Columns(task=_task(whole, column, asked), label=_classes(whole, column, asked), columns=(_ANY,),
+                      missing=asked.missing) if known is None else known  # fmt: skip
+    y = columns.labels_of(whole, learned)
+    assert y is not None
+    group = _groups(whole, asked.groups)
+    strata = _strata(learned, y, group, whole.rows)
+    splits = completed(sizes, strata, validation if samples is None else 0.0, test, seed)
+    if samples is not None:
+        splits["train"] = drawn(name, splits["train"], strata[splits["train"]], samples, seed)
+        if not len(splits["validation"]):
+            rest = splits["train"]
+            splits["train"], splits["validation"] = hold_out(rest, strata[rest], validation, seed)
+    if known is None:
+        found = _Found(whole, label, asked, splits["train"])
+        learned = found.described(learned, y)
+        notes = [found.counted, *notes, *found.notes]
+    x, further = learned.encoded(whole)
+    if known is not None:
+        notes = [f"{len(learned.columns)} columns as {len(learned.features)} features", *notes, *further]
+    what = _what(learned, _named(label, asked, known), whole.rows, splits)
+    notes = [f"table {whole.path.name}: {notes[0]}, {what}", *notes[1:]]
+    held = {split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()}
+    return _data(name, x, y, held, learned, group, tuple(notes))
+
+
+def _data(
+    name: str, x: NDArray[np.float32], y: NDArray[np.generic] | None, splits: dict[str, torch.Tensor], known: Columns,
+    group: NDArray[np.int64] | None, notes: tuple[str, ...],
+) -> Data:  # fmt: skip
+    regression = known.task == "regression"
+    labels = np.zeros((len(x), 1) if regression else len(x), np.float32 if regression else np.int64) if y is None else y
+    return Data(
+        name=name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(labels),
+        splits=splits,
+        classes=1 if regression else len(known.label.classes),
+        groups=None if group is None else torch.from_numpy(group),
+        class_names=() if regression else known.label.classes,
+        task=known.task,
+        columns=known.text(),
+        targets=((known.label.mean,), (known.label.std,)) if regression else (),
+        labelled=y is not None,
+        notes=notes,
+    )
+
+
+def _what(learned: Columns, label: str, rows: int, splits: dict[str, NDArray[np.int64]]) -> str:
+    """Return the rest of the line that says what was taken."""
+    of = "numbers (regression)" if learned.task == "regression" else f"{len(learned.label.classes)} classes"
+    held = " and ".join(
+        f"{len(splits[split])} for {what}"
+        for split, what in (("test", "testing"), ("validation", "validation"))
+        if len(splits[split])
+    )
+    return f"{label} of {of}, {rows:,} rows; {held or 'none'} held out."
+
+
+def _named(label: str, asked: Asked, known: Columns | None) -> str:
+    last = asked.label is None and known is None and label.lower() not in LABELS
+    return f'{"the last column as label" if last else "label"} "{shown(label)}"'
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+def _sheets(path: Path, separator: str | None, header: bool, missing: Sequence[str]) -> dict[str, TableRows]:
+    found = {}
+    for split, parts in files_of(path).items():
+        read = {str(part): cells.read(part, separator, header, missing) for part in parts}
+        found[split] = columns.joined(read)
+    return found
+
+
+def files_of(path: Path) -> dict[str, list[Path]]:
+    """Return the files of each split, "train" first.
+
+    Raises:
+        DataError: There are none.
+    """
+    if not path.is_dir():
+        return {"train": [path]}
+    for suffix in SUFFIXES:
+        found = {split: [place for alias in names if (place := path / f"{alias}{suffix}").is_file()][:1]
+                 for split, names in _ALIASES.items()}  # fmt: skip
+        if found["train"]:
+            return {split: files for split, files in found.items() if files}
+    try:
+        return locate(path.name, str(path))
+    except DataError:
+        alone = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+        if len(alone) == 1:
+            return {"train": alone}
+        several = f" It has {len(alone)} tables; which one? Name the file." if alone else ""
+        raise DataError(f"{path} has no train.csv, train.tsv or train.parquet.{several}") from None
+
+
+def kinds_in_parquet(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the columns of a Parquet file and what they look like: "image", "text" or "other"."""
+    types = need("pyarrow.types", "tables", "Reading tables from Parquet files")
+    found = parquet.File(file)
+    for name, kind in found.types():
+        if types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+            yield name, "image" if name.lower() in ("img", "image", "images") else "other"
+        elif types.is_string(kind) or types.is_large_string(kind):
+            yield name, _looks(found.first_texts(name, _LOOK))
+        else:
+            yield name, "other"
+
+
+def kinds_in_first_rows(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the columns of a CSV file and what they look like: "text" or "other"."""
+    names, rows = cells.first_rows(file, _LOOK)
+    for place, name in enumerate(names):
+        yield name, _looks([row[place].strip() for row in rows if len(row) == len(names)])
+
+
+def _looks(texts: Sequence[str]) -> str:
+    """Return whether texts are those of people: several words each, nearly all of them different."""
+    filled = [text for text in texts if text]
+    words = [len(text.split()) for text in filled]
+    long = bool(words) and sum(words) / len(words) >= _WORDS
+    return "text" if long and len(set(filled)) > len(filled) * 0.8 and not _is_date(filled[0]) else "other"
+
+
+# ---- what is learned -------------------------------------------------------------------------------------------------
+
+
+_ANY = Number(name="", mean=0.0, std=1.0)  # until the columns are known
+
+
+def _label(sheet: TableRows, asked: Asked) -> tuple[str, list[str]]:
+    """Return the column that is learned, and what is to be said of that."""
+    if asked.label is not None:
+        return sheet.column(asked.label, ", which is to be learned").name, []
+    left = [name for name in sheet.columns if name not in asked.drop and name != asked.groups]
+    for wanted in LABELS:
+        found = [name for name in left if name.lower() == wanted]
+        if found:
+            return found[0], []
+    if not left:
+        raise DataError(f"{sheet.path} has no columns left to learn.")
+    return left[-1], []
+
+
+def _has_label(column: Column) -> NDArray[np.bool_]:
+    if column.what != "cells":
+        raise DataError(
+            f'column "{shown(column.name)}" holds {column.what}; what is learned must be classes or numbers. Name '
+            'another column: label = "...".'
+        )
+    found: NDArray[np.bool_]
+    if column.codes is not None:
+        found = column.codes >= 0
+    elif column.strange:
+        some = ", ".join(f'"{shown(text, 30)}"' for text in column.sample[:3])
+        raise DataError(
+            f'column "{shown(column.name)}", which is to be learned, has too many different texts for classes: {some}, '
+            '... Name another column: label = "...". For texts with labels: name = "text".'
+        )
+    else:
+        found = ~np.isnan(column.numbers)
+    return found
+
+
+def _task(sheet: TableRows, column: Column, asked: Asked) -> Literal["classification", "regression"]:
+    if asked.task is not None:
+        return asked.task
+    if column.strange:
+        return "classification"
+    numbers = column.numbers[~np.isnan(column.numbers)]
+    whole = bool((numbers == np.floor(numbers)).all())
+    few = column.codes is not None and len(set(column.codes.tolist())) <= _MOST_CLASSES
+    return "classification" if whole and few else "regression"
+
+
+def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
+    if _task(sheet, column, asked) == "regression":
+        columns.numbers_of(sheet, column)
+        return Label(name=column.name)
+    if column.codes is None:
+        raise DataError(
+            f'{sheet.path}: column "{shown(column.name)}", which is to be learned, has too many different values for '
+            'classes. Numbers can be learned with task = "regression".'
+        )
+    values = columns.texts_of(column)
+    used = {values[code] for code in np.unique(column.codes[column.codes >= 0])}
+    classes = tuple(sorted(used) if column.strange else sorted(used, key=float))
+    if len(classes) < 2:
+        raise DataError(
+            f'{sheet.path}: column "{shown(column.name)}" is "{shown(classes[0])}" in every row, so there is nothing '
+            'to learn. Name another column: label = "...".'
+        )
+    return Label(name=column.name, classes=classes)
+
+
+def _unlabelled(y: NDArray[np.generic]) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.isnan(y[:, 0]) if y.ndim == 2 else y < 0  # type: ignore[operator]
+    return found
+
+
+def _strata(
+    known: Columns, y: NDArray[np.generic] | None, group: NDArray[np.int64] | None, rows: int
+) -> NDArray[np.int64]:
+    if group is not None:
+        return group
+    if y is None or known.task == "regression":
+        return np.zeros(rows, dtype=np.int64)
+    return y.astype(np.int64)
+
+
+def _groups(sheet: TableRows, name: str | None) -> NDArray[np.int64] | None:
+    if name is None:
+        return None
+    column = sheet.column(name, ", which is to say the groups")
+    if column.empty:
+        raise DataError(f'{sheet.path}: {column.empty} rows have no value in "{shown(name)}", which says the groups.')
+    if column.codes is None and column.strange:
+        raise DataError(f'{sheet.path}: column "{shown(name)}" has too many different texts to be groups.')
+    values = column.numbers if column.codes is None or not column.strange else np.array(column.values)[column.codes]
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+# ---- what it is learned from -----------------------------------------------------------------------------------------
+
+
+class _Found:
+    """What the columns of a table are, by looking at them.
+
+    Attributes:
+        notes: What was left out or filled in, in sentences.
+    """
+
+    def __init__(self, sheet: TableRows, label: str, asked: Asked, train: NDArray[np.int64]) -> None:
+        """Look at each column but the label's, the groups' and those that are dropped."""
+        self.sheet, self.train = sheet, np.sort(train)
+        self.columns: list[Number | Category] = []
+        self.out: dict[str, list[str]] = {}
+        self.filled: list[str] = []
+        self.rare: list[str] = []
+        for name, column in sheet.columns.items():
+            if name in (label, asked.groups) or name in asked.drop:
+                continue
+            why = self._number(column) if not column.strange and name not in asked.categories else self._category(
+                column, name in asked.categories)  # fmt: skip
+            if why:
+                self.out.setdefault(why, []).append(name)
+        if not self.columns:
+            raise DataError(f"{sheet.path} has no column to learn from. {' '.join(self._left_out())}".rstrip())
+        features = sum(len(one.features) for one in self.columns)
+        if features > _MOST_FEATURES:
+            raise DataError(
+                f"{sheet.path}: {features:,} features are more than the {_MOST_FEATURES:,} that there may be; leave "
+                "columns out with drop = [...]."
+            )
+
+    @property
+    def counted(self) -> str:
+        """How many columns of each kind there are."""
+        numbers = sum(isinstance(one, Number) for one in self.columns)
+        kinds = ((numbers, "numeric column"), (len(self.columns) - numbers, "column of categories"))
+        said = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in kinds if count]
+        return " and ".join(said).replace("column of categoriess", "columns of categories")
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done that somebody may want otherwise."""
+        notes = self._left_out()
+        if self.filled:
+            notes.append(f"Missing values count as the mean, and a feature says where they are: {_some(self.filled)}.")
+        if self.rare:
+            notes.append(f"Of many categories the {MOST_CATEGORIES} most frequent count: {_some(self.rare)}.")
+        return notes
+
+    def described(self, learned: Columns, y: NDArray[np.generic]) -> Columns:
+        """Return how the table becomes numbers."""
+        label = learned.label
+        if learned.task == "regression":
+            values = y[self.train, 0].astype(np.float64)
+            std = float(values.std())
+            label = Label(name=label.name, mean=float(values.mean()), std=std if std > 0 else 1.0)
+        return Columns(task=learned.task, label=label, columns=tuple(self.columns), missing=learned.missing)
+
+    def _left_out(self) -> list[str]:
+        return [f"Left out, {why}: {_some(names)}." for why, names in self.out.items()]
+
+    def _number(self, column: Column) -> str:
+        """Take a column of numbers in, or return why not."""
+        if column.what != "cells":
+            return f"because they hold {column.what}"
+        if column.empty == len(column):
+            return "because they are empty"
+        if _DATE.search(column.name):
+            return "because they hold dates"
+        if _numbers_rows(column):
+            return "because they number the rows"
+        values = column.numbers[self.train]
+        gone = np.isnan(values)
+        values = values[~gone]
+        if not len(values) or values.min() == values.max():
+            return "because they are the same in all training rows"
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = float(values.mean()), float(values.std())
+        if not np.isfinite(mean) or not np.isfinite(std) or not std > 0:
+            raise DataError(
+                f'{self.sheet.path}: the numbers of column "{shown(column.name)}" are too large or too near to each '
+                f'other to compute with. Mend them, or leave it out: drop = ["{shown(column.name)}"].'
+            )
+        if gone.any():
+            self.filled.append(column.name)
+        elif column.empty:
+            self.filled.append(f"{column.name} (outside of training only)")
+        self.columns.append(Number(name=column.name, mean=mean, std=std, missing=bool(gone.any())))
+        return ""
+
+    def _category(self, column: Column, asked: bool) -> str:
+        """Take a column of categories in, or return why not."""
+        if column.what != "cells":
+            return f"because they hold {column.what}"
+        rows = len(column) - column.empty
+        if not asked:
+            if column.sample and all(_is_date(text) for text in column.sample):
+                return "because they hold dates"
+            self._check_numbers(column, rows)
+        distinct = None if column.codes is None else len(set(column.codes.tolist()) - {-1})
+        if distinct is None or (not asked and rows >= _FEW and distinct > rows / 2):
+            if asked:
+                raise DataError(f'{self.sheet.path}: column "{shown(column.name)}" has too many different values for '
+                                "categories.")  # fmt: skip
+            words = sum(len(text.split()) > 2 for text in column.sample)
+            return "because they hold free text" if words > len(column.sample) / 2 else (
+                "because nearly every row has a value of its own")  # fmt: skip
+        assert column.codes is not None
+        codes = column.codes[self.train]
+        counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
+        texts = columns.texts_of(column)
+        known = dict[str, int]()
+        for code in np.flatnonzero(counts).tolist():
+            known[texts[code]] = known.get(texts[code], 0) + int(counts[code])
+        if len(known) < 2 and not (known and column.empty):
+            return "because they are the same in all training rows"
+        kept = sorted(known, key=lambda value: (-known[value], value))[:MOST_CATEGORIES]
+        if len(known) > MOST_CATEGORIES:
+            self.rare.append(f"{column.name} ({len(known)})")
+        self.columns.append(Category(name=column.name, values=tuple(sorted(kept))))
+        return ""
+
+    def _check_numbers(self, column: Column, rows: int) -> None:
+        """Refuse a column of numbers with a few values among them that are none: likely a slip, or a mark."""
+        if column.strange * 10 <= rows and column.strange < rows:
+            row, text = column.first_strange
+            count = column.strange
+            raise DataError(
+                f'{self.sheet.path}: column "{shown(column.name)}" holds numbers, but {count} of {rows} values '
+                f'{"are none" if count > 1 else "is none"}, such as "{shown(text)}" in row {row}. Mend it, have it '
+                f'taken as no value (missing = ["{shown(text)}"]), or take the column as categories '
+                f'(categories = ["{shown(column.name)}"]).'
+            )
+
+
+def _numbers_rows(column: Column) -> bool:
+    """Tell whether a column of numbers is one that numbers the rows."""
+    values = column.numbers
+    if len(values) < _FEW or column.empty or not bool((values == np.floor(values)).all()):
+        return False
+    steps = np.diff(values)
+    if bool((steps == 1).all()) and values[0] in (0, 1):
+        return True
+    return bool(_ID.search(column.name)) and len(np.unique(values)) == len(values)
+
+
+def _is_date(text: str) -> bool:
+    if len(text) > 40 or not any(mark in text for mark in "-/. :"):
+        return False
+    try:
+        datetime.fromisoformat(text)
+        return True
+    except ValueError:
+        pass
+    for form in _DATES:
+        try:
+            datetime.strptime(text, form)
+            return True
+        except ValueError:
+            continue
+    return False
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(shown(name) for name in names[:_MOST_SHOWN]) + more

@@ -1,0 +1,251 @@
+"""Tables: numbers as scikit-learn makes them, what is recognised and said, and what is refused by a sentence."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from fleetfit.data import Data
+from fleetfit.data.files.columns import of_text
+from fleetfit.data.files.table import like, table
+from fleetfit.errors import DataError
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(rows: Sequence[Sequence[Any]], name: str = "things.csv", separator: str = ",") -> Path:
+        path = tmp_path / name
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, delimiter=separator).writerows(rows)
+        return path
+
+    return written
+
+
+def mixed(rows: int = 60, seed: int = 0) -> list[list[Any]]:
+    """Return rows of a number, one with gaps, a category and a label, after the names."""
+    rng = np.random.default_rng(seed)
+    colours = rng.choice(["red", "green", "blue"], rows)
+    sizes = [f"{size:.3f}" for size in rng.normal(5, 2, rows)]
+    ages = ["" if i % 7 == 0 else f"{age:.2f}" for i, age in enumerate(rng.normal(40, 9, rows))]
+    kinds = rng.choice(["cat", "dog"], rows)
+    return [["size", "age", "colour", "kind"], *zip(sizes, ages, colours, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer])
+def test_numbers_are_those_of_scikit_learn(load: Callable[..., Any], write: Write) -> None:
+    found = load()
+    names = [found.target_names[label] for label in found.target]
+    path = write([[*found.feature_names, "kind"], *([*row, name] for row, name in zip(found.data, names, strict=True))])
+    data = table(str(path))
+    train = data.splits["train"].numpy()
+    expected = StandardScaler().fit(found.data[train]).transform(found.data)
+    np.testing.assert_allclose(data.x.numpy(), expected, rtol=1e-5, atol=1e-5)
+    assert [data.class_names[label] for label in data.y.tolist()] == names
+    assert sorted(torch.cat(list(data.splits.values())).tolist()) == list(range(len(names)))
+
+
+def test_categories_are_those_of_scikit_learn(write: Write) -> None:
+    rows = mixed()
+    data = table(str(write(rows)))
+    colours = np.array([row[2] for row in rows[1:]])[:, None]
+    train = data.splits["train"].numpy()
+    expected = OneHotEncoder(sparse_output=False).fit(colours[train]).transform(colours)
+    np.testing.assert_array_equal(data.x.numpy()[:, 3:], expected)
+    ages = np.array([float(row[1] or "nan") for row in rows[1:]])
+    scaled = (ages - np.nanmean(ages[train])) / np.nanstd(ages[train])
+    np.testing.assert_allclose(data.x.numpy()[:, 1], np.nan_to_num(scaled), atol=1e-5)
+    np.testing.assert_array_equal(data.x.numpy()[:, 2], np.isnan(ages))
+
+
+def test_held_out_rows_change_no_number(write: Write) -> None:
+    """Other values in the test rows leave means and categories as they are."""
+    rows = mixed()
+    before = table(str(write(rows)))
+    for row in before.splits["test"].tolist():
+        rows[row + 1] = ["1000", "-999", "purple", rows[row + 1][3]]
+    after = table(str(write(rows, "changed.csv")))
+    assert after.columns == before.columns
+    assert torch.equal(after.x[after.splits["train"]], before.x[before.splits["train"]])
+
+
+def test_it_says_what_it_took(write: Write) -> None:
+    notes = table(str(write(mixed()))).notes
+    assert notes[0] == (
+        'table things.csv: 2 numeric columns and 1 column of categories, the last column as label "kind" of 2 classes, '
+        "60 rows; 12 for testing and 5 for validation held out."
+    )
+    assert notes[1].endswith("where they are: age.")
+
+
+@pytest.mark.parametrize("name", ["label", "Target", "class", "y"])
+def test_the_label_is_found_by_its_name(name: str, write: Write) -> None:
+    rows = [["a", name, "b"], *([i * 0.5, "no" if i % 2 else "yes", i % 5] for i in range(40))]
+    data = table(str(write(rows)))
+    assert data.class_names == ("no", "yes") and f'label "{name}"' in data.notes[0]
+
+
+def test_what_is_no_measurement_is_left_out_and_said(write: Write) -> None:
+    heads = ["Id", "customer_id", "born", "signed", "remark", "constant", "nothing", "height", "kind"]
+    rows = [
+        [i + 1, 9000 - 7 * i, f"1990-01-{1 + i % 28:02d}", f"{1 + i % 28}.02.2020", f"a long remark number {i}", 3, "",
+         i % 13 + 0.5, "ab"[i % 2]] for i in range(50)
+    ]  # fmt: skip
+    data = table(str(write([heads, *rows])))
+    assert of_text(data.columns, "").features == ["height"]
+    said = " ".join(data.notes)
+    assert "because they number the rows: Id, customer_id." in said
+    assert "because they hold dates: born, signed." in said
+    assert "because they hold free text: remark." in said
+    assert "because they are the same in all training rows: constant." in said
+    assert "because they are empty: nothing." in said
+
+
+@pytest.mark.parametrize(("separator", "comma"), [(";", True), (";", False), ("\t", False), ("|", False)])
+def test_separators_and_decimal_commas(separator: str, comma: bool, write: Write) -> None:
+    rows = mixed()
+    plain = table(str(write(rows)))
+    if comma:
+        rows = [rows[0], *([row[0].replace(".", ","), row[1].replace(".", ","), *row[2:]] for row in rows[1:])]
+    found = table(str(write(rows, "other.csv", separator)))
+    assert torch.equal(found.x, plain.x) and torch.equal(found.y, plain.y)
+
+
+def test_byte_order_mark_blank_lines_and_quoted_line_ends(tmp_path: Path) -> None:
+    lines = ["size,kind"] + [f'{i},"a\nb"' if i % 2 else f"{i},c" for i in range(3, 33)]
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(lines).encode())
+    data = table(str(path))
+    assert data.class_names == ("a\nb", "c") and len(data.x) == 30
+
+
+def test_a_number_as_label_is_classes_or_a_regression(write: Write) -> None:
+    few = table(str(write([["a", "b"], *([i * 1.1, i % 3] for i in range(60))])))
+    assert few.task == "classification" and few.class_names == ("0", "1", "2")
+    rows = [["a", "b"], *([i * 1.1, i * 0.37 + 1] for i in range(60))]
+    data = table(str(write(rows, "r.csv")))
+    assert data.task == "regression" and "(regression)" in data.notes[0]
+    train = data.splits["train"]
+    assert data.batch(train)[1].mean().abs() < 1e-5 and abs(data.batch(train)[1].std(correction=0) - 1) < 1e-5
+    other = like(write(rows[:20], "other.csv"), data.columns)  # in the unit of the training rows, not of its own
+    assert torch.allclose(other.batch(torch.arange(19))[1], data.batch(torch.arange(19))[1])
+
+
+def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
+    rows = mixed()
+    data = table(str(write(rows)))
+    assert torch.equal(like(write(rows, "again.csv"), data.columns).x, data.x)
+    shuffled = [[row[2], "further", row[1], row[0]] for row in rows]  # other order, other columns, no label
+    other = like(write(shuffled, "shuffled.csv"), data.columns)
+    assert torch.equal(other.x, data.x) and not other.labelled
+    strange = like(write([rows[0], ["1", "2", "violet", "cat"]], "strange.csv"), data.columns)
+    assert not strange.x[0, 3:].any() and "1 row has a value" in strange.notes[0]
+
+
+def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> None:
+    rows = mixed()
+    plain = table(str(write(rows)))
+    frame = pandas.read_csv(tmp_path / "things.csv")
+    frame.to_parquet(tmp_path / "things.parquet")
+    found = table(str(tmp_path / "things.parquet"))
+    assert torch.equal(found.x, plain.x) and found.columns == plain.columns
+    folder = tmp_path / "set"
+    folder.mkdir()
+    frame[:40].to_csv(folder / "train.csv", index=False)
+    frame[40:][["kind", "colour", "age", "size"]].to_csv(folder / "test.csv", index=False)
+    divided = table(str(folder))
+    assert divided.splits["test"].tolist() == list(range(40, 60)) and len(divided.splits["validation"]) == 4
+
+
+def text(tmp_path: Path, content: str | bytes, name: str = "bad.csv") -> str:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+GOOD = "".join(f"{i},{i * 3 % 7},{'ab'[i % 2]}\n" for i in range(30))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ("a,b,c\n", "no rows"),
+        ("a\n1\n2\n", "one column only"),
+        ("1,2,3\n4,5,6\n", "numbers in its first line"),
+        ("a,a,c\n" + GOOD, 'two columns "a"'),
+        ("a,b,c\n" + GOOD + "1,2\n", "line 32: 2 cells, and the first line has 3"),
+        ("a,b,c\n" + GOOD + "1,2,3,4\n", "line 32: 4 cells"),
+        ("a,b,c\n" + GOOD + "1,\0,b\n", "a null character"),
+        ("a,b,c\n" + GOOD + "1,inf,b\n", '"inf" in column "b" is not finite'),
+        ("a,b,c\n" + GOOD + "1,1e999,b\n", '"1e999" in column "b" is not finite'),
+        ("a,b,c\n" + GOOD + "1,many,b\n", 'holds numbers, but 1 of 31 values is none, such as "many" in row 31'),
+        ("a,b,c\n" + GOOD + '1,"2,b\n', "Is a double quote missing"),
+        ("a,b,c\n" + "".join(f"{i},{i % 4},same\n" for i in range(30)), 'is "same" in every row'),
+        ("a,b,c\n" + "".join(f"{i},{i % 4},\n" for i in range(30)), "has no values"),
+        ("a,c\n" + "".join(f"5,{'ab'[i % 2]}\n" for i in range(30)), "no column to learn from"),
+        ("a,b,c\n" + "".join(f"{i}e300,{i % 4},{'ab'[i % 2]}\n" for i in range(30)), "too large"),
+        ("a,c\n" + "".join(f"{i % 7},a remark with number {i}\n" for i in range(2000)), "too many different texts"),
+        (b"a,b,c\n\xff\xfe\xfa,2,x\n", "no text in UTF-8"),
+        ("a,b\n1,2\n".encode("utf-16"), "is UTF-16"),
+        (b"PK\x03\x04" + bytes(100), "a spreadsheet"),
+        ("x" * 300 + ",b\n1,2\n", "300 characters"),
+        ("a,b\n" + "1" * (5 << 20) + ",2\n", "4,194,304 characters"),
+        ("a,b\n" + "1" * 200_000 + ",2\n", "field larger than field limit"),
+        (",".join(map(str, range(10_001))) + "\n1\n", "10,001 columns"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_a_sentence(content: str | bytes, says: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        table(text(tmp_path, content))
+    assert says in str(error.value) and len(str(error.value)) < 900
+
+
+def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
+    path = str(write(mixed()))
+    with pytest.raises(DataError, match='no column "colr".*Did you mean "colour"'):
+        table(path, drop=("colr",))
+    with pytest.raises(DataError, match='no column "knd", which is to be learned.*Did you mean "kind"'):
+        table(path, label="knd")
+    with pytest.raises(DataError, match="separator must be one character"):
+        table(path, separator="::")
+    with pytest.raises(DataError, match="is packed; unpack it"):
+        table(text(tmp_path, b"x", "a.csv.gz"))
+    data = table(path)
+    with pytest.raises(DataError, match='no column "age", which the model needs'):
+        like(write([row[:1] + row[2:] for row in mixed()], "less.csv"), data.columns)
+    with pytest.raises(DataError, match='row 1: "cow" in column "kind" is none of the classes'):
+        like(write([["size", "age", "colour", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data.columns)
+    with pytest.raises(DataError, match='row 1: "big" in column "size" is no number'):
+        like(write([["size", "age", "colour", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data.columns)
+
+
+@pytest.mark.parametrize("change", [
+    {"format": 2}, {"task": "magic"}, {"columns": []}, {"label": {"name": "kind", "classes": []}},
+    {"columns": [{"kind": "number", "name": "size", "mean": 0, "std": 0}]},
+    {"columns": [{"kind": "number", "name": "size", "mean": 0, "std": 1}] * 2}, {"more": 1},
+])  # fmt: skip
+def test_a_damaged_description_is_a_sentence(change: dict[str, Any], write: Write) -> None:
+    nest = json.loads(table(str(write(mixed()))).columns)
+    with pytest.raises(DataError, match="no description of columns"):
+        of_text(json.dumps({**nest, **change}), "columns.json")
+    with pytest.raises(DataError, match="is damaged"):
+        of_text("{", "columns.json")
+
+
+def test_wishes(write: Write) -> None:
+    rows = [["zip", "hospital", "size", "kind"], *([10 + i % 3, "xyz"[i % 3], i * 0.5, "ab"[i % 2]] for i in range(60))]
+    data: Data = table(str(write(rows)), categories=("zip",), groups="hospital", drop=("size",), samples=30)
+    assert of_text(data.columns, "").features == ["zip = 10", "zip = 11", "zip = 12"]
+    assert data.groups is not None and set(data.groups.tolist()) == {0, 1, 2}
+    assert len(data.splits["train"]) + len(data.splits["validation"]) == 30
