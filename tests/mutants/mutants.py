@@ -50,7 +50,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "methods": ("test_methods", "test_reductions", "test_selection", "golden", "test_used_keys"),
     "options": ("test_server_options", "test_methods", "test_lora_product", "test_deadlines", "golden"),
     "rounds.py": ("test_rounds", "test_receive", "test_validation", "test_availability", "test_standing",
-                  "test_deadlines", "test_attacks", "golden"),
+                  "test_deadlines", "test_attacks", "test_private_sums", "golden"),
     "strips.py": ("test_strips", "test_aggregate", "golden"),
     "submodel.py": ("test_submodel", "properties/test_submodel_properties", "test_validation", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
