@@ -448,3 +448,18 @@ def test_a_line_of_many_points_keeps_its_ends() -> None:
     kept = traces.thinned(line, 50)
     assert len(kept) == 50
     assert (kept[0], kept[-1]) == (line[0], line[-1])
+
+
+def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None:
+    low = traces.NamedLine("a", [(1.0, 20.0), (2.0, 30.0)], 0)
+    high = traces.NamedLine("b", [(1.0, 80.0)], 1)
+    hidden = traces.NamedLine("c", [(1.0, 1.0)], 2, hidden=True)
+    made = [
+        traces.lines("first", "", [low, hidden], traces.ROUNDS, traces.ACCURACY),
+        None,
+        traces.lines("second", "", [high], traces.ROUNDS, traces.ACCURACY),
+        traces.lines("loss", "", [low], traces.ROUNDS, traces.PlotAxis("training loss")),
+    ]
+    first, second, loss = traces.same_scale(made)
+    assert first.layout["yaxis"]["range"] == second.layout["yaxis"]["range"] == [16.4, 83.6]
+    assert "range" not in loss.layout["yaxis"]

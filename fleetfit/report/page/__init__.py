@@ -20,7 +20,7 @@ from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.report.page.many import grouped, page_of_comparison, page_of_runs
 from fleetfit.report.page.parts import Page
-from fleetfit.report.page.reading import is_comparison, read_comparison, read_run
+from fleetfit.report.page.reading import RunRecord, SeedGroup, is_comparison, read_comparison, read_run
 from fleetfit.report.page.single import page_of_run
 from fleetfit.report.page.writing import to_html
 
@@ -68,11 +68,12 @@ def _page_of(folders: Sequence[Path], place: Path) -> Page:
             return page_of_comparison(read_comparison(folders[0]), place)
         return page_of_run(read_run(folders[0]), place)
     alone = {folder.resolve(): folder for folder in folders}
-    compared = [one for folder in alone.values() if is_comparison(folder) for one in read_comparison(folder).groups]
-    records = [read_run(folder) for folder in alone.values() if not is_comparison(folder)]
-    if not compared and not records:
+    found: list[RunRecord | SeedGroup] = []
+    for folder in alone.values():
+        found += read_comparison(folder).groups if is_comparison(folder) else [read_run(folder)]
+    if not found:
         raise RunError(f"no run of {', '.join(map(str, folders))} is there.")
-    return page_of_runs(grouped(records, compared), place)
+    return page_of_runs(grouped(found), place)
 
 
 # ---- at the end of a run: a page is written where it can be, and never stops anything --------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 from fleetfit.errors import shown
 from fleetfit.report.columns import final_numbers, is_rounds, number_name, numbers_of
 from fleetfit.report.differences import difference_table, differences
+from fleetfit.report.order import rows_out_of_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import FactList, Fold, Link, Page, PageSection, Part, Plot, Plots, Sheet, Words
 from fleetfit.report.page.reading import ComparisonRecord, RunRecord, SeedGroup
@@ -23,9 +24,20 @@ from fleetfit.report.page.single import (
     scaled,
     sections,
     spent_until,
+    told_of,
     total,
 )
-from fleetfit.report.page.traces import ACCURACY, HOW_SEEDS, ROUNDS, Dots, PlotAxis, bundled, bundles, dotted
+from fleetfit.report.page.traces import (
+    ACCURACY,
+    HOW_SEEDS,
+    ROUNDS,
+    Dots,
+    PlotAxis,
+    bundled,
+    bundles,
+    dotted,
+    same_scale,
+)
 from fleetfit.report.results import ComparisonResults, RunResult
 from fleetfit.report.tables import compare_table
 from fleetfit.report.text import Table, percent, size, spread
@@ -48,6 +60,7 @@ class Compared:
         columns: What the table shows.
         entries: `compare.json`, where there is one.
         notes: Sentences below the table.
+        paired: Whether differences between rows are given.
     """
 
     groups: Sequence[SeedGroup]
@@ -55,6 +68,7 @@ class Compared:
     columns: Sequence[str]
     entries: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    paired: bool = True
 
     @property
     def rows(self) -> list[str]:
@@ -114,11 +128,10 @@ def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
     """Return the page of several runs, wherever their folders are.
 
     Args:
-        groups: The runs, `grouped`.
+        groups: The runs, `grouped`; the others are measured against the first row, where their data and clients agree.
         page: Where the page will be.
     """
     records = [record for one in groups for _, record in one.runs]
-    columns = _columns(groups)
     runs = tuple(_result_of(one, seed, record) for one in groups for seed, record in one.runs)
     results = ComparisonResults(
         name="", file="", versions={}, commit=None, machine={}, against=groups[0].row, settings={}, runs=runs
@@ -128,42 +141,44 @@ def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
              f"{' at most, mean ± standard deviation' if most > 1 else ''}."]  # fmt: skip
     unlike = [key for key in _ALIKE if len({repr(without_seeds(r.said(key))) for r in records}) > 1]
     if unlike:
-        notes.append(f"These runs also differ in {', '.join(unlike)}: such numbers do not rank methods.")
-    found = Compared(groups, results, columns, notes=notes)
+        notes.append(
+            f"These runs also differ in {', '.join(unlike)}: such numbers do not rank methods, and no differences "
+            "between rows are given."
+        )
+    found = Compared(groups, results, _columns(groups), notes=notes, paired=not unlike)
     wrong = [f"{record.folder}: {sentence}" for record in records for sentence in record.wrong]
     return _page("Several runs", found, page, ("What was run, and where", lambda: _places(groups)), wrong)
 
 
-def grouped(records: Sequence[RunRecord], compared: Sequence[SeedGroup] = ()) -> list[SeedGroup]:
-    """Return runs as rows: those whose configurations differ in seeds and name only are one.
+def grouped(found: Sequence[RunRecord | SeedGroup]) -> list[SeedGroup]:
+    """Return runs as rows, in their order: those whose configurations differ in seeds and name only are one.
 
     A row is called after its runs, or its method where these have several names; a comparison's rows keep their labels.
 
     Args:
-        records: Runs.
-        compared: The rows of comparisons, in their settings.
+        found: Runs, and the rows of comparisons in their settings.
     """
-    by_config: dict[str, list[RunRecord]] = {}
-    for record in records:
-        kept = {key: value for key, value in record.config.items() if key != "name"}
-        by_config.setdefault(repr(without_seeds(kept)) if kept else str(record.folder), []).append(record)
-    rows: list[tuple[str, list[tuple[int, RunRecord]]]] = [
-        (", ".join(filter(None, [one.row, one.setting])), list(one.runs)) for one in compared
-    ]
-    for runs in by_config.values():
-        names = list(dict.fromkeys(record.name for record in runs))
-        rows.append((names[0] if len(names) == 1 else runs[0].method, [(record.seed, record) for record in runs]))
-    found: dict[str, SeedGroup] = {}
-    for label, seeds in rows:
+    rows: dict[str, tuple[list[str], list[tuple[int, RunRecord]]]] = {}
+    for number, one in enumerate(found):
+        if isinstance(one, SeedGroup):
+            rows[f"row {number}"] = [", ".join(filter(None, [one.row, one.setting]))], list(one.runs)
+            continue
+        kept = {key: value for key, value in one.config.items() if key != "name"}
+        names, seeds = rows.setdefault(repr(without_seeds(kept)) if kept else str(one.folder), ([], []))
+        names.append(one.name)
+        seeds.append((one.seed, one))
+    left = [(names[0] if len(set(names)) == 1 else seeds[0][1].method, seeds) for names, seeds in rows.values()]
+    made: dict[str, SeedGroup] = {}
+    for label, seeds in left:
         row, count = label, 2
-        while row in found:
+        while row in made:
             row, count = f"{label} ({count})", count + 1
         once: dict[int, RunRecord] = {}
         again = [(seed, record) for seed, record in seeds if once.setdefault(seed, record) is not record]
-        found[row] = SeedGroup(row, "", sorted(once.items(), key=lambda pair: pair[0]))
+        made[row] = SeedGroup(row, "", sorted(once.items(), key=lambda pair: pair[0]))
         if again:  # the same run in another folder: a row of its own
-            rows.append((label, again))
-    return list(found.values())
+            left.append((label, again))
+    return list(made.values())
 
 
 def without_seeds(value: Any) -> Any:
@@ -195,12 +210,21 @@ def _columns(groups: Sequence[SeedGroup]) -> list[str]:
 
 
 def _places(groups: Sequence[SeedGroup]) -> PageSection:
-    parts: list[Part] = []
-    for one in groups:
-        for seed, record in one.runs[:_TIMES]:
-            rows = where.machine_of(record.environment)
-            parts.append(Fold(f"{one.row}, seed {seed}", [FactList([("folder", str(record.folder)), *rows])]))
-    return PageSection("what", "What was run, and where", parts)
+    """Return where the runs were made: what all of them say, and of each its folder, time and command."""
+    each = [(one.row, seed, record, dict(where.machine_of(record.environment)))
+            for one in groups for seed, record in one.runs]  # fmt: skip
+    told = {
+        key: list(dict.fromkeys(str(said[key]) for *_, said in each if said.get(key)))
+        for key in ("machine", "versions", "commit of FleetFit", "commit of the working folder")
+    }
+    rows = tuple(
+        (f"{row}, seed {seed}", str(record.folder), str(said.get("begun", "")), str(said.get("command", "")))
+        for row, seed, record, said in each[:_MOST_RUNS]
+    )
+    facts = FactList([(key, "; ".join(values[:_TIMES])) for key, values in told.items() if values])
+    table = Sheet(Table(("run", "folder", "begun", "command"), rows))
+    each_run = Fold("folder, time and command of each run", [table])
+    return PageSection("what", "What was run, and where", [facts, each_run])
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -249,7 +273,7 @@ def _table(found: Compared) -> PageSection:
             numbers.setdefault((run.row, run.setting), []).append({c: _share(run.final, c) for c in found.columns})
     table = compare_table(found.rows, found.settings, numbers, "", found.notes, found.columns, printed)
     parts: list[Part] = [Sheet(table)]
-    compared = differences(found.results, found.columns)
+    compared = differences(found.results, found.columns) if found.paired else []
     if compared:
         parts.append(Sheet(difference_table(compared, found.results.against)))
     if found.results.tuning:
@@ -295,7 +319,7 @@ def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSe
                 plots.append(bundled(f"{kind}-{cost}-{number}", title, over, axis, ACCURACY, plots=count))
         seeds = max(len(one.runs) for one in groups)
         how = HOW_SEEDS if seeds > 1 else "One seed: nothing here says how much chance moves a line."
-        parts: list[Part] = [Words(how, "quiet"), Plots([plot for plot in plots if plot is not None])]
+        parts: list[Part] = [Words(how, "quiet"), Plots(same_scale(plots))]
         return PageSection(f"learning-{number}", "Accuracy and loss" + (f": {setting}" if setting else ""), parts)
 
     return build
@@ -320,9 +344,10 @@ def _ends(found: Compared) -> PageSection | None:
             order = list(dict.fromkeys(name for _, name in sorted(set(places.values()))))
             name = f"{what.replace('_', '-')}-{number}"
             plots.append(dotted(name, f"{title}{behind}", dots, order, ACCURACY, "A dot for each seed, at the end."))
-    kept = [plot for plot in plots if plot is not None]
-    if kept:
+    if kept := same_scale(plots):
         parts.append(Plots(kept))
+    rows = {", ".join(filter(None, [one.row, one.setting])): [told_of(r) for _, r in one.runs] for one in found.groups}
+    parts += [Words(sentence, "note") for sentence in rows_out_of_order(rows)]
     parts.append(Sheet(_by_level(found)))
     worst = _worst_tenth(found)
     if worst is not None:

@@ -6,10 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.errors import shown
+from fleetfit.report.order import out_of_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import Page, PageSection, Part, Plot, Plots, Sheet, Words
 from fleetfit.report.page.reading import RunRecord
-from fleetfit.report.page.traces import ACCURACY, ROUNDS, Line, NamedLine, PlotAxis, color, level_color, lines
+from fleetfit.report.page.traces import (
+    ACCURACY,
+    ROUNDS,
+    Line,
+    NamedLine,
+    PlotAxis,
+    color,
+    level_color,
+    lines,
+    same_scale,
+)
 from fleetfit.report.tables import total_table
 from fleetfit.report.text import Table, duration, exit_names, percent, size
 
@@ -218,7 +229,7 @@ def learning(record: RunRecord) -> PageSection | None:
         ]
         title = f"Accuracy over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
         plots.append(lines(f"accuracy-{cost}", title, over, axis, ACCURACY))
-    parts: list[Part] = [Plots([plot for plot in plots if plot is not None])]
+    parts: list[Part] = [Plots(same_scale(plots))]
     if record.private:
         parts.append(Words("Training loss, bytes and multiply-adds are withheld ([privacy])."))
     elif record.secure and not loss_line(record):
@@ -240,15 +251,14 @@ def exits_of(record: RunRecord) -> list[str]:
     return [f"exit {name}" for name in exit_names(every, every)]
 
 
-def order_note(shares: Sequence[float]) -> str:
-    """Return a sentence where the deepest exit is not the best one; "" where it is."""
-    if len(shares) < 2 or max(shares) <= shares[-1]:
-        return ""
-    best = max(range(len(shares)), key=lambda i: shares[i]) + 1
-    return (
-        f"Exit {best} is better than the deepest one: after few rounds the deeper exits often have not caught up, and "
-        "they are trained by fewer clients."
-    )
+def told_of(record: RunRecord) -> Mapping[str, Any]:
+    """Return the final numbers of a run as far as they may be told."""
+    found: dict[str, Any] = {**record.summary, "rounds": len(record.metrics)}
+    if not record.private:
+        return found
+    columns = {key: value for key, value in record.last.items() if key in ("test_exits", "test_levels")}
+    levels = [{**level, "local": None} for level in found["levels"]]
+    return {**found, "levels": levels, "evaluate": {record.norm: columns}}
 
 
 def levels_and_exits(record: RunRecord) -> PageSection | None:
@@ -272,13 +282,11 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
     ]
     how = "on the server's test set" if record.private else "all clients"
     plots.append(lines("exits", f"Accuracy of each exit of the largest level, {how}", of_exits, ROUNDS, ACCURACY))
-    kept = [plot for plot in plots if plot is not None]
-    if kept:
+    if kept := same_scale(plots):
         parts.append(Plots(kept))
     parts.append(Sheet(_table_of_levels(record, exits)))
-    note = order_note(last.get(which, ()))
-    if note:
-        parts.append(Words(note, "note"))
+    if record.summary["levels"]:
+        parts += [Words(sentence, "note") for sentence in out_of_order([told_of(record)])]
     if record.final:
         whole = total_table(record.final)
         rows = tuple(row for row in whole.rows if row[0] != "time" and not row[0].startswith(" "))

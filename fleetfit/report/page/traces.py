@@ -7,7 +7,7 @@ what users wrote, and plotly.js reads a few tags in text: `plain` takes them awa
 import html
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetfit.errors import shown
@@ -150,7 +150,24 @@ def _said(x: PlotAxis, y: PlotAxis) -> str:
 
 def height_for(labels: int) -> int:
     """Return the height of a plot whose legend has so many labels below it."""
-    return 320 + 12 * max(0, labels - 2)
+    return 320 + 18 * max(0, labels - 3)
+
+
+def same_scale(plots: Sequence[Plot | None]) -> list[Plot]:
+    """Return the plots that are there, those of accuracy with one vertical axis, so that neighbours can be compared."""
+    kept = [plot for plot in plots if plot is not None]
+    alike = [plot for plot in kept if plot.layout["yaxis"]["title"]["text"] == ACCURACY.title]
+    seen = [y for plot in alike for trace in plot.traces if trace.get("visible") != "legendonly" for y in trace["y"]]
+    if not seen:
+        return kept
+    low, high = max(0.0, min(seen)), min(100.0, max(seen))
+    room = max(1.0, 0.06 * (high - low))
+    scale = [round(low - room, 2), round(high + room, 2)]
+    return [
+        replace(plot, layout={**plot.layout, "yaxis": {**plot.layout["yaxis"], "range": scale}})
+        if plot in alike else plot
+        for plot in kept
+    ]  # fmt: skip
 
 
 # ---- seeds -----------------------------------------------------------------------------------------------------------
