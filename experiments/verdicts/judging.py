@@ -9,10 +9,9 @@ from scipy import stats
 
 from experiments.verdicts.claims import Claim, Claims, ClaimTable, Contrast, Place, contrasts
 from experiments.verdicts.stored import ExperimentResults, Value, differing, value_of
+from fleetfit.report.differences import interval
 
 ALPHA = 0.05
-_SAME = 1e-9
-"""Differences that lie no further apart are the same."""
 
 
 class Verdict(enum.StrEnum):
@@ -223,15 +222,15 @@ def _tested(claim: Claim, contrast: Contrast, by_seed: Sequence[Sequence[Value]]
     found = Estimate(contrast, len(sums), back(mean), bounded=bounded, problem=problem)
     if len(sums) < 2 or claim.exact:
         return found
-    if max(sums) - min(sums) <= _SAME:
+    ends = interval(sums, 1 - ALPHA)
+    if ends is None:
         return replace(found, problem=problem or "all seeds gave the same, from which no interval follows")
     at = math.log(_threshold(claim)) if ratio else _threshold(claim)
-    interval = stats.ttest_1samp(sums, at).confidence_interval(1 - ALPHA)
     above, below = (float(stats.ttest_1samp(sums, at, alternative=side).pvalue) for side in ("greater", "less"))
     return replace(
         found,
-        low=back(float(interval.low)),
-        high=back(float(interval.high)),
+        low=back(ends[0]),
+        high=back(ends[1]),
         above=1.0 if most else above,  # the true sum is smaller
         below=1.0 if least else below,
     )
