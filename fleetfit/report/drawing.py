@@ -71,7 +71,13 @@ def finish(axes: "Axes", x: str, y: str, title: str) -> None:
 
 
 def curve_of_seeds(
-    axes: "Axes", seeds: Sequence[Points], shade: str, label: str, width: float = 1.8, percent: bool = True
+    axes: "Axes",
+    seeds: Sequence[Points],
+    shade: str,
+    label: str,
+    width: float = 1.8,
+    percent: bool = True,
+    style: str = "-",
 ) -> None:
     """Draw what was measured of one thing: each seed as a thin line, their mean as a thick one with markers.
 
@@ -84,6 +90,7 @@ def curve_of_seeds(
         label: What it is.
         width: Of the thick line, in points.
         percent: Whether the numbers are shares, drawn in percent.
+        style: Of the thick line.
     """
     scale = 100 if percent else 1
     known = [[(at, scale * value) for at, value in points if value is not None] for points in seeds]
@@ -99,7 +106,7 @@ def curve_of_seeds(
             if len(values_here) == len(seeds):
                 mean.append((statistics.fmean(at for at, _ in here), scale * statistics.fmean(values_here)))
     places, values = zip(*mean, strict=True) if mean else ((), ())
-    axes.plot(places, values, color=shade, linewidth=width, marker="o", markersize=size, label=label)
+    axes.plot(places, values, color=shade, linewidth=width, linestyle=style, marker="o", markersize=size, label=label)
 
 
 def same_accuracies(every: Iterable["Axes"]) -> None:
@@ -210,6 +217,11 @@ def in_percent(value: float | None) -> float:
 def color(index: int) -> str:
     """Return the colour of a row."""
     return COLORS[index % len(COLORS)]
+
+
+def style_of(index: int) -> str:
+    """Return how the line of a row is drawn: rows of the same colour differ in it."""
+    return ("-", "--", ":", "-.")[index // len(COLORS) % 4]
 
 
 def unscaled(images: Tensor, data: Data) -> Tensor:

@@ -35,6 +35,7 @@ from fleetfit.report.drawing import (
     same_accuracies,
     saved,
     shade_of,
+    style_of,
 )
 from fleetfit.report.order import out_of_order, rows_out_of_order
 from fleetfit.report.recorded import class_counts_in
@@ -204,7 +205,7 @@ def accuracy_of_rows(
         for target in (targets or {}).get(kind, ()):
             axes.axhline(100 * target, color=DARK, linewidth=0.9, linestyle="--")
         for i, (name, seeds) in enumerate(rows.items()):
-            curve_of_seeds(axes, [_accuracies(one, kind) for one in seeds], color(i), name)
+            curve_of_seeds(axes, [_accuracies(one, kind) for one in seeds], color(i), name, style=style_of(i))
         finish(axes, "round", "accuracy (%)" if axes is every[0] else "", f"{kind.replace('_', ' ')} accuracy")
     same_accuracies(every)
     every[0].set_xlim(0, _most_rounds(rows) * 1.03)
@@ -226,7 +227,7 @@ def loss_of_rows(rows: Mapping[str, Seeds], title: str = "") -> "Figure | None":
     figure, axes = figure_with_axes(6.4, 4.2)
     _title(figure, title, rows)
     for i, (name, seeds) in enumerate(curves.items()):
-        curve_of_seeds(axes, seeds, color(i), name, percent=False)
+        curve_of_seeds(axes, seeds, color(i), name, percent=False, style=style_of(i))
     own = "; methods add up different losses" if len(rows) > 1 else ""
     finish(axes, "round", "training loss", f"mean over the clients of each round{own}")
     axes.set_xlim(0, _most_rounds(rows) * 1.03)
@@ -297,7 +298,7 @@ def accuracy_over_cost(
                         for seed, totals in zip(seeds, until[cost][name], strict=True)
                     ]
                     shade, label, width = (color(1 - j), kind, _WIDTHS[j % 2]) if one else (color(i), name, _WIDTHS[1])
-                    curve_of_seeds(axes, points, shade, label, width)
+                    curve_of_seeds(axes, points, shade, label, width, style=style_of(i))
             x = f"{_LABELS[cost]} ({unit})" if line == len(lines) - 1 else ""
             finish(
                 axes, x, f"{'' if one else shown[0].replace('_', ' ')} accuracy (%)".strip() if not column else "", ""

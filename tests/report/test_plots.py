@@ -108,6 +108,14 @@ def test_every_seed_is_drawn_and_it_is_said() -> None:
     assert "one seed" in words_of(plots.accuracy_of_rows({"a": ONE}))
 
 
+def test_no_two_rows_look_the_same() -> None:
+    rows = {f"row {i}": ONE for i in range(20)}
+    for figure in (plots.accuracy_of_rows(rows, ["global"]), plots.loss_of_rows(rows), plots.accuracy_over_cost(rows)):
+        assert figure is not None
+        looks = [(line.get_color(), line.get_linestyle()) for line in lines_of(figure.axes[0]).values()]
+        assert len(set(looks)) == 20
+
+
 def test_a_mean_stands_only_where_all_seeds_were_measured() -> None:
     lacking = [report(2, 0.6), report(3, 0.6)]
     lacking[1]["evaluate"]["static"]["global"] = None
