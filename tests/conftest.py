@@ -13,6 +13,14 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing, as without the extra `plots`: most of a small run's time would go into its plots."""
+    from fleetfit.report import drawing
+
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
 # ---- the tree after the tests --------------------------------------------------------------------------------------
 
 _NOT_LOOKED_INTO = {".git", ".venv", "__pycache__", "runs", "build", "dist", "htmlcov"}  # and hidden caches

@@ -21,15 +21,12 @@ from fleetfit.cli import main
 from fleetfit.config import experiment_of
 from fleetfit.config.naming import check_keys
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.report import drawing
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 class Heard(ff.Callback):

@@ -11,7 +11,6 @@ from scipy import stats
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.report import drawing
 
 TEXT = """
 rounds = 2
@@ -49,9 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import comparing
 import pytest
 import torch
 
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import FleetFitError
-from fleetfit.report import drawing
 
 HEAD = """
 rounds = 2
@@ -42,15 +42,11 @@ cohort.count = 2
 """
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
-    return
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def compared(tmp_path: Path, text: str, *overrides: str) -> ff.Comparison:
-    (tmp_path / "two.toml").write_text(HEAD + text)
-    return ff.compare(tmp_path / "two.toml", out=tmp_path / "out", overrides=overrides)
+    return comparing.compared(tmp_path, HEAD + text, "two.toml", overrides=overrides)
 
 
 def refused(tmp_path: Path, text: str, *overrides: str) -> str:

@@ -6,13 +6,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import comparing
 import pytest
 
 import fleetfit as ff
 from fleetfit.api.comparison import ComparisonResults, read_results
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.report import drawing, plots
+from fleetfit.report import plots
 
 HEAD = """
 rounds = 3
@@ -38,14 +39,11 @@ seed = [0, 1]
 """
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def compared(place: Path, text: str, **more: Any) -> ff.Comparison:
-    (place / "two.toml").write_text(HEAD + text)
-    return ff.compare(place / "two.toml", out=place / "out", **more)
+    return comparing.compared(place, HEAD + text, "two.toml", **more)
 
 
 def stored(place: Path) -> Any:

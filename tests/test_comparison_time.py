@@ -9,7 +9,6 @@ import pytest
 import fleetfit as ff
 from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
 from fleetfit.cli import main
-from fleetfit.report import drawing
 
 
 class Clock:
@@ -197,9 +196,7 @@ local.lr = [0.1, 0.05]
 """
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])

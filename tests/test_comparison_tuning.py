@@ -6,13 +6,13 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import comparing
 import pytest
 
 import fleetfit as ff
 from fleetfit.api.comparison import read_results
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError
-from fleetfit.report import drawing
 from fleetfit.report.results import TriedValues, TuningResult
 from fleetfit.report.tuning import edges, tuning_table
 
@@ -46,15 +46,13 @@ TUNE = "[compare.tune]\nlocal.lr = [0.00001, 0.05, 0.1]\nlocal.weight_decay = [0
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+def place(tmp_path: Path, without_plots: None) -> Path:
     (tmp_path / "data.py").write_text(DATA)
     return tmp_path
 
 
 def compared(place: Path, text: str, out: str = "out", **more: Any) -> ff.Comparison:
-    (place / "tuned.toml").write_text(HEAD + text)
-    return ff.compare(place / "tuned.toml", out=place / out, **more)
+    return comparing.compared(place, HEAD + text, "tuned.toml", out, **more)
 
 
 # ---- what is tried, and on what --------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from torch import Tensor
 import fleetfit as ff
 from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.records import RunFolder
-from fleetfit.report import drawing
 from fleetfit.training.features import _unmade
 
 RUN: dict[str, Any] = {
@@ -33,9 +32,7 @@ CLOSE = 1e-4
 """Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""
 
 
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+pytestmark = pytest.mark.usefixtures("without_plots")
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import comparing
 import pytest
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, DataError, RunError
-from fleetfit.report import drawing
 
 HEAD = """
 rounds = 3
@@ -85,16 +85,14 @@ def two_rows(hook: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_plots: None) -> Path:
     (tmp_path / "hook.py").write_text(HOOK)
     monkeypatch.setenv("MEETING", str(tmp_path))
-    monkeypatch.setattr(drawing, "available", lambda: False)
     return tmp_path
 
 
 def compared(place: Path, text: str, out: str, jobs: int, **more: Any) -> ff.Comparison:
-    (place / "file.toml").write_text(text)
-    return ff.compare(place / "file.toml", out=place / out, jobs=jobs, **more)
+    return comparing.compared(place, text, out=out, jobs=jobs, **more)
 
 
 def content(folder: Path) -> Mapping[str, bytes]:
