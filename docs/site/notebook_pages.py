@@ -23,6 +23,8 @@ def outputs_of(cell: Any, stem: str, number: int) -> Iterator[tuple[str, str | b
         if kind:
             name = f"{stem}-{number}-{place}.{PICTURES[kind]}"
             yield name, base64.b64decode(data[kind]) if kind == "image/png" else data[kind]
+        elif "<" in data.get("text/html", "") and "<script" not in data["text/html"]:
+            yield "", f'<div class="out">{" ".join(data["text/html"].split())}</div>'
         else:
             text += output.get("text") or data.get("text/plain", "")
             text += "" if text.endswith("\n") else "\n"

@@ -1,0 +1,104 @@
+"""The documentation as a site in a real browser: nothing is loaded from elsewhere, nothing fails, the search finds.
+
+The site is that of `make docs`, in build/site; without one these tests skip. `make test-browser` runs them.
+"""
+
+import functools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.test_page_in_a_browser import DESK, PATIENCE_S, PHONE, browser
+
+__all__ = ["browser"]  # the fixture
+pytestmark = pytest.mark.browser
+SITE = Path(__file__).parents[2] / "build" / "site"
+PAGES = ("index", "start", "idea", "which-method", "keys", "verbs", "api", "papers", "results", "notebooks/first-run")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    if not (SITE / "index.html").is_file():
+        pytest.skip("there is no site in build/site: run make docs first")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def until(found: Callable[[], Any], what: str) -> Any:
+    """Wait for something, and return it."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if value := found():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not come")
+
+
+def asked(browser: Any) -> set[str]:
+    """Return the addresses that were asked for since the last call."""
+    messages = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
+    return {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_asks_nothing_of_other_machines_and_complains_of_nothing(browser: Any, address: str, page: str) -> None:
+    asked(browser), browser.get_log("browser")
+    browser.get(f"{address}/{page}.html")
+    until(lambda: browser.execute_script("return document.readyState") == "complete", page)
+    until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
+    own = {url for url in asked(browser) if not url.startswith(("data:", "blob:", "chrome"))}
+    assert own and not {url for url in own if not url.startswith(address)}
+    errors = [
+        line for line in browser.get_log("browser") if line["level"] == "SEVERE" and "favicon" not in line["message"]
+    ]
+    assert not errors
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_a_page_is_no_wider_than_the_window(browser: Any, address: str, page: str, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(f"{address}/{page}.html")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("from_disk", [False, True], ids=["served", "from disk"])
+def test_the_search_finds(browser: Any, address: str, from_disk: bool) -> None:
+    browser.get((SITE / "index.html").as_uri() if from_disk else f"{address}/index.html")
+    field = until(lambda: browser.find_elements("css selector", "input.md-search__input"), "the field")[0]
+    until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
+    browser.execute_script("arguments[0].focus()", field)
+    field.send_keys("quorum")
+    found = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
+    assert any("devices.html" in link.get_attribute("href") for link in found)
+
+
+def test_dark_is_dark_and_light_is_light(browser: Any, address: str) -> None:
+    grounds = {}
+    for scheme in ("light", "dark"):
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        browser.get(f"{address}/index.html")
+        ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        grounds[scheme] = sum(int(part) for part in ground[4:-1].split(",")[:3])
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert grounds["light"] > 700 > 300 > grounds["dark"]
