@@ -115,6 +115,8 @@ def plots_of_comparison(
     figures: dict[str, Figure] = {}
     wanted = [name for name in (*columns, *([target_on] if targets else [])) if name in (*ON_THE_WAY, "avg", "full")]
     kinds = list(dict.fromkeys(wanted)) or ["local", "global"]
+    if all("privacy" in summary for seeds in results.values() for summary, _ in seeds):
+        kinds = [kind for kind in kinds if kind in ("avg", "full")] or ["avg", "full"]  # the others are withheld
     for setting in dict.fromkeys(setting for _, setting in results):
         rows = {row: found for (row, s), found in results.items() if s == setting}
         ending = re.sub(r"[^\w.]+", "-", f"-{setting}").rstrip("-").lower() if setting else ""
@@ -354,7 +356,8 @@ def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
             axes.text(wide / 2, -0.05, f"{100 * wide:.0f}% wide", ha="center", va="top", fontsize=8, color=DARK)
             axes.text(1.08, 1 - deep / 2, f"{100 * deep:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK)
             found = spread([seed["levels"][i]["local"] for seed in seeds if i < len(seed["levels"])])
-            accuracy = "no clients" if found == "-" else f"{found}%"
+            nobody = "not told" if level.get("clients") else "no clients"  # with `[privacy]` clients do not tell
+            accuracy = nobody if found == "-" else f"{found}%"
             axes.set_title(f"level {level['level']}\n{accuracy}", fontsize=9, color=DARK)
             axes.set(xlim=(-0.02, 1.24), ylim=(-0.16, 1.02))
             axes.set_axis_off()

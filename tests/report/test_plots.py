@@ -209,6 +209,17 @@ def test_a_private_run_has_what_the_server_measures() -> None:
     assert {name: list(line.get_ydata()) for name, line in lines_of(axes).items()} == {
         "avg": [pytest.approx(40)], "full": [pytest.approx(50)]
     }  # fmt: skip
+    shape = plots.shapes({"a": [{**SUMMARY, "levels": [{**LEVELS[1], "clients": 3}]}]}).axes[0]
+    assert shape.get_title() == "level 2\nnot told", "which is not that there are none"
+
+
+def test_a_comparison_of_private_runs_has_what_the_server_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: dict[str, Any] = {}
+    monkeypatch.setattr(plots, "saved", lambda figures, folder: shown.update(figures))
+    plots.plots_of_comparison(tmp_path, {("a", ""): [({**SUMMARY, "privacy": {}}, METRICS)]})
+    assert [axes.get_title("left") for axes in shown["accuracy"].axes] == ["avg accuracy", "full accuracy"]
 
 
 def test_shapes_have_the_levels_width_and_depth() -> None:
