@@ -130,6 +130,13 @@ def test_links_on_code_and_to_other_machines_stay(repository: dict[str, Any]) ->
     assert [*repository["linked"]("[x](../SECURITY.md)", "docs/a.md")] == ["SECURITY.md"]
 
 
+def test_a_page_of_several_parts_has_one_title(repository: dict[str, Any]) -> None:
+    page = "# A\n\n## b\n\n```sh\n# c\n```\n\n# D\n\n## e\n"
+    made = repository["with_one_title"](page)
+    assert made == "# A\n\n### b\n\n```sh\n# c\n```\n\n## D\n\n### e\n"
+    assert repository["with_one_title"]("# A\n\n## b\n") == "# A\n\n## b\n"
+
+
 # ---- notebooks -----------------------------------------------------------------------------------------------------
 
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))

@@ -96,9 +96,20 @@ def on_files(files: Files, *, config: Any) -> Files:
     return files
 
 
+def with_one_title(markdown: str) -> str:
+    """Return a page in which everything below the first title is a chapter of it, so that its contents are listed."""
+    stretches = list(outside_of_fences(markdown))
+    titles = sum(len(re.findall(r"^# ", text, re.MULTILINE)) for is_text, text in stretches if is_text)
+    if titles < 2:
+        return markdown
+    lower = [re.sub(r"^#", "##", text, flags=re.MULTILINE) if is_text else text for is_text, text in stretches]
+    return re.sub(r"^## ", "# ", "".join(lower), count=1, flags=re.MULTILINE)
+
+
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
     """Let links into the repository lead to where the site has it."""
     uri = page.file.src_uri
+    markdown = with_one_title(markdown)
 
     def moved(link: re.Match[str]) -> str:
         path = target_of(link[2], path_of(uri))
