@@ -198,7 +198,10 @@ def test_a_line_for_each(made: Path, fleetfit: Command) -> None:
     assert (code, err) == (0, "")
     lines = [line.split("│") for line in out.splitlines() if line.startswith("│")]
     assert [line[1].strip() for line in lines] == ["compared", "group/half", "whole"]
-    assert [line[6].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
+    assert [line[2].strip() for line in lines] == [
+        "comparison", "scalefl, tiny on tiny_data", "scalefl, tiny on tiny"
+    ], "a run that is not finished knows what the file called its data"  # fmt: skip
+    assert [line[3].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
     assert "in checkpoints" in out
     (made.parent / "empty").mkdir(exist_ok=True)
     assert fleetfit(made.parent / "empty")[1].startswith("There are no runs in")

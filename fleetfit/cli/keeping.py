@@ -79,18 +79,7 @@ def _show(table: Table) -> None:
 
 def listed(found: Sequence[StoredRun], folder: Path) -> Table:
     """Return runs as a table, a line each."""
-    columns = (
-        "folder",
-        "kind",
-        "method",
-        "model",
-        "data",
-        "done",
-        "local / global %",
-        "begun (UTC)",
-        "size",
-        "checkpoints",
-    )
+    columns = ("folder", "what", "done", "local / global %", "begun", "size", "in checkpoints")
     if not found:
         return Table(columns, (), f"There are no runs in {folder}.")
     notes = [f"Damaged: {_below(one, folder)}: {one.damage}." for one in found if one.damage]
@@ -100,14 +89,14 @@ def listed(found: Sequence[StoredRun], folder: Path) -> Table:
 
 
 def _line(one: StoredRun, folder: Path) -> tuple[str, ...]:
-    state = "damaged" if one.damage else "finished" if one.finished else "unfinished"
+    what = f"{one.method or '?'}, {one.model or '?'} on {one.data or '?'}"
+    what = {"run": what, "fleet": f"fleet: {what}"}.get(one.kind, one.kind)
     unit = " runs" if one.kind == "comparison" else ""
+    state = "damaged" if one.damage else "finished" if one.finished else "unfinished"
     both = f"{percent(one.local)} / {percent(one.global_)}" if (one.local, one.global_) != (None, None) else "-"
-    checkpoints = f"{one.checkpoints} ({size(one.checkpoints_bytes)})" if one.checkpoints else "-"
     return (
-        _below(one, folder), one.kind, one.method or "-", one.model or "-", one.data or "-",
-        f"{one.rounds}/{one.asked or '?'}{unit}, {state}", both, one.begun[:16].replace("T", " ") or "-",
-        size(one.size_bytes), checkpoints,
+        _below(one, folder), what, f"{one.rounds}/{one.asked or '?'}{unit}, {state}", both, one.begun[:10] or "-",
+        size(one.size_bytes), f"{size(one.checkpoints_bytes)} ({one.checkpoints})" if one.checkpoints else "-",
     )  # fmt: skip
 
 
