@@ -463,3 +463,19 @@ def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None
     first, second, loss = traces.same_scale(made)
     assert first.layout["yaxis"]["range"] == second.layout["yaxis"]["range"] == [16.4, 83.6]
     assert "range" not in loss.layout["yaxis"]
+
+
+def test_clients_stand_in_order_by_their_true_ranks_and_the_worst_tenth_is_shaded(copied: Path) -> None:
+    reports = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    many = {str(k): (k % 1000) / 1000 for k in range(5000)}
+    reports[-1]["evaluate"]["static"]["per_client"] = {"local": many, "global": many}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    plot = read(page.write_report(copied)).plots["clients"]
+    for line in plot["data"]:
+        assert (line["x"][0], line["x"][-1]) == (1, 5000)
+        assert line["y"] == sorted(line["y"], reverse=True)
+    (strip,) = plot["layout"]["shapes"]
+    assert (strip["x0"], strip["x1"]) == (4500.5, 5000.5)
+    reports[-1]["evaluate"]["static"]["per_client"]["global"] = {"0": 0.5}
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
+    assert "shapes" not in read(page.write_report(copied)).plots["clients"]["layout"]

@@ -42,7 +42,6 @@ MEANING = (
 )
 _OF_THE_SERVER = ("full", "avg", "backdoor")
 _AT_ONCE = ("local", "global", "local_worst_tenth")
-_MOST_CLIENTS = 400
 _WORST = 15
 
 COSTS: Mapping[str, tuple[str, Sequence[tuple[float, str]]]] = {
@@ -323,23 +322,24 @@ def by_client(record: RunRecord) -> PageSection | None:
     ranked = {
         kind: sorted(((share, name) for name, share in shares.items() if _is_share(share)), key=lambda pair: -pair[0])
         for kind, shares in kinds.items()
-        if isinstance(shares, Mapping)
+        if isinstance(shares, Mapping) and shares
     }
     if not any(ranked.values()):
         return None
+    alike = len({len(order) for order in ranked.values()}) == 1
+    shaded = "; shaded: the worst tenth" if alike else ""
     plot = lines(
         "clients", "Accuracy of single clients",
-        [NamedLine(kind, [(i, in_percent(share)) for i, (share, _) in enumerate(_some(order), 1)], i)
-         for i, (kind, order) in enumerate(ranked.items())],
-        PlotAxis("client, by rank"), ACCURACY,
-        "Each line is in its own order; shaded: the worst tenth. Accuracy of single clients is coarse, as each has few "
-        "test samples.",
+        [NamedLine(kind, [(i, in_percent(share)) for i, (share, _) in enumerate(order, 1)], number)
+         for number, (kind, order) in enumerate(ranked.items())],
+        PlotAxis("client, by rank", whole=True), ACCURACY,
+        f"Each line is in its own order{shaded}. Accuracy of single clients is coarse, as each has few test samples.",
     )  # fmt: skip
-    if plot is not None:
-        count = max(len(order) for order in ranked.values())
+    if plot is not None and alike:
+        count = len(next(iter(ranked.values())))
         plot = replace(plot, layout={**plot.layout, "shapes": [_shade(count - max(1, count // 10), count)]})
     parts: list[Part] = [Plots([plot])] if plot is not None else []
-    for kind, order in ranked.items():
+    for kind, order in ((kind, order) for kind, order in ranked.items() if order):
         tenth = order[len(order) - max(1, len(order) // 10) :]
         mean = record.last.get(f"{kind}_worst_tenth")
         title = f"The worst tenth, {kind}" + (f": {percent(mean)} %" if mean is not None else "")
@@ -358,14 +358,6 @@ def _shade(low: float, high: float) -> Mapping[str, Any]:
 
 def _is_share(value: Any) -> bool:
     return type(value) in (int, float)
-
-
-def _some(order: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Return so many clients of an order that a plot can bear."""
-    if len(order) <= _MOST_CLIENTS:
-        return list(order)
-    step = (len(order) - 1) / (_MOST_CLIENTS - 1)
-    return [order[round(i * step)] for i in range(_MOST_CLIENTS)]
 
 
 def costs(record: RunRecord) -> PageSection | None:

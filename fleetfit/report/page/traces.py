@@ -26,7 +26,7 @@ MOST_MARKERS = 40
 BUDGET = 60_000
 """Points of all lines of a page together, about; each of many lines gets fewer."""
 _LABEL = 80
-_FEW_ROUNDS = 12
+_FEW = 12
 
 Point = tuple[float, float]
 Line = Sequence[Point]
@@ -64,12 +64,14 @@ class PlotAxis:
         unit: What stands behind a number when it is pointed at.
         digits: Digits behind the point then.
         zero: Whether it begins at zero.
+        whole: Whether it counts what has no halves, such as rounds.
     """
 
     title: str
     unit: str = ""
     digits: int = 0
     zero: bool = False
+    whole: bool = False
 
     def shown(self, letter: str) -> str:
         """Return how a point's number is shown."""
@@ -82,14 +84,14 @@ class PlotAxis:
         return found | ({"rangemode": "tozero"} if self.zero else {})
 
 
-ROUNDS = PlotAxis("round")
+ROUNDS = PlotAxis("round", whole=True)
 ACCURACY = PlotAxis("accuracy (%)", " %", 2)
 
 
 def laid_out(x: PlotAxis, y: PlotAxis, traces: Sequence[Mapping[str, Any]], **further: Any) -> dict[str, Any]:
-    """Return a layout with two axes; few rounds have a tick each, so that none stands between two."""
+    """Return a layout with two axes; few rounds, or the like, have a tick each, so that none stands between two."""
     across = x.nest
-    if x is ROUNDS and max((at for trace in traces for at in trace["x"]), default=0) <= _FEW_ROUNDS:
+    if x.whole and max((at for trace in traces for at in trace["x"]), default=0) <= _FEW:
         across["dtick"] = 1
     return {"xaxis": across, "yaxis": y.nest, **further}
 
