@@ -3,7 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-by-make
-EXTRAS := images,tables,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,tensorboard,wandb,docs,dev
+EXTRAS := images,tables,partitioners,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,tensorboard,wandb,docs,dev
 IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq
 

@@ -141,7 +141,7 @@ def _table(
         if new != key and new in given:
             raise ConfigError(_both(f"{where}{key}", f"{where}{new}"))
         inside = _inside(value, full, names, lines, moved)
-        if inside or not isinstance(inside, dict) or not value:  # not what only held keys of other sections
+        if not isinstance(inside, dict) or inside or not value:  # not what only held keys of other sections
             found[new] = inside
     for full, (old, value) in moved.items() if outer is None else ():
         section, _, key = full.partition(".")

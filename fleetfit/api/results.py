@@ -18,6 +18,7 @@ from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import assemble_fleet
+from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import RunError
@@ -361,6 +362,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
         )  # fmt: skip
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
+    if "data" in sections:
+        sections["data"] = with_values(sections["data"])
     sections = renamed.renewed(sections)
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:

@@ -2,13 +2,14 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from fleetfit import used
+from fleetfit import names, used
 from fleetfit.attack import Attack, Attackers
 from fleetfit.config.comparable import check_comparable
 from fleetfit.config.computing import Computing, computing
@@ -49,7 +50,7 @@ from fleetfit.config.schema import (
 )
 from fleetfit.config.secure import notes_on_secure, secure_of
 from fleetfit.config.unused import Unused, unused_of
-from fleetfit.config.usual import says_clients
+from fleetfit.config.usual import ANYBODYS, says_clients, what_was_read
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
@@ -315,10 +316,11 @@ def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
     """Say what was found in the files, and how many clients there are if that is fewer than usual."""
     if not isinstance(who.data, Data):
         return []
+    said = list(who.data.notes) or ([what_was_read(who.data)] if experiment.data.name in ANYBODYS else [])
     if who.count >= CLIENTS or not _small(experiment):
-        return list(who.data.notes)
+        return said
     division = f"Divided among {who.count} clients, because the data are small"
-    return [*who.data.notes, f"{division}: [data] partition.clients says otherwise."]
+    return [*said, f"{division}: [data] partition.clients says otherwise."]
 
 
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
@@ -405,6 +407,7 @@ def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
              "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
     spec = None
     if isinstance(section.name, str) or (callable(section.name) and not hasattr(section.name, "build")):
+        _check_takes(section.name, shape, data)
         architecture = called("models", section.name, "[model]", section.settings, **given)
         model = {"name": section.name, **section.settings}
         spec = {"model": model, "given": {**given, "input_shape": list(shape)}, "task": data.task, "exits": []}
@@ -422,6 +425,23 @@ def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
         start=experiment.start,
         spec=spec if is_portable(spec) else None,
     )
+
+
+def _check_takes(name: Any, shape: tuple[int, ...], data: Data | DataDescription) -> None:
+    """Refuse a built-in model for images where samples are none, before it fails somewhere inside.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if not isinstance(name, str) or ":" in name or data.vocabulary:
+        return
+    takes = inspect.signature(names.resolve("models", name)).parameters
+    images = "channels" in takes or (name not in ("mlp", "mlp_2nn") and "input_shape" in takes)
+    if images and len(shape) != 3:
+        raise ConfigError(
+            f"[model] {name} takes images [channels, height, width], and a sample of {data.name} is {list(shape)}. "
+            'A model for rows of numbers: name = "mlp".'
+        )
 
 
 def cohort_of(experiment: Experiment, clients: int) -> int:

@@ -25,7 +25,7 @@ from fleetfit.config.schema import EngineSection, Experiment, GroupSection, Loca
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
-from fleetfit.config.usual import usual_model, with_data_found
+from fleetfit.config.usual import usual_model, with_data_found, with_values
 from fleetfit.config.writing import Table, dumped
 from fleetfit.errors import ConfigError, did_you_mean, shown
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
@@ -449,6 +449,9 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
     result: Table = _copied(table)
     data = result.get("data")
     if isinstance(data, dict):
+        division = data.get("partition")
+        if isinstance(division, dict) and isinstance(division.get("kind"), str):
+            division["kind"] = names.anchored(division["kind"], folder)
         if isinstance(data.get("server"), dict):
             data["server"] = with_data_found(data["server"], folder, "[data] server")
         result["data"] = with_data_found(data, folder)
@@ -539,6 +542,8 @@ def _copied(value: Any) -> Any:
 
 def sections_of(table: Mapping[str, Any]) -> Table:
     """Return tables with the keys' present names, and sections where a name stands for one: `method = "fedavg"`."""
+    if "data" in table:
+        table = {**table, "data": with_values(table["data"])}
     return {key: _as_section(key, value) for key, value in renamed.renewed(table).items()}
 
 

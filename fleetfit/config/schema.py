@@ -152,7 +152,8 @@ class PartitionSection(Open):
     """How the data are divided among clients; further keys are those of the kind.
 
     Attributes:
-        kind: "iid", "dirichlet", "shards" or "natural".
+        kind: "iid", "dirichlet", "shards" or "natural"; or "package.module:name" or "file.py:name", also of a
+            partitioner of flwr-datasets.
         clients: How many; 40 by default, fewer where data are small, and with "natural" one per natural group.
         seed: Of the division; the run's seed by default.
     """

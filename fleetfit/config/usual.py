@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fleetfit import names
 from fleetfit.config.tables import exists, located
 from fleetfit.data import Data
@@ -14,6 +16,12 @@ Table = dict[str, Any]
 _PLACES = ("folder", "file")
 """What a data set calls the place of its files."""
 _SIDE = 48  # pixels, from which on images get the larger of the usual models
+_DEEP_LSTM = {
+    "name": "char_lstm",
+    "embedding": 64,
+    "hidden": 128,
+    "layers": 4,
+}  # the paper's two layers have no room for four levels
 _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "intermediate": 256}
 
 # ---- the data at a path ----------------------------------------------------------------------------------------------
@@ -51,6 +59,31 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
     return {**found_at(place), **given}
 
 
+def with_values(section: Any) -> Any:
+    """Return a section `[data]` in which samples and labels in memory, or a DataFrame, are a data set.
+
+    Args:
+        section: `(x, y)`, `((x, y), (x_test, y_test))`, a DataFrame, anything else; or a table with it as its name.
+
+    Raises:
+        DataError: They do not fit together.
+    """
+    if isinstance(section, Mapping) and isinstance(section.get("name"), tuple):
+        return {**section, "name": with_values(section["name"])["name"]}
+    if isinstance(section, tuple) and len(section) == 2:
+        from fleetfit.data.files.arrays import in_memory
+
+        first, second = section
+        if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second) == 2:
+            return {"name": in_memory(first[0], first[1], held=second)}
+        return {"name": in_memory(first, second)}
+    if not isinstance(section, Mapping | str) and hasattr(section, "columns") and hasattr(section, "iloc"):
+        from fleetfit.data.files.table import of_frame
+
+        return {"name": of_frame(section)}
+    return section
+
+
 def _is_path(name: str, folder: Path) -> bool:
     """Tell whether a name that somebody wrote is a path."""
     if ":" in name or names.understood("data", name) in names.available("data"):
@@ -69,13 +102,31 @@ def _place_of(name: str, where: str) -> str:
     return found
 
 
-_ANYBODYS = ("arrays", "images", "plain_text", "table", "text")
+ANYBODYS = ("arrays", "images", "plain_text", "table", "text")
 """Data sets that anybody may have, of any size."""
 
 
 def says_clients(name: Any) -> bool:
     """Tell whether data of this name may be small, so that their size says how many clients there are by default."""
-    return isinstance(name, Data) or name in _ANYBODYS if isinstance(name, Data | str) else False
+    return isinstance(name, Data) or name in ANYBODYS if isinstance(name, Data | str) else False
+
+
+def what_was_read(data: Data) -> str:
+    """Return in a line what was found in the files of a data set that anybody may have."""
+    shape, rows = data.sample_shape, f"{len(data.x):,}"
+    if data.task == "next_token":
+        what = f"{rows} windows of {shape[0]} tokens, {data.classes} different ones"
+    elif data.vocabulary:
+        what = f"{rows} texts of {shape[0]} tokens (of {data.vocabulary:,}), {data.classes} classes"
+    elif data.x.dtype == torch.uint8 and len(shape) == 3:
+        what = f"{rows} images of {shape[1]}x{shape[2]}, {'grey' if shape[0] == 1 else f'{shape[0]} channels'}"
+        what += f", {data.classes} classes"
+    else:
+        learned = f"{data.classes} classes" if data.task == "classification" else data.task.replace("_", "-")
+        what = f"{rows} samples {list(shape)}, {learned}"
+    held = " and ".join(f"{len(data.split(split))} for {purpose}" for split, purpose in (
+        ("test", "testing"), ("validation", "validation")) if len(data.split(split)))  # fmt: skip
+    return f"{data.name}: {what}; {held or 'none'} held out."
 
 
 # ---- the model that fits ---------------------------------------------------------------------------------------------
@@ -94,7 +145,7 @@ def usual_model(data: Mapping[str, Any]) -> Table:
     if name == "table":
         return {"name": "mlp"}
     if name in ("plain_text", "shakespeare"):
-        return {"name": "word_lstm" if data.get("level") == "words" else "char_lstm"}
+        return {**_DEEP_LSTM, "name": "word_lstm"} if data.get("level") == "words" else dict(_DEEP_LSTM)
     if name in ("text", "sst2", "ag_news"):
         return dict(_SMALL_BERT)
     if name == "images":
@@ -107,7 +158,7 @@ def usual_model(data: Mapping[str, Any]) -> Table:
 
 def _for_shape(shape: tuple[int, ...], task: str, vocabulary: int) -> Table:
     if vocabulary:
-        return {"name": "char_lstm"} if task == "next_token" else dict(_SMALL_BERT)
+        return dict(_DEEP_LSTM if task == "next_token" else _SMALL_BERT)
     if len(shape) != 3 or min(shape[1:]) < 8:
         return {"name": "mlp"}
     return {"name": "resnet20"} if min(shape[1:]) >= _SIDE else {}

@@ -23,12 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleetfit import names
 from fleetfit.data.dataset import Data
 from fleetfit.data.splits import SPLITS, generator
-from fleetfit.errors import DataError, did_you_mean
+from fleetfit.errors import DataError, did_you_mean, need
 
 Ints = NDArray[np.int64]
 Part = dict[str, Tensor]
+_TENTHS = 10  # parts of a regression's targets that stand for labels
 _PARTITION = 0x9A27  # keeps this use of a seed apart from every other
 
 
@@ -73,8 +75,10 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
 
     Args:
         data: What is divided.
-        kind: "iid", "dirichlet", "shards" or "natural".
-        clients: How many; None is for "natural" only: one for each group.
+        kind: "iid", "dirichlet", "shards" or "natural"; or "package.module:name" or "file.py:name" of a function
+            `(data, clients, rng, **parameters)` that returns the client of each training sample, or of a partitioner
+            class of flwr-datasets, such as "flwr_datasets.partitioner:PathologicalPartitioner".
+        clients: How many; None is for "natural" and kinds of others: one for each group, or as these have it.
         seed: Not negative; the same seed gives the same division.
         **parameters: Those of the kind's function, such as alpha for "dirichlet".
 
@@ -84,6 +88,8 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
     Raises:
         DataError: An unknown kind or parameter, or a division that is not possible.
     """
+    if ":" in kind:
+        return _by_others(data, kind, clients, seed, parameters)
     if kind not in KINDS:
         raise DataError(f'"{kind}" is no kind of partition; there are {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}')
     known = list(inspect.signature(KINDS[kind]).parameters)[3:]
@@ -125,7 +131,7 @@ def dirichlet(
     balance: bool = True,
     max_redraws: int = 1000,
 ) -> Parts:
-    """Give each client its own distribution over labels.
+    """Give each client its own distribution over labels; of a regression over tenths of the (first) target.
 
     For each class, in random order, shares p ~ Dirichlet(alpha, ..., alpha) over the K clients are drawn, and the n
     samples of the class, in random order, are cut at floor(n * (p_1 + ... + p_k) + u) with u uniform in [0, 1). With
@@ -155,7 +161,7 @@ def dirichlet(
             f"minimum must lie between 0 and the mean number of samples, {mean:.1f} ({len(labels)} over {clients} "
             f"clients), got {least}."
         )
-    sizes = np.bincount(labels, minlength=data.classes)
+    sizes = np.bincount(labels, minlength=_kinds_of_labels(data))
     for _ in range(1 + max_redraws):
         counts = dirichlet_counts(sizes, clients, alpha, balance, rng)
         if counts.sum(1).min() >= least:
@@ -260,6 +266,76 @@ def _check_clients(data: Data, clients: object) -> None:
         raise DataError(f"{clients} clients are more than the {samples} training samples of {data.name}.")
 
 
+# ---- divisions of others ---------------------------------------------------------------------------------------------
+
+_FLOWER = "flwr_datasets"
+
+
+def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters: Mapping[str, object]) -> Parts:
+    """Divide as a function of anybody's says, or a partitioner of flwr-datasets."""
+    if kind.partition(":")[0].partition(".")[0] == _FLOWER:
+        need(_FLOWER, "partitioners", "Dividing data as flwr-datasets does")
+    found = names.resolve("data", kind)
+    if inspect.isclass(found):
+        owner, count = _by_flower(found, data, kind, clients, seed, dict(parameters))
+    else:
+        where, rng = "[data] partition", generator(seed, _PARTITION)
+        given = names.call(found, kind, where, parameters, data=data, clients=clients, rng=rng)
+        owner = np.asarray(given)
+        if owner.shape != data.split("train").shape or owner.dtype.kind not in "iu":
+            raise DataError(
+                f'partition "{kind}" must return the client of each training sample, whole numbers '
+                f"[{len(data.split('train'))}] (-1: nobody's), got {owner.dtype} {list(owner.shape)}."
+            )
+        owner = owner.astype(np.int64)
+        count = max(int(owner.max(initial=-1)) + 1, clients or 1)
+    empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=count) == 0)
+    if len(empty) or int(owner.min(initial=0)) < -1:
+        raise DataError(f'partition "{kind}" leaves client {empty[0] if len(empty) else int(owner.min())} no samples.')
+    if data.task in ("classification", "regression"):
+        return with_followers(data, owner, count, generator(seed, _PARTITION))
+    rng = generator(seed, _PARTITION)
+    others = {split: rng.permutation(len(data.split(split))) % count for split in SPLITS[1:]}
+    return collected(data, {"train": owner, **others}, count)
+
+
+def _by_flower(
+    kind: type, data: Data, name: str, clients: int | None, seed: int, settings: dict[str, Any]
+) -> tuple[Ints, int]:
+    """Return the client of each training sample, -1 for nobody's, and how many clients there are.
+
+    The partitioner sees a data set with the columns `label` and, where there are groups, `group`.
+    """
+    takes = inspect.signature(kind).parameters
+    usual = {
+        "num_partitions": clients,
+        "partition_by": "group" if "Natural" in kind.__name__ else "label",
+        "seed": seed,
+    }
+    unknown = [key for key in settings if key not in takes]
+    if unknown:
+        raise DataError(f'partition "{name}" has no "{unknown[0]}"; it takes {", ".join(takes)}.'
+                        f"{did_you_mean(unknown[0], takes)}")  # fmt: skip
+    settings = {key: value for key, value in usual.items() if key in takes and value is not None} | settings
+    train = data.split("train").numpy()
+    rows: dict[str, Any] = {"place": np.arange(len(train))}
+    if data.task in ("classification", "regression"):
+        rows["label"] = data.y[:, 0].numpy()[train] if data.task == "regression" else labels_of(data, "train", name)
+    if data.groups is not None:
+        rows["group"] = data.groups.cpu().numpy()[train]
+    library = need("datasets", "partitioners", "Dividing data as flwr-datasets does")
+    try:
+        partitioner = kind(**settings)
+        partitioner.dataset = library.Dataset.from_dict(rows)
+        count = int(partitioner.num_partitions)
+        owner = np.full(len(train), -1, dtype=np.int64)
+        for client in range(count):
+            owner[np.asarray(partitioner.load_partition(client)["place"], dtype=np.int64)] = client
+    except Exception as error:  # whatever a class of others comes across
+        raise DataError(f'partition "{name}" {names.what_it_raised(error)}.') from error
+    return owner, count
+
+
 # ---- counts per class and client, and samples dealt out by them ------------------------------------------------------
 
 
@@ -325,11 +401,12 @@ def whole(wish: NDArray[np.float64], total: int) -> Ints:
 def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generator) -> Parts:
     """Divide validation and test data so that they follow the labels of each client's training data."""
     train = labels_of(data, "train", "")
-    counts = np.bincount(owner * data.classes + train, minlength=clients * data.classes).reshape(clients, data.classes)
+    classes, mine = _kinds_of_labels(data), owner >= 0
+    counts = np.bincount(owner[mine] * classes + train[mine], minlength=clients * classes).reshape(clients, classes)
     owners = {"train": owner}
     for split in SPLITS[1:]:
         labels = labels_of(data, split, "")
-        sizes = np.bincount(labels, minlength=data.classes)
+        sizes = np.bincount(labels, minlength=classes)
         owners[split] = dealt(labels, apportioned(counts, sizes, rng), rng)
     return collected(data, owners, clients)
 
@@ -346,8 +423,17 @@ def collected(data: Data, owners: dict[str, Ints], clients: int) -> Parts:
     return Parts(found, ends)
 
 
+def _kinds_of_labels(data: Data) -> int:
+    return _TENTHS if data.task == "regression" else data.classes
+
+
 def labels_of(data: Data, split: str, kind: str) -> Ints:
-    """Return the labels of a split; a task without classes cannot be divided by them."""
+    """Return the labels of a split, of a regression tenths of the target; others cannot be divided by them."""
+    if data.task == "regression":
+        target = data.y[:, 0].cpu().numpy()
+        edges = np.quantile(target[data.split("train").numpy()], np.arange(1, _TENTHS) / _TENTHS)
+        tenths: Ints = np.searchsorted(edges, target[data.split(split).numpy()], side="right").astype(np.int64)
+        return tenths
     if data.task != "classification":
         raise DataError(f'partition "{kind}" goes by class labels, but {data.name} is {data.task}; use iid or natural.')
     labels: Ints = data.y.cpu().numpy()[data.split(split).numpy()]

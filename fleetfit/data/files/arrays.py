@@ -26,6 +26,7 @@ from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
 from fleetfit.data.files.places import set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed
 from fleetfit.errors import DataError, FleetFitError, did_you_mean
+from fleetfit.names import first_line
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
@@ -118,6 +119,73 @@ def arrays(
         padding=padding,
         resize=None if resize is None else (resize, resize),
     )
+
+
+def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0) -> Data:
+    """Return samples and labels in memory as a data set: arrays, tensors, or lists of numbers.
+
+    Rows and series of floats [N, D] and [N, C, L] are standardised by the training samples. Labels that are text or
+    whole numbers are classes, others a regression.
+
+    Args:
+        x: Samples [N, ...].
+        y: Labels [N], or targets [N, targets].
+        held: Samples and labels for testing; None: a fifth of x. A tenth of the rest is for validation.
+        seed: Of what is held out.
+
+    Raises:
+        DataError: They do not fit together.
+    """
+    parts = {"train": (x, y)} | ({} if held is None else {"test": held})
+    samples = {split: _array(pair[0], "x") for split, pair in parts.items()}
+    labels = {split: _array(pair[1], "y") for split, pair in parts.items()}
+    for split in parts:
+        if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
+            raise DataError(
+                f"data=(x, y): x must be [N, ...] and y have one label for each, got {list(samples[split].shape)} and "
+                f"{list(labels[split].shape)}."
+            )
+        if samples[split].shape[1:] != samples["train"].shape[1:]:
+            raise DataError("data=(x, y): the samples for testing have another shape than those for training.")
+    whole, answers = (np.concatenate([*found.values()]) for found in (samples, labels))
+    if whole.dtype.kind == "f" and not np.isfinite(whole).all():
+        raise DataError(
+            "data=(x, y): a sample is not finite (NaN or infinite). A table may have gaps: data.path takes one."
+        )
+    answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
+    task: Task = "classification"
+    if answers.dtype.kind == "f":
+        fractions = answers.ndim > 1 or bool((answers != np.floor(answers)).any())
+        task, answers = ("regression", answers) if fractions else ("classification", answers.astype(np.int64))
+    names: tuple[str, ...] = ()
+    if task == "classification" and answers.dtype.kind in "iuUb":
+        places, values = _numbered(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
+        contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
+        answers, names = places, () if contiguous else values
+    target, count, _ = _labels(answers, task, None)
+    xs = _samples(whole, 0, False)
+    sizes = {split: len(found) for split, found in samples.items()}
+    splits = completed(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
+    standard = xs.is_floating_point() and xs.ndim in (2, 3)
+    mean, std = _statistics(xs, splits["train"]) if standard else ((), ())
+    indices = {split: torch.from_numpy(found) for split, found in splits.items()}
+    return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task)
+
+
+def _array(given: Any, what: str) -> NDArray[Any]:
+    """Return an array of whatever holds numbers or text in rows."""
+    try:
+        found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"data=(x, y): {what} is no array: {first_line(error)}.") from None
+    if found.dtype.kind == "O" and what == "y" and all(isinstance(value, str) for value in found.ravel()):
+        found = found.astype(str)
+    if found.dtype.kind not in "biufU" or (what == "x" and found.dtype.kind == "U"):
+        raise DataError(
+            f"data=(x, y): {what} must hold numbers{' or text' if what == 'y' else ''}, got {found.dtype}. A table "
+            "with numbers and categories: data=frame, a DataFrame with the label among its columns."
+        )
+    return found
 
 
 def shape_of(file: str, x: str = "x", channels_last: bool = False) -> tuple[int, ...]:

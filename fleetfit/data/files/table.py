@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -137,6 +137,24 @@ def like(path: Path, text: str, halves: bool = False) -> Data:
     else:
         splits = {"test": rows}
     return _data(path.resolve().stem, x, y, splits, known, None, tuple(notes))
+
+
+def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
+    """Return a table in memory as a data set; see `table`.
+
+    Args:
+        frame: A DataFrame of pandas, or whatever else has `columns` and gives each by its name.
+        label: Column that is learned; None: as of `table`.
+        seed: Of what is held out.
+
+    Raises:
+        DataError: As `table`.
+    """
+    named = {str(name): cells.of_array(str(name), np.asarray(frame[name])) for name in frame.columns}
+    if not named or not len(frame):
+        raise DataError("data=frame: the table has no rows or no columns.")
+    rows = TableRows(Path("in memory"), named, len(frame))
+    return from_sheets("table", {"train": rows}, Asked(label=label), None, None, 0.1, 0.2, seed)
 
 
 @dataclass(frozen=True)

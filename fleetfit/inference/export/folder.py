@@ -140,6 +140,13 @@ class _Writing:
             self._onnx([whole, *self._segments(examples)])
         if "executorch" in self.forms:
             self._executorch(examples)
+        columns = getattr(shipped.data, "columns", "")
+        if columns:
+            (folder / COLUMNS).write_text(columns, encoding="utf-8")
+            self.notes.append(
+                f"A sample is a row of a table as {COLUMNS} makes it: (value - mean) / std of each number, 0 where it "
+                "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."
+            )
         write_config(config_of(shipped, self.onnx), folder)
         text = card(shipped, self.variants, self.notes, loader=(folder / SCRIPT).exists())
         (folder / CARD).write_text(text, encoding="utf-8")
@@ -240,6 +247,7 @@ class _Writing:
 # ---- tensors and config.json -----------------------------------------------------------------------------------------
 
 FORMAT = 1
+COLUMNS = "columns.json"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 

@@ -1,0 +1,226 @@
+"""Data that people have, from a path or in memory, through runs, predictions, calibrations, exports and nodes."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_iris
+
+import fleetfit as ff
+from fleetfit.cli import main
+from fleetfit.config import experiment_of
+from fleetfit.data.files.found import found_at
+from fleetfit.engines.flower.settings import own_data, read_settings
+from fleetfit.errors import DataError, FleetFitError
+from fleetfit.report import drawing
+
+IRIS = load_iris()
+QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "layers": 4}, "local": {"epochs": 10}}
+Called = Callable[..., str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_plots() -> Iterator[None]:
+    """Draw nothing, as without the extra `plots`: it takes longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "available", lambda: False)
+        yield
+
+
+def written(path: Path, rows: range, label: bool = True) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*IRIS.feature_names, *(["species"] if label else [])])
+        for row in rows:
+            name = [IRIS.target_names[IRIS.target[row]]] if label else []
+            writer.writerow([*IRIS.data[row].tolist(), *name])
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def done(place: Path) -> ff.Run:
+    table = written(place / "iris.csv", range(150))
+    return ff.run({"data": {"path": str(table)}}, out=place / "run", **QUICK)
+
+
+@pytest.fixture
+def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Called:
+    def call(*arguments: object, code: int = 0) -> str:
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as caught:
+            main([str(one) for one in arguments])
+        printed = capsys.readouterr()
+        assert caught.value.code == code, printed.err
+        return printed.out if code == 0 else printed.err
+
+    return call
+
+
+def test_a_table_is_learned_and_said(done: ff.Run) -> None:
+    assert done.accuracy("local") > 0.8
+    assert done.notes[0].startswith("table iris.csv: 4 numeric columns, the last column as label")
+    columns = json.loads((done.folder / "columns.json").read_text())
+    assert columns["label"]["classes"] == ["setosa", "versicolor", "virginica"]
+    assert ff.load(done.folder).experiment.data.partition.clients == 4
+    assert done.experiment.data.name == "table" and done.experiment.cohort.fraction == 1.0
+
+
+def test_new_rows_are_prepared_as_in_training(done: ff.Run, called: Called, place: Path) -> None:
+    """Predictions of the command line are those of the model for numbers computed here from the training rows."""
+    rows = written(place / "new.csv", range(150), label=False)
+    said = called("predict", done.folder, "--data", rows, "--out", place / "found.csv")
+    assert "which have no labels" in said
+    with (place / "found.csv").open() as file:
+        found = [row["prediction"] for row in csv.DictReader(file)]
+    train = done.assembly.data.splits["train"].numpy()  # type: ignore[union-attr]
+    x = (IRIS.data - IRIS.data[train].mean(0)) / IRIS.data[train].std(0)
+    with torch.no_grad():
+        answers = done.model()(torch.tensor(x, dtype=torch.float32))[-1].argmax(-1)
+    assert found == [IRIS.target_names[i] for i in answers.tolist()]
+
+
+def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> None:
+    few = written(place / "few.csv", range(0, 150, 3))
+    columns = json.loads(called("eval", done.folder, "--data", few, "--json"))
+    assert columns["data"] == "few" and columns["static"]["full"] > 0.7
+    assert "accuracy" in called("predict", done.folder, "--data", few)
+    assert "test samples over budgets" in called("calibrate", done.folder, "--data", few, "--budget", "0.8")
+    called("export", done.folder, "--out", place / "device")
+    assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
+    assert "columns.json" in (place / "device" / "README.md").read_text()
+    said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
+    assert "has no labels, so nothing can be measured" in said
+    assert "there is no file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
+
+
+def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    run = ff.run({"data": {"path": str(table)}}, out=tmp_path / "run", **{**QUICK, "rounds": 1})
+    before = ff.load(run.folder).assembly.data
+    written(table, range(0, 150, 2))
+    after = ff.load(run.folder).assembly.data
+    assert after.columns == before.columns != ""  # type: ignore[union-attr]
+    assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
+
+
+def test_from_memory(tmp_path: Path) -> None:
+    names = IRIS.target_names[IRIS.target]
+    run = ff.run(data=(IRIS.data, names), out=tmp_path / "run", **{**QUICK, "rounds": 1})
+    data = run.assembly.data
+    assert isinstance(data, ff.Data) and data.class_names == tuple(IRIS.target_names)
+    x = data.batch(data.splits["train"])[0]
+    assert x.mean(0).abs().max() < 1e-4 and (x.std(0, correction=0) - 1).abs().max() < 1e-3
+    assert ff.load(run.folder, data=(IRIS.data, names)).accuracy("local") == run.accuracy("local")
+    assert not ff.resume(run.folder, data=(IRIS.data, names)).assembly.data.columns  # type: ignore[union-attr]
+    frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names).assign(kind=names)
+    table = experiment_of(data=frame).data.name
+    assert table.class_names == tuple(IRIS.target_names) and table.columns
+    pair = experiment_of(data=((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))).data.name
+    assert pair.splits["test"].tolist() == list(range(100, 150))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        ([1.0, 2.0], [0, 1], "x must be [N, ...]"),
+        ([[1.0], [2.0]], [0, 1, 1], "one label for each"),
+        ([[1.0], [float("nan")]], [0, 1], "is not finite"),
+        ([["a"], ["b"]], [0, 1], "x must hold numbers"),
+        ([[1.0], [2.0, 3.0]], [0, 1], "x is no array"),
+    ],
+)
+def test_what_does_not_fit_in_memory_is_a_sentence(x: Any, y: Any, says: str) -> None:
+    with pytest.raises(DataError) as error:
+        experiment_of(data=(x, y))
+    assert says in str(error.value)
+
+
+def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(8):
+        folder = tmp_path / "photos" / "ab"[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (20 + i, 20), dtype=np.uint8)).save(folder / f"{i}.png")
+    np.savez(tmp_path / "rows.npz", X=rng.normal(size=(9, 4)), y=np.arange(9) % 2)
+    np.savez(tmp_path / "grey.npz", x=rng.integers(0, 255, (9, 12, 12), dtype=np.uint8), y=np.arange(9) % 2)
+    (tmp_path / "book.txt").write_text("to be or not to be. " * 50)
+    words = [" ".join(rng.choice(["good", "bad", "old", "new", "film"], 9)) for _ in range(30)]
+    reviews = pandas.DataFrame({"review": words, "label": [i % 2 for i in range(30)]})
+    reviews.to_csv(tmp_path / "reviews.csv", index=False)
+    datasets.Dataset.from_pandas(reviews).save_to_disk(str(tmp_path / "saved"))
+    picture = datasets.Dataset.from_dict(
+        {"picture": [Image.new("L", (9, 9), i) for i in range(9)], "kind": [0, 1, 2] * 3}
+    )
+    datasets.DatasetDict(train=picture, test=picture).save_to_disk(str(tmp_path / "pictures"))
+    expected = {
+        "photos": ("images", "cnn"), "rows.npz": ("arrays", "mlp"), "grey.npz": ("arrays", "cnn"),
+        "book.txt": ("plain_text", "char_lstm"), "reviews.csv": ("text", "bert"), "saved": ("text", "bert"),
+        "pictures": ("images", "cnn"),
+    }  # fmt: skip
+    for name, (kind, model) in expected.items():
+        found = experiment_of({"data": {"path": str(tmp_path / name)}})
+        assert (found.data.name, found.model.name) == (kind, model), name
+        ff.plan(found, overrides=["data.partition.kind=iid", "data.partition.clients=4"])
+    assert experiment_of(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardise"] is True
+    assert experiment_of({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
+    chosen = experiment_of({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
+    assert chosen.model.name == "resnet20"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.docx", "x", "ends in nothing that says what it is"),
+        ("a.npy", "x", "is one array, and two are needed"),
+        ("empty/notes.rst", "x", "says what it is. It may be"),
+    ],
+)
+def test_what_is_none_of_them_is_a_sentence(name: str, content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(DataError) as error:
+        found_at(str(path.parent if "/" in name else path))
+    assert says in str(error.value)
+    with pytest.raises(DataError, match='there is no file or folder .*Did you mean "'):
+        found_at(str(path.with_suffix("")))
+    with pytest.raises(FleetFitError, match="digits reads no files"):
+        experiment_of({"data": {"name": "digits", "path": str(path)}})
+
+
+def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
+    found = experiment_of(overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"])
+    assert (found.data.name, found.model.name, list(found.method.plus)) == ("cifar10", "resnet20", ["fedprox"])
+
+
+def node(place: Path, data: str) -> Path:
+    file = place / "node.toml"
+    file.write_text(f'name = "one"\n[data]\n{data}\n')
+    return file
+
+
+def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path) -> None:
+    mine = written(tmp_path / "mine.csv", range(0, 150, 2))
+    with pytest.raises(FleetFitError, match=r"columns: a node's table becomes numbers as all the others' do"):
+        own_data(read_settings(node(tmp_path, f'path = "{mine}"')))
+    (tmp_path / "columns.json").write_text((done.folder / "columns.json").read_text())
+    data = own_data(read_settings(node(tmp_path, 'path = "mine.csv"\ncolumns = "columns.json"')))
+    ours = done.assembly.data
+    assert data.columns == ours.columns and torch.equal(data.x, ours.x[::2])  # type: ignore[union-attr, index]
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("height,species\n1,setosa\n2,virginica\n")
+    with pytest.raises(DataError, match="which the model needs"):
+        own_data(read_settings(node(tmp_path, 'path = "wrong.csv"\ncolumns = "columns.json"')))
