@@ -1,16 +1,19 @@
 """`check-model` says what it finds in plain words: counts by hand, the line to write, what a model lacks."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from own_models import HEAD, STACK
+from torch import nn
 
+from fleetfit.check import check_layout
 from fleetfit.cli import main
 from fleetfit.cli.checking import CheckOptions, checked
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
-from fleetfit.layout import blocked, infer_layout, interleaved, segments
+from fleetfit.layout import Architecture, Axis, blocked, infer_layout, interleaved, segments
 from fleetfit.layout.undeclared import Undeclared, question
 from fleetfit.names import resolve
 from fleetfit.report.text import Table
@@ -246,6 +249,38 @@ def test_one_line_serves_all_blocks() -> None:
     assert line.count("blocks.*.conv.weight") == 1
     exec(line.replace("self", "family"), {"family": family, "segments": segments})
     assert infer_layout(family).tensors == right.tensors
+
+
+def test_the_line_for_a_transformer_of_pytorch_is_right_as_it_stands() -> None:
+    """Its inner layer is four times as wide, and the next one takes that: both stacked, and neither a flatten."""
+
+    class Encoder(nn.Module):
+        def __init__(self, dim: int, heads: int, classes: int) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = nn.Linear(dim, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.encoder(x.expand(-1, -1, self.head.in_features)).mean(1))
+
+    class Encoders(Architecture):
+        def __init__(self) -> None:
+            self.axes = {"dim": Axis(32, granule=8), "classes": Axis(3, scaled=False)}
+            self.blocks = 1
+
+        def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+            return Encoder(axes["dim"], axes["dim"] // 8, axes["classes"])
+
+    family = Encoders()
+    with pytest.raises(ModelError) as caught:
+        infer_layout(family)
+    line = line_in(caught.value)
+    assert '"encoder.layers.*.linear1.weight": blocked(4)' in line
+    assert '"encoder.layers.*.linear2.weight": blocked(4)' in line
+    line = line.replace("self.declared", "family.declared")
+    exec(line, {"family": family, "blocked": blocked, "interleaved": interleaved})
+    assert not check_layout(family, input_shape=(5, 1)).not_proved
 
 
 def test_candidates_that_differ_are_asked_for_by_name() -> None:

@@ -23,6 +23,7 @@ from fleetfit.layout.undeclared import (
     if_fixed,
     indivisible,
     multiplied,
+    paired,
     question,
     stacked_or_flat,
 )
@@ -390,7 +391,7 @@ def _dimensions(
         except Undeclared as one:
             missing.append(one)
     if missing:
-        raise ModelError(question(missing))
+        raise ModelError(question(paired(missing)))
     return found
 
 

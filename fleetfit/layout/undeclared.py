@@ -282,6 +282,29 @@ def multiplied(name: str, where: str, size: int, growth: Mapping[str, int], axes
     return Undeclared(name, what, {f"product({', '.join(parts)})": when})
 
 
+def paired(missing: Sequence[Undeclared]) -> list[Undeclared]:
+    """Return the same dimensions, those that take what a layer beside them made asked for as that layer's are.
+
+    A layer that is k times as wide as its axis, and the next one that makes it as wide again (the inner layer of a
+    transformer's block): what one stacks the other takes stacked, and is no flatten.
+    """
+    stacked = {(_beside(one.name), next(iter(one.candidates))) for one in missing}
+    found = []
+    for one in missing:
+        first = next(iter(one.candidates))
+        other = first.replace("interleaved", "blocked")
+        if other != first and other in one.candidates and (_beside(one.name), other) in stacked:
+            ways = {other: one.candidates[other], **one.candidates}
+            one = Undeclared(one.name, one.what, ways)
+        found.append(one)
+    return found
+
+
+def _beside(name: str) -> str:
+    """Return the module in which the layer of a tensor lies."""
+    return ".".join(name.split(".")[:-2])
+
+
 def question(missing: Sequence[Undeclared]) -> str:
     """Return what is unclear of the first dimension, and the line that declares all of them."""
     first = missing[0]
