@@ -188,3 +188,17 @@ def test_an_example_batch_serves_models_that_take_no_floats() -> None:
     made = Made({"hidden": Axis(6), "classes": Axis(3, scaled=False)}, lambda s: Embedded(s["hidden"], s["classes"]))
     report = check_layout(made, example=torch.arange(9))
     assert max(report.cuts.values()) < 1e-12
+
+
+def test_a_small_model_is_proved_on_one_thread_and_a_large_one_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("fleetfit.check._proved", lambda *_: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for family in (cnn(classes=3), resnet(depth=20, classes=3)):
+            check_layout(family, input_shape=(family.channels, 8, 8), seed=99)
+        assert seen == [1, 3]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

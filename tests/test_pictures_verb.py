@@ -220,3 +220,12 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
     assert drawn.notes == ["Without clients, so not in the picture of accuracy over cost: level 1."]
     axes = drawn.figures["accuracy-cost"].axes[0]
     assert [line.get_label() for line in axes.lines if str(line.get_label()).startswith("level")] == ["level 2"]
+
+
+def test_a_missing_matplotlib_is_said_before_anything_is_computed(
+    done: Path, fleetfit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    monkeypatch.setattr("fleetfit.papers.pictures._stopping", lambda *_: pytest.fail("it computes"))
+    code, _, err = fleetfit(done)
+    assert code == 2 and 'pip install "fleetfit[plots]"' in err

@@ -13,8 +13,10 @@ of a head's size. A right layout is exact to about 1e-13; a wrong one is off by 
 on, such as the biases of keys, is listed: nothing can be said of it, and nothing depends on it.
 """
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +41,7 @@ _MOST_EXITS = 6  # exits that are checked where the caller names no layout
 _MOST_LISTED = 6
 _PATIENCE_S = 3.0  # a proof that takes longer says what it does
 _MOST_REMEMBERED = 64
+_SMALL = 100_000  # elements of a state
 _reports: dict[Hashable, "LayoutReport"] = {}
 
 Say = Callable[[str], None]
@@ -141,13 +144,26 @@ def check_layout(
         layout = (layout or infer_layout(architecture, some_exits(architecture))).complete
         rng = torch_rng("check_layout", seed)
         x = some_input(architecture, shape, _BATCH, rng) if example is None else example
-        full = Full(architecture, layout, x, rng, seed)
-        report = _proved(full, tuple(levels) or some_levels(architecture, layout), say)
+        with _threads_for(layout):
+            full = Full(architecture, layout, x, rng, seed)
+            report = _proved(full, tuple(levels) or some_levels(architecture, layout), say)
     if key is not None:
         while len(_reports) >= _MOST_REMEMBERED:
             _reports.pop(next(iter(_reports)))
         _reports[key] = report
     return report
+
+
+@contextlib.contextmanager
+def _threads_for(layout: Layout) -> Iterator[None]:
+    """Compute small models on one thread: many take longer to agree than one to compute, most so on a busy machine."""
+    before = torch.get_num_threads()
+    if sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], more: tuple[int, ...]) -> Any:

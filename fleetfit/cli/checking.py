@@ -25,7 +25,7 @@ from fleetfit.report.text import EXITS, Table, exit_names, short
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
-from fleetfit.training import initial_state, run_job
+from fleetfit.training import initial_state, one_thread, run_job
 from fleetfit.training.profiling.steps import random_data
 from fleetfit.values import Device, Failure, Job, Level, Local, Problem
 
@@ -155,7 +155,8 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
     rows = []
     for level in levels:
         cost = submodel_cost(problem.architecture, counted_piece(problem, level), problem.input_shape)
-        before, after, seconds = _step(problem, level, state, data)
+        with one_thread():  # as a run's jobs do; and small steps on many threads take long where others compute, too
+            before, after, seconds = _step(problem, level, state, data)
         rows.append(
             (
                 level.name,
@@ -165,15 +166,14 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
                 short(cost.parameters),
                 short(cost.multiply_adds),
                 f"{before:.4f} -> {after:.4f}",
-                f"{1e3 * seconds:.3g} ms",
+                f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s",
             )
         )
-    threads = torch.get_num_threads()
     columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "loss of a step", "time of a step")
     note = (
         f"Each level was trained for one step on {_BATCH} random samples (task {problem.task.name}). The loss, "
         "before and after, is that of all its exits, as ScaleFL weighs them. The time is a median with "
-        f"{threads} thread{'s' * (threads > 1)}."
+        "1 thread, which is what a run's jobs have."
     )
     heads, last = early_heads(problem), levels[-1]
     apart = heads.parameters and counted_piece(problem, last) != last.submodel

@@ -25,10 +25,11 @@ from fleetfit.api.inference import (
 )
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError
+from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import outputs, some_input
 from fleetfit.papers.exits import chosen_classes, class_names, exits_of_class, no_images
+from fleetfit.report import drawing
 from fleetfit.report.plots import figures_of_run
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
 from fleetfit.values import DataDescription
@@ -85,6 +86,8 @@ def pictures(run: Run, asked: PictureOptions) -> Drawn:
             share is none.
         MissingExtra: matplotlib is not installed.
     """
+    if not drawing.available():  # known before anything is computed
+        raise MissingExtra("plots", "Drawing plots")
     drawn = Drawn()
     if run.finished:
         drawn.figures.update(figures_of_run(run.folder, run.summary, run.metrics))
