@@ -258,6 +258,7 @@ def columns_of(
         "per_client": {"global": _listed(glob), "local": _listed(local)},
     }  # fmt: skip
     columns["mean_over_exits"] = _mean(columns["exits"])
+    columns |= _own_metrics(federation, wanted, top, mine, own)
     if wanted.whole:
         columns |= _whole(federation, top, mine)
         checked = {c: m for (n, s, _, c), (_, m) in replies.items() if n == norm and s == "validation" and c in full}
@@ -265,6 +266,43 @@ def columns_of(
             best = {c: int(np.argmax(m["correct"])) for c, m in checked.items() if c is not None}
             columns["best_exit"] = _mean(full[c]["correct"][e] / full[c]["n"] for c, e in best.items())
     return columns
+
+
+def _own_metrics(
+    federation: Federation,
+    wanted: EvaluationScope,
+    top: int,
+    mine: Mapping[tuple[int, int | None], Mapping[str, Any]],
+    own: Mapping[int, tuple[int, Mapping[str, Any]]],
+) -> dict[str, Any]:
+    """Return `metrics`: for each metric of one's own the columns that accuracy has; nothing where there is none.
+
+    A value is a client's, from all its samples at once; means are over clients that have a value, as of accuracy.
+    """
+    found = {}
+    for name in wanted.evaluation.metrics:
+        full = [m["own"][name] for (level, c), m in mine.items() if level == top and c is not None]
+        local = [(level, m["own"][name]) for level, m in own.values()]
+        levels = {i: [values for level, values in local if level == i] for i in range(top + 1)}
+        columns: dict[str, Any] = {
+            "global": _mean(values[-1] for values in full),
+            "local": _mean(values[-1] for _, values in local),
+            "exits": _mean_of_each(full),
+            "levels": {
+                federation.levels[i].name: {"local": _mean(v[-1] for v in rows), "exits": _mean_of_each(rows)}
+                for i, rows in levels.items()
+            },
+        }
+        whole = {level: mine[level, None]["own"][name] for level in range(top + 1) if (level, None) in mine}
+        if whole:
+            columns["test_levels"] = {str(level + 1): values[-1] for level, values in whole.items()}
+            columns["test_exits"] = whole.get(top, [])
+        found[name.rpartition(":")[2]] = columns
+    return {"metrics": found} if found else {}
+
+
+def _mean_of_each(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
+    return [_mean(column) for column in zip(*rows, strict=True)]
 
 
 def columns_on_data(federation: Federation, replies: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -279,12 +317,23 @@ def columns_on_data(federation: Federation, replies: Mapping[int, Mapping[str, A
         "ensemble": float(scored[top]["ensemble"] / scored[top]["n"]) if full else None,
         "exits": full,
         "mean_over_exits": _mean(full),
+        **_own_on_data(federation, scored),
         "samples": max((m["n"] for m in scored.values()), default=0),
         "levels": {
             level.name: {"accuracy": exits[i][-1] if i in exits else None, "exits": exits.get(i, [])}
             for i, level in enumerate(federation.levels)
         },
     }
+
+
+def _own_on_data(federation: Federation, scored: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return `metrics` of levels that were all run on the same data."""
+    found: dict[str, Any] = {}
+    for level, m in scored.items():
+        for name, values in m.get("own", {}).items():
+            entry = {"value": values[-1], "exits": values}
+            found.setdefault(name.rpartition(":")[2], {})[federation.levels[level].name] = entry
+    return {"metrics": found} if found else {}
 
 
 def _own(norm: str, split: str, replies: Replies, known: np.ndarray) -> dict[int, tuple[int, Mapping[str, Any]]]:

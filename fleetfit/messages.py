@@ -294,11 +294,21 @@ def job_nest(job: Job, layout: Layout) -> dict[str, Any]:
     """Return a job as a nest for `pack`; functions without an import path stand in it by their representation."""
     fields = dict(
         vars(job), submodel=plain(job.submodel), state=state_nest(job.state, layout, job.submodel),
-        local=dict(vars(job.local)), evaluation=dict(vars(job.evaluation)),
+        local=dict(vars(job.local)), evaluation=_evaluation_nest(job.evaluation),
     )  # fmt: skip
     if not is_portable(job.method):
         fields["method"] = repr(job.method)
     return fields
+
+
+def _evaluation_nest(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the settings of an evaluation; metrics are said where there are some, which earlier versions know not."""
+    fields = dict(vars(evaluation), metrics=list(evaluation.metrics))
+    return fields if evaluation.metrics else {key: value for key, value in fields.items() if key != "metrics"}
+
+
+def _evaluation_of(nest: Mapping[str, Any]) -> Evaluation:
+    return Evaluation(**{**nest, "metrics": tuple(nest.get("metrics", ()))})
 
 
 def job_of(nest: Mapping[str, Any], layout: Layout) -> Job:
@@ -311,7 +321,7 @@ def job_of(nest: Mapping[str, Any], layout: Layout) -> Job:
         piece = submodel_of(nest["submodel"])
         state = _named(nest["state"], layout, piece)
         return Job(**{**nest, "submodel": piece, "state": state, "local": Local(**nest["local"]),
-                      "evaluation": Evaluation(**nest["evaluation"])})  # fmt: skip
+                      "evaluation": _evaluation_of(nest["evaluation"])})  # fmt: skip
     except (FleetFitError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"a job is none: {type(error).__name__}: {one_line(str(error))}.") from None
 

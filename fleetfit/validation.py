@@ -8,7 +8,7 @@ is raised on the way is that reply's failure, and its reason says what and where
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
 
@@ -315,6 +315,17 @@ def _evaluated(update: Update, job: Job, federation: Federation) -> str | None:
     least = -math.inf if federation.problem.task.name == "regression" else 0.0
     if not all(least <= hits <= n for hits in (*correct, ensemble)):
         return f"it scores {_shown(max(correct, key=abs))} of {n}: more than there are, or below 0."
+    return _own_metrics(metrics.get("own", {}), job.evaluation.metrics, len(piece.exits))
+
+
+def _own_metrics(found: Any, wanted: Sequence[str], exits: int) -> str | None:
+    """Look at the values of metrics of one's own: a number or none for each exit of each."""
+    if not isinstance(found, Mapping) or set(found) != set(wanted):
+        return "it does not say what the metrics are that it was asked for."
+    for name, values in found.items():
+        good = isinstance(values, list) and len(values) == exits and all(v is None or _number(v) for v in values)
+        if not good:
+            return f'it has no number for each of {exits} exits of the metric "{_shown(name)}".'
     return None
 
 
@@ -482,6 +493,8 @@ def _settings(local: Local, evaluation: Evaluation) -> str | None:
     betas: Any = local.betas if "betas" in local.own else (0, 0)
     if not isinstance(betas, tuple) or len(betas) != 2 or not all(_from_0_on(b) and b < 1 for b in betas):
         return f"its betas are {_shown(betas)}, expected two numbers from 0 to 1."
+    if not all(isinstance(name, str) for name in evaluation.metrics):
+        return "the names of metrics are no text."
     flags = (False if local.nesterov is None else local.nesterov, evaluation.shuffle, evaluation.own)
     return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
 

@@ -292,6 +292,7 @@ VALUES: dict[str, Any] = {
     "evaluate.statistics_samples": 33,
     "evaluate.clients": 2,
     "evaluate.whole": True,
+    "evaluate.metrics": ["own_metric:share"],
     "checkpoint.every": 2,
     "checkpoint.keep": 5,
 }

@@ -467,7 +467,7 @@ def settings_of(experiment: Experiment) -> Settings:
     local, evaluate = experiment.local, experiment.evaluate
     static = "static" in evaluate.norms
     wanted = EvaluationScope(
-        Evaluation(split=evaluate.split, batch_size=evaluate.batch_size),
+        Evaluation(split=evaluate.split, batch_size=evaluate.batch_size, metrics=tuple(evaluate.metrics)),
         tuple(dict.fromkeys(evaluate.norms)),
         evaluate.statistics_samples if static else EvaluateSection().statistics_samples,
         clients=evaluate.clients,

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,7 +14,7 @@ from fleetfit import names
 from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data
 from fleetfit.data.partition import KINDS
-from fleetfit.errors import ConfigError, FleetFitError, ModelError
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, shown
 from fleetfit.layout import Architecture, check_described
 
 
@@ -77,6 +77,7 @@ def check_keys(experiment: Experiment) -> None:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
             )
+    _check_metrics(experiment.evaluate.metrics)
     for entry in experiment.callbacks:
         _check_callback({"name": entry} if isinstance(entry, str) else dict(entry))
     division = experiment.data.partition
@@ -85,6 +86,25 @@ def check_keys(experiment: Experiment) -> None:
         function = without_calling(KINDS[division.kind])
         own = list(type(division).model_fields)
         names.call(function, division.kind, "[data] partition", division.settings, own=own, **known)
+
+
+def _check_metrics(wanted: Sequence[str]) -> None:
+    """Find the functions of metrics, calling nothing.
+
+    Raises:
+        ConfigError: One cannot be found, or two have one name.
+    """
+    for name in wanted:
+        if ":" not in name:
+            raise ConfigError(
+                f'[evaluate] metrics: "{shown(name)}" names no function; write "file.py:function" or '
+                '"package.module:function", a function of outputs and labels.'
+            )
+        names.resolve("metrics", name)
+    called = [name.rpartition(":")[2] for name in wanted]
+    twice = next((name for name in called if called.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f'[evaluate] metrics: two functions are called "{shown(twice)}"; give one another name.')
 
 
 def _check_callback(table: dict[str, Any]) -> None:

@@ -466,6 +466,10 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
             inside[key] = names.anchored(names.understood(_KIND_OF[place], inside[key]), folder)
     if isinstance(result.get("method"), dict):
         _anchor_parts(result["method"], folder)
+    evaluate = result.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
+        named = evaluate["metrics"]
+        evaluate["metrics"] = [names.anchored(one, folder) if isinstance(one, str) else one for one in named]
     if "callbacks" in result:
         result["callbacks"] = _callbacks_anchored(result["callbacks"], folder)
     _anchor_files(result, folder)

@@ -510,6 +510,7 @@ class EvaluateSection(Section):
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: At most so many clients, drawn once; all by default.
         whole: Whether each evaluation covers the whole test set as well, not only the last.
+        metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -519,6 +520,7 @@ class EvaluateSection(Section):
     statistics_samples: Count = 5000
     clients: Count | None = None
     whole: bool = False
+    metrics: list[str] = Field(default_factory=list)
 
 
 class CheckpointSection(Section):

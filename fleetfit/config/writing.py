@@ -74,8 +74,8 @@ def to_table(experiment: Experiment) -> Table:
 
 def _without_empty(table: Table) -> Table:
     """Return the tables without what is empty by default; what somebody has set empty stays, and is refused as such."""
-    for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen")):
-        if table[section].get(key) == {}:
+    for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen"), ("evaluate", "metrics")):
+        if table[section].get(key) in ({}, []):
             del table[section][key]
     return {key: value for key, value in table.items() if key not in ("name", "start", "callbacks") or value}
 

@@ -19,6 +19,7 @@ from fleetfit.submodel import Submodel
 from fleetfit.training.features import Feed, feed_of
 from fleetfit.training.local_model import LocalModel, local_model_of
 from fleetfit.training.one_pass import PassedScores, shared_scores
+from fleetfit.training.own_metrics import Collected
 from fleetfit.training.speed import uncompiled
 from fleetfit.training.steps import joined
 from fleetfit.values import Device, Failure, Job, Update
@@ -37,7 +38,7 @@ def evaluate(job: Job, device: Device, method: Method, dispatched: Submodel) -> 
     """Score every exit in one pass.
 
     Metrics: n, the units that the task scores (samples, tokens, labels); the sum of their hits per exit ("correct"),
-    and of the ensemble; per exit the sum of the samples' losses.
+    and of the ensemble; per exit the sum of the samples' losses; "own": the metrics that were asked for, per exit.
     """
     return replace(_evaluated_alike([job], [device])[0], dispatched=dispatched), device.memory
 
@@ -72,7 +73,7 @@ def _evaluated_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Upd
     with with_statistics(piece.module, job.statistics if wanted.norm == "static" else {}), feed.open():
         feed.ready(torch.cat(chosen))
         shared: Iterable[PassedScores | None] = repeat(None)
-        if alike and len(jobs) > 1:
+        if alike and len(jobs) > 1 and not wanted.metrics:
             shared = shared_scores(piece, devices[0], feed, chosen, wanted) or shared
         scores = [
             _scored(
@@ -80,7 +81,7 @@ def _evaluated_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Upd
                 device,
                 feed if alike else Feed(device, piece.module),
                 list(joined(indices, wanted.batch_size)),
-                len(job.submodel.exits),
+                Collected(wanted.metrics, len(job.submodel.exits)),
                 known,
             )
             for device, indices, known in zip(devices, chosen, shared, strict=False)
@@ -89,10 +90,10 @@ def _evaluated_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Upd
 
 
 def _scored(
-    piece: LocalModel, device: Device, feed: Feed, batches: Sequence[Tensor], exits: int, known: PassedScores | None
+    piece: LocalModel, device: Device, feed: Feed, batches: Sequence[Tensor], own: Collected, known: PassedScores | None
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation in batches; `known`: what their samples have scored in a shared pass."""
-    task = device.problem.task
+    task, exits = device.problem.task, own.exits
     correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
     units, ensemble, at = 0, 0.0, 0
     for batch in batches:
@@ -104,13 +105,15 @@ def _scored(
             continue
         x, y = feed.batch(batch)
         logits = outputs(piece.module, x)
+        own.add(logits, y)
         hits = [task.hits(z, y) for z in logits]
         units += hits[0].numel()
         correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
         loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
         scores = torch.stack([task.scores(z) for z in logits]).mean(0)
         ensemble += float(task.hits(scores, y).sum(dtype=torch.float64))
-    return {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+    found = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+    return found | ({"own": own.values()} if own.wanted else {})
 
 
 @torch.no_grad()

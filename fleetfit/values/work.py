@@ -22,6 +22,7 @@ class Evaluation:
         shuffle: Seeded order instead of the stored one; matters for batch statistics only.
         own: The device takes the largest part of the sub-model that it affords, where the server does not know which;
             the job's statistics are then those of all levels, under `level{l}/`.
+        metrics: Functions of outputs [N, ...] and labels [N, ...], by name, whose values are told beside the accuracy.
     """
 
     split: str = "test"
@@ -30,6 +31,7 @@ class Evaluation:
     samples: int | None = None
     shuffle: bool = True
     own: bool = False
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,6 +116,32 @@ def test_a_client_is_measured_on_its_own_level_only(tmp_path: Path) -> None:
     assert all(level <= base.assembly.federation.level_of[client] for client, level in jobs)
 
 
+def test_callbacks_are_called_on_the_server_and_nodes_hear_nothing_of_them(tmp_path: Path) -> None:
+    (tmp_path / "heard.py").write_text(
+        "from pathlib import Path\n\n\ndef heard(report):\n"
+        "    with (Path(__file__).parent / 'heard.txt').open('a') as file:\n"
+        "        file.write(f'{report[\"round\"]}\\n')\n"
+    )
+    lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, callbacks=[f"{tmp_path}/heard.py:heard"]))
+    (tmp_path / "heard.txt").unlink()
+    lab.serve()
+    assert (tmp_path / "heard.txt").read_text().splitlines() == ["1", "2", "3"]
+    headers = [transport.parts_of(message)["header"] for message in lab.grid.sent]
+    assert headers and not [header for header in headers if b"heard" in header]
+
+
+def test_nodes_compute_metrics_that_they_allow_and_no_others(tmp_path: Path) -> None:
+    metric = "own_metric:share"
+    model = {"name": "tiny:tiny", "norm": False}  # whose statistics a fleet measures on fewer clients
+    table = described({"name": "scalefl"}, rounds=1, model=model, evaluate={"metrics": [metric]})
+    lab, base = lab_of(tmp_path, table, allow=[*ALLOW, metric])
+    ours, theirs = lab.serve().columns["static"], base.columns["static"]
+    assert ours["metrics"]["share"]["levels"] == theirs["metrics"]["share"]["levels"]
+    refusing, _ = lab_of(tmp_path / "refusing", table)
+    reasons = [failure["reason"] for failure in refusing.serve().columns["failures"]]
+    assert reasons and all(f'names "{metric}"' in reason for reason in reasons)
+
+
 def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
     lab.serve()

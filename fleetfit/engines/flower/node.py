@@ -392,7 +392,9 @@ def _check_names(header: Header, allow: list[str]) -> None:
     Raises:
         ConfigError: Something is named that the configuration does not allow.
     """
-    for text in _texts([header["problem"], header["method"], header.get("job", {}).get("method")]):
+    job = header.get("job", {})
+    metrics = job.get("evaluation", {}).get("metrics")
+    for text in _texts([header["problem"], header["method"], job.get("method"), metrics]):
         if ":" in text and text not in allow and names.anchored(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '

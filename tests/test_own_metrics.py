@@ -1,0 +1,166 @@
+"""Metrics of one's own (`evaluate.metrics`): each client's from all its samples, against brute force on every level."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_folders import TINY
+from torch import Tensor
+
+import fleetfit as ff
+from fleetfit.errors import ConfigError
+from fleetfit.evaluate import job_of
+from fleetfit.messages import job_nest
+from fleetfit.messages import job_of as job_again
+from fleetfit.report import drawing
+from fleetfit.validation import examined
+from fleetfit.values import Evaluation, Failure, Update
+
+METRICS = """
+import torch
+
+def f1(outputs, y):
+    "Macro F1: no mean over samples or batches."
+    said, scores = outputs.argmax(-1), []
+    for c in range(outputs.shape[-1]):
+        right = int(((said == c) & (y == c)).sum())
+        both = int((said == c).sum()) + int((y == c).sum())
+        scores += [2 * right / both] if both else []
+    return sum(scores) / len(scores)
+
+def rank(outputs, y):
+    "Not a number for some clients."
+    return torch.tensor(float("nan")) if int(y.sum()) % 2 else outputs.softmax(-1).max()
+
+def text(outputs, y):
+    return "much"
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+def table(folder: Path, *metrics: str, **evaluate: Any) -> dict[str, Any]:
+    (folder / "mine.py").write_text(METRICS)
+    wanted = {"metrics": [f"{folder}/mine.py:{one}" for one in metrics], "every": 0, "norms": ["static"]}
+    return {**TINY, "model": {**TINY["model"], "norm": False}, "evaluate": {**wanted, **evaluate}}
+
+
+def f1(outputs: Tensor, y: Tensor) -> float:
+    """Macro F1 from precision and recall, with loops."""
+    found = []
+    for c in range(outputs.shape[1]):
+        pairs = [(int(row.argmax()) == c, int(label) == c) for row, label in zip(outputs, y, strict=True)]
+        right, said, there = sum(a and b for a, b in pairs), sum(a for a, _ in pairs), sum(b for _, b in pairs)
+        if not said and not there:
+            continue
+        precision, recall = right / said if said else 0.0, right / there if there else 0.0
+        found.append(2 * precision * recall / (precision + recall) if right else 0.0)
+    return sum(found) / len(found)
+
+
+def by_hand(run: ff.Run, level: int, indices: Tensor) -> list[float]:
+    """Return the metric at each exit of a level's model on these samples."""
+    x, y = run.assembly.simulation.data.batch(indices)  # type: ignore[union-attr]
+    with torch.no_grad():
+        return [f1(z, y) for z in run.model(level)(x)]
+
+
+def mean(values: list[float]) -> Any:
+    return pytest.approx(sum(values) / len(values), abs=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
+def test_a_metric_is_each_clients_own_and_its_means_are_those_of_accuracy(engine: str, tmp_path: Path) -> None:
+    """Batches of 3 samples, whose means would be another number."""
+    run = ff.run(table(tmp_path, "f1", batch_size=3), out=tmp_path / "run", engine={"name": engine})
+    found = run.columns["static"]["metrics"]["f1"]
+    parts = run.assembly.simulation.parts  # type: ignore[union-attr]
+    level_of = [int(level) + 1 for level in run.assembly.federation.level_of]
+    full = [by_hand(run, 3, part["test"]) for part in parts]
+    own = [by_hand(run, level, part["test"]) for level, part in zip(level_of, parts, strict=True)]
+    assert found["global"] == mean([values[-1] for values in full])
+    assert found["exits"] == [mean([values[e] for values in full]) for e in range(3)]
+    assert found["local"] == mean([values[-1] for values in own])
+    for level in (1, 2, 3):
+        mine = [values for values, its in zip(own, level_of, strict=True) if its == level]
+        assert found["levels"][str(level)]["local"] == mean([values[-1] for values in mine])
+        assert found["levels"][str(level)]["exits"] == [mean([v[e] for v in mine]) for e in range(level)]
+    whole = run.assembly.simulation.data.split("test")  # type: ignore[union-attr]
+    assert found["test_levels"] == {str(level): pytest.approx(by_hand(run, level, whole)[-1]) for level in (1, 2, 3)}
+    assert found["test_exits"] == pytest.approx(by_hand(run, 3, whole))
+    assert ff.scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == found["local"]
+
+
+def test_accuracy_and_state_are_as_without(tmp_path: Path) -> None:
+    told, plain = (
+        ff.run(table(tmp_path, *which), out=tmp_path / name) for name, which in (("told", ["f1"]), ("plain", []))
+    )
+    assert all(torch.equal(told.server.state[name], plain.server.state[name]) for name in plain.server.state)
+    without = {key: value for key, value in told.columns["static"].items() if key != "metrics"}
+    assert without == plain.columns["static"]
+    assert "metrics" not in (plain.folder / "config.toml").read_text()
+
+
+def test_a_client_without_a_value_is_not_in_the_mean(tmp_path: Path) -> None:
+    run = ff.run(table(tmp_path, "rank", "f1"), out=tmp_path / "run", rounds=1)
+    found = run.columns["static"]["metrics"]
+    data, parts = run.assembly.simulation.data, run.assembly.simulation.parts  # type: ignore[union-attr]
+    values, every = [], []
+    for x, y in (data.batch(part["test"]) for part in parts):
+        every.append(int(y.sum()) % 2)
+        if not every[-1]:
+            with torch.no_grad():
+                values.append(float(run.model(3)(x)[-1].softmax(-1).max()))
+    assert 0 < sum(every) < len(every), "some have a value, and some have none"
+    assert found["rank"]["global"] == pytest.approx(sum(values) / len(values))
+    assert found["f1"]["global"] is not None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (["f1"], "names no function"),
+        (["mine.py:nothing"], 'has no "nothing"'),
+        (["mine.py:f1", "mine.py:f1"], 'two functions are called "f1"'),
+    ],
+)
+def test_a_metric_that_cannot_be_found_is_refused(metrics: list[str], said: str, tmp_path: Path) -> None:
+    given = table(tmp_path)
+    given["evaluate"]["metrics"] = [str(tmp_path / one) if ":" in one else one for one in metrics]
+    with pytest.raises(ConfigError) as caught:
+        ff.run(given, out=tmp_path / "run")
+    assert said in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_one_that_returns_no_number_is_a_failure_that_says_so(tmp_path: Path) -> None:
+    run = ff.run(table(tmp_path, "text"), out=tmp_path / "run", rounds=1)
+    reasons = {failure["reason"] for failure in run.columns["failures"]}
+    assert all('mine.py:text" must return one number, got str' in reason for reason in reasons) and reasons
+
+
+def test_a_job_says_its_metrics_only_where_it_has_some_and_a_reply_must_have_them(tmp_path: Path) -> None:
+    run = ff.run(table(tmp_path, "f1"), out=tmp_path / "run", rounds=1)
+    federation, name = run.assembly.federation, f"{tmp_path}/mine.py:f1"
+    layout = federation.problem.layout
+    plain, told = (
+        job_of("evaluate", federation, run.server, 0, 0, 0, {}, Evaluation(metrics=metrics))
+        for metrics in ((), (name,))
+    )
+    assert "metrics" not in job_nest(plain, layout)["evaluation"]
+    assert job_nest(told, layout)["evaluation"]["metrics"] == [name]
+    assert job_again({**job_nest(plain, layout), "state": {}}, layout).evaluation.metrics == ()
+
+    def reply(**own: Any) -> Any:
+        metrics: Mapping[str, Any] = {"n": 2, "correct": [1.0], "loss": [1.0], "ensemble": 1.0, **own}
+        piece = told.submodel
+        return examined(Update(told.round, 0, 0, 0, piece, piece, {}, 2, dict(metrics)), told, federation)
+
+    assert isinstance(reply(own={name: [0.5]}), Update) and isinstance(reply(own={name: [None]}), Update)
+    wrong: list[Any] = [{}, {name: []}, {name: [float("nan")]}, {name: ["x"]}, {name: [0.5], "more": [0.5]}, 3]
+    assert [isinstance(reply(own=one), Failure) for one in wrong] == [True] * len(wrong)
+    assert isinstance(reply(), Failure)
