@@ -141,8 +141,12 @@ def accuracy_by_level(levels: Sequence[LevelCost], title: str = "", measure: str
     _lines(right, levels, [[1e3 * seconds for seconds in level.latencies_s] for level in levels])
     finish(left, f"parameters{unit}", f"local {measure} (%)", "over size")
     finish(right, "time of one sample on this machine (ms)", "", "over time")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(levels)), frameon=False, fontsize=8)
+    legend_below(left, 6)
+    behind = [level.name for level in levels if is_behind(level.accuracies)]
+    said = [f"A deeper exit is behind a shallower one in level {', '.join(behind)}."] if behind else []
+    if is_behind([level.accuracies[-1] for level in levels]):
+        said.append("A larger level is behind a smaller one, each on the data of its own clients, which differ.")
+    noted(figure, [*said, "After few rounds the larger pieces have not caught up."] if said else [])
     return figure
 
 

@@ -1,6 +1,7 @@
 """Pictures of early stopping: borders by loops, who is in which panel, points of the curve, a marker for each level."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -218,3 +219,14 @@ def test_each_level_has_a_marker_and_its_exits_small_ones() -> None:
     small = [list(line.get_xdata()) for line in left_axes.lines if not str(line.get_label()).startswith("level ")]
     assert small == [[10], [12, 40], [15, 50, 90]]
     assert left_axes.get_xlabel() == "parameters (K)"
+
+
+def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
+    assert "caught up" not in stopping.accuracy_by_level(LEVELS).get_supxlabel()
+    worse = [*LEVELS[:2], replace(LEVELS[2], accuracies=(0.5, 0.9, 0.6))]
+    figure = stopping.accuracy_by_level(worse)
+    said = figure.get_supxlabel()
+    assert "behind a shallower one in level 3." in said and "A larger level is behind a smaller one" in said
+    figure.canvas.draw()
+    legend = figure.axes[0].get_legend().get_window_extent()
+    assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
