@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_iris
+from sklearn.metrics import mean_absolute_error, r2_score
 
 import fleetfit as ff
 from fleetfit.cli import main
@@ -224,3 +226,22 @@ def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path
     wrong.write_text("height,species\n1,setosa\n2,virginica\n")
     with pytest.raises(DataError, match="which the model needs"):
         own_data(read_settings(node(tmp_path, 'path = "wrong.csv"\ncolumns = "columns.json"')))
+
+
+def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    y = 500 + 80 * x[:, 0] - 40 * x[:, 1]
+    frame = pandas.DataFrame(x, columns=["a", "b", "c"]).assign(price=y.round(2))
+    frame.to_csv(tmp_path / "prices.csv", index=False)
+    run = ff.run({"data": {"path": str(tmp_path / "prices.csv")}}, out=tmp_path / "run", **{**QUICK, "rounds": 3})
+    assert "(regression)" in run.notes[0] and run.accuracy("local") > 0.5
+    frame[:50].drop(columns="price").to_csv(tmp_path / "new.csv", index=False)
+    assert "lowest prediction" in called("predict", run.folder, "--data", tmp_path / "new.csv")
+    frame[:50].to_csv(tmp_path / "known.csv", index=False)
+    said = called("predict", run.folder, "--data", tmp_path / "known.csv", "--out", tmp_path / "found.csv")
+    found = pandas.read_csv(tmp_path / "found.csv")
+    error, explained = (float(number) for number in re.findall(r"│ ([\d.]+) ", said))
+    assert error == pytest.approx(mean_absolute_error(y[:50], found.prediction), rel=2e-3)
+    assert explained == pytest.approx(100 * r2_score(y[:50], found.prediction), abs=0.02)
+    assert "are for classes" in called("predict", run.folder, "--adaptive", code=2)

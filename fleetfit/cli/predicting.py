@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,12 @@ def predicted(asked: PredictOptions) -> Table:
         raise ConfigError("--adaptive, --stop and --best-exit exclude each other; choose one.")
     run = load(asked.folder)
     data = own_data(run, asked.data, asked.client, labels=False)
+    if data.task == "regression":
+        return _regressed(run, data, asked)
     if data.task != "classification":
-        raise ConfigError(f"predict classifies; the task of this run is {data.task}. Its scores: fleetfit eval.")
+        raise ConfigError(
+            f"predict gives classes and numbers; the task of this run is {data.task}. Its scores: fleetfit eval."
+        )
     indices = data.split(asked.split)
     if not len(indices):
         raise DataError(f"{data.name} has no {asked.split} samples.")
@@ -136,16 +140,69 @@ def _write(found: _Predicted, data: Data, asked: PredictOptions, exits: Sequence
     shown = [f"exit{number}" for number in exits] if asked.adaptive else ["prediction"]
     known = ["label"] if data.labelled else []
     named = data.class_names or tuple(map(str, range(data.classes)))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["sample", *known, *shown, "exit"])
     columns = [found.indices.tolist(), *([[named[y] for y in found.labels.tolist()]] if known else [])]
     columns += [[named[a] for a in row] for row in found.answers.tolist()]
-    writer.writerows(zip(*columns, (exits[i - 1] for i in found.exits.tolist()), strict=True))
+    rows = zip(*columns, (exits[i - 1] for i in found.exits.tolist()), strict=True)
+    _written(asked.out, [["sample", *known, *shown, "exit"], *rows])
+
+
+def _written(out: Path | None, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows as CSV.
+
+    Raises:
+        ConfigError: They cannot be written.
+    """
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
     try:
-        files.write_where_told(str(asked.out), text.getvalue())
+        files.write_where_told(str(out), text.getvalue())
     except OSError as error:
-        raise ConfigError(f"the predictions cannot be written to {asked.out}: {error.strerror}.") from None
+        raise ConfigError(f"the predictions cannot be written to {out}: {error.strerror}.") from None
+
+
+def _regressed(run: Run, data: Data, asked: PredictOptions) -> Table:
+    """Predict the targets of a regression by the last exit, in the unit of the training targets.
+
+    Raises:
+        ConfigError: It is asked where samples leave, or the predictions cannot be written.
+        DataError: There are no samples.
+    """
+    if asked.adaptive or asked.stop or asked.best:
+        raise ConfigError(
+            "--adaptive, --stop and --best-exit are for classes; a regression is predicted by the last exit."
+        )
+    indices = data.split(asked.split)
+    if not len(indices):
+        raise DataError(f"{data.name} has no {asked.split} samples.")
+    ours = run.assembly.data
+    mean, std = (ours if isinstance(ours, Data) else data).target_scale
+    model = served(run, asked.level)
+    parts = [next(predictions(model, data.batch(part)[0], every=False)) for part in indices.split(asked.batch_size)]
+    answers, y = torch.cat(parts).double() * std + mean, data.y[indices].double()
+    if asked.out is not None:
+        several = answers.shape[1] > 1
+        heads = [f"{what}{i + 1 if several else ''}" for what in (["label"] if data.labelled else []) + ["prediction"]
+                 for i in range(answers.shape[1])]  # fmt: skip
+        columns = torch.cat([y, answers], 1) if data.labelled else answers
+        rows = (
+            [i, *(f"{value:.6g}" for value in row)] for i, row in zip(indices.tolist(), columns.tolist(), strict=True)
+        )
+        _written(asked.out, [["sample", *heads], *rows])
+    level, error = level_named(run, asked.level), (answers - y).abs()
+    title = f"level {level} on {len(indices)} {asked.split} samples of {data.name}"
+    notes = data.notes if asked.data is not None else ()
+    if not data.labelled:
+        lowest, highest = answers.min().item(), answers.max().item()
+        numbers = (
+            ("lowest prediction", f"{lowest:.4g}"),
+            ("mean", f"{answers.mean():.4g}"),
+            ("highest", f"{highest:.4g}"),
+        )
+        hint = () if asked.out else ("--out FILE.csv writes the prediction of each row.",)
+        return Table(("without labels", "value"), numbers, title, (*notes, *hint))
+    explained = 1 - float(error.square().sum() / (y - y.mean(0)).square().sum().clamp_min(1e-12))
+    scores = (("mean absolute error", f"{error.mean():.4g}"), ("explained variance (R2) %", percent(explained)))
+    return Table(("what", "value"), scores, title, notes)
 
 
 def _counts(found: _Predicted, level: str, asked: PredictOptions, data: Data) -> Table:
