@@ -141,10 +141,10 @@ peers-env: env ## make .venv-peers with pfl-research, which `python -m benchmark
 results: env ## judge the papers' claims from experiments/results/, and write docs/results.md with its figures
 	$(BIN)/python -m experiments.verdicts
 
-# Material for MkDocs prints a notice on its successor at each build; mkdocs.yml says what we think of it.
+# Not --quiet, with which no warning counts. Material for MkDocs prints a notice on its successor at each build; mkdocs.yml says what we think of it.
 docs: env ## the documentation as a site in build/site: runs the notebooks; warnings are errors, links are checked
 	$(BIN)/python docs/site/notebooks.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/site/check.py build/site
 
 docs-open: docs ## the same, shown at http://127.0.0.1:8000 until Ctrl-C

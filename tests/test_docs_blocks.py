@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from test_readme import GUIDE_PAGES, exit_code, file_name, write_files
+from test_readme import GUIDE_PAGES, exit_code, file_name, write_files, write_iris
 
 import fleetfit as ff
 from fleetfit.api import runs
@@ -87,6 +87,7 @@ def test_a_block_is_run_or_says_why_not(block: Block) -> None:
 def test_a_run_file_is_valid(block: Block, tmp_path: Path) -> None:
     """Its keys and values; whether its files and functions are there is for those who run it."""
     (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
+    write_iris(tmp_path)
     (tmp_path / "run.toml").write_text(block.text)
     runs.described(tmp_path / "run.toml")
 

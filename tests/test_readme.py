@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_folders import settings
+from sklearn.datasets import load_iris
 from test_methods import Recorded
 from tiny import plain, tiny_federation, tiny_problem
 
@@ -80,6 +81,16 @@ def commands(markdown: str) -> list[list[str]]:
     """Return the arguments of each `fleetfit` command."""
     lines = [line for block in fenced(markdown, "sh") for line in block.splitlines()]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fleetfit ")]
+
+
+def write_iris(folder: Path) -> None:
+    """Write the tables of the page on data: iris.csv, more rows of the same kind, and rows without a label."""
+    flowers = load_iris(as_frame=True)
+    table = flowers.data.set_axis(["sepal_length", "sepal_width", "petal_length", "petal_width"], axis=1)
+    table["species"] = flowers.target_names[flowers.target]
+    table.to_csv(folder / "iris.csv", index=False)
+    table.iloc[::5].to_csv(folder / "more-rows.csv", index=False)
+    table.iloc[::7].drop(columns="species").to_csv(folder / "new-rows.csv", index=False)
 
 
 def exit_code(arguments: list[str]) -> int:
@@ -168,11 +179,12 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
 @pytest.mark.slow
 def test_the_commands_of_the_guide_work(tmp_path, monkeypatch, capsys):
     write_files(GUIDE, tmp_path)
+    write_iris(tmp_path)
     monkeypatch.chdir(tmp_path)
     one_each = ("compare.grid.seed=[0]", "compare.grid.data.partition.alpha=[1.0]", "compare.tune.local.lr=[0.1]")
     few = [word for change in one_each for word in ("--set", change)]
     for arguments in commands(GUIDE):
-        extra = [*SHORT, *few] if arguments[0] == "compare" else []
+        extra = [*SHORT, *few] if arguments[0] == "compare" else ["--yes"] * ("--clear-checkpoints" in arguments)
         assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
     assert "FedProx" in (tmp_path / "runs" / "compared" / "table.md").read_text()
     assert exit_code(["plan", "groups.toml"]) == 0

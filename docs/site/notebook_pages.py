@@ -59,6 +59,9 @@ def on_files(files: Files, *, config: Any) -> Files:
         note = f'This page is <a href="{path.name}" download>a notebook</a>, as it ran when the site was built.'
         head, _, rest = page.partition("\n\n")
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=f"{head}\n\n{note}\n\n{rest}"))
+        excluded = files.get_file_from_path(f"notebooks/{path.name}")
+        if excluded is not None:
+            files.remove(excluded)
         included = InclusionLevel.INCLUDED
         files.append(File.generated(config, f"notebooks/{path.name}", content=path.read_bytes(), inclusion=included))
         for name, made in pictures.items():
