@@ -52,7 +52,7 @@ def centred(width: int, height: int, share: float = 1.0) -> Box:
 
 
 def _pillow() -> Any:
-    return need("PIL.Image", "images", "Reading images from Parquet files")
+    return need("PIL.Image", "images", "Decoding images")
 
 
 def opened(encoded: bytes, place: str) -> Any:
