@@ -101,6 +101,22 @@ def test_a_bar_keeps_the_accuracy_with_the_round_in_which_it_was_measured(monkey
     ]  # fmt: skip
 
 
+def test_runs_at_the_same_time_have_a_line_each_and_what_is_left_of_all_stands_once() -> None:
+    bar = progress.bars()
+    one, other = (
+        progress.Rounds(f"[{i}/2] a row, seed {i}", described(), bar, lambda: "9 s left of all") for i in (1, 2)
+    )
+    one(report(1))
+    other(report(2, evaluate=EVALUATED))
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    for line in bar.get_renderables():
+        console.print(line)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert re.fullmatch(r"\[1/2\] a row, seed 1 .* 1/4 loss 1.250 +9.0 s left *", lines[0])
+    assert re.fullmatch(r"\[2/2\] a row, seed 2 .* 2/4 local 50.00% +6.0 s left *", lines[1])
+    assert lines[2].strip() == "9 s left of all" and len(lines) == 3
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

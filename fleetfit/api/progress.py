@@ -184,14 +184,17 @@ class Rounds:
     def _draw(self) -> None:
         assert self._bar is not None
         facts, every = self.facts, self._of_all()
-        left = "  ".join(filter(None, [facts.left, every]))
         if self._alone:
+            left = "  ".join(filter(None, [facts.left, every]))
             first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.sent]))
             below = tuple(filter(None, (first, facts.measured, facts.by_level)))
             self._bar.update(self._task, completed=facts.done, left=left, below=below)
         else:
-            what = "  ".join(filter(None, [facts.loss, facts.accuracies]))
-            self._bar.update(self._task, completed=facts.done, what=what, left=left)
+            for other in self._bar.tasks:  # what is left of all stands once, below
+                self._bar.update(other.id, below=())
+            what = facts.accuracies.partition("  ")[0] or facts.loss  # a line each: room for one number
+            below = (every,) if every else ()
+            self._bar.update(self._task, completed=facts.done, what=what, left=facts.left, below=below)
 
     def _say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""

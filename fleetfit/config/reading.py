@@ -466,12 +466,7 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
             inside[key] = names.anchored(names.understood(_KIND_OF[place], inside[key]), folder)
     if isinstance(result.get("method"), dict):
         _anchor_parts(result["method"], folder)
-    evaluate = result.get("evaluate")
-    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
-        named = evaluate["metrics"]
-        evaluate["metrics"] = [names.anchored(one, folder) if isinstance(one, str) else one for one in named]
-    if "callbacks" in result:
-        result["callbacks"] = _callbacks_anchored(result["callbacks"], folder)
+    _anchor_told(result, folder)
     _anchor_files(result, folder)
     compare = result.get("compare")
     for part in ("row", "setting"):
@@ -489,6 +484,16 @@ def _anchor_parts(method: Table, folder: Path) -> None:
     if isinstance(method.get("plus"), dict):
         plus = {names.understood("options", str(key)): value for key, value in method["plus"].items()}
         method["plus"] = {names.anchored(key, folder): value for key, value in plus.items()}
+
+
+def _anchor_told(table: Table, folder: Path) -> None:
+    """Make the places of files absolute in what is measured and told: `evaluate.metrics` and `callbacks`."""
+    evaluate = table.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
+        named = evaluate["metrics"]
+        evaluate["metrics"] = [names.anchored(one, folder) if isinstance(one, str) else one for one in named]
+    if "callbacks" in table:
+        table["callbacks"] = _callbacks_anchored(table["callbacks"], folder)
 
 
 def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
