@@ -18,6 +18,7 @@ from sklearn.metrics import mean_absolute_error, r2_score
 
 import fleetfit as ff
 from fleetfit.cli import main
+from fleetfit.cli.listing import keys_of
 from fleetfit.config import experiment_of
 from fleetfit.data.files.found import found_at
 from fleetfit.engines.flower.settings import own_data, read_settings
@@ -206,6 +207,8 @@ def test_what_is_none_of_them_is_a_sentence(name: str, content: str, says: str, 
 def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
     found = experiment_of(overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"])
     assert (found.data.name, found.model.name, list(found.method.plus)) == ("cifar10", "resnet20", ["fedprox"])
+    for kind, name, meant in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
+        assert keys_of(kind, name) == keys_of(kind, meant)
 
 
 def node(place: Path, data: str) -> Path:

@@ -60,6 +60,7 @@ def keys_of(kind: str, name: str) -> Table:
 
             profile_of(name)  # says which there are
         return profile_table({name: PROFILES[name]})
+    name = names.understood(kind, name)
     found = entry(kind, name) if name in names.available(kind) else imported(kind, name)
     rows = []
     for key, default in found.keys.items():

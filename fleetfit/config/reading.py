@@ -447,14 +447,8 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
         ConfigError: A budget file cannot be read.
     """
     result: Table = _copied(table)
-    data = result.get("data")
-    if isinstance(data, dict):
-        division = data.get("partition")
-        if isinstance(division, dict) and isinstance(division.get("kind"), str):
-            division["kind"] = names.anchored(division["kind"], folder)
-        if isinstance(data.get("server"), dict):
-            data["server"] = with_data_found(data["server"], folder, "[data] server")
-        result["data"] = with_data_found(data, folder)
+    if isinstance(result.get("data"), dict):
+        result["data"] = _data_anchored(result["data"], folder)
     for place in _PLUGINS:
         *sections, key = place.split(".")
         inside: Any = result
@@ -503,6 +497,16 @@ def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
     if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
         return {**callbacks, "name": names.anchored(callbacks["name"], folder)}
     return names.anchored(callbacks, folder) if isinstance(callbacks, str) else callbacks
+
+
+def _data_anchored(data: Table, folder: Path) -> Table:
+    """Return `[data]` with the data at its paths found, and the place of a partition of one's own made absolute."""
+    division = data.get("partition")
+    if isinstance(division, dict) and isinstance(division.get("kind"), str):
+        division["kind"] = names.anchored(division["kind"], folder)
+    if isinstance(data.get("server"), dict):
+        data["server"] = with_data_found(data["server"], folder, "[data] server")
+    return with_data_found(data, folder)
 
 
 _DATA_FILES = ("folder", "file", "tokenizer", "columns")

@@ -15,7 +15,7 @@ from fleetfit.data.files import table
 from fleetfit.data.files.images import has_class_folders, sizes_of_some
 from fleetfit.data.files.places import is_saved, set_folder
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders
-from fleetfit.errors import DataError, shown
+from fleetfit.errors import DataError, did_you_mean, shown
 
 _TEXT = (".txt", ".md")
 _ROWS = (".jsonl", ".json")
@@ -46,7 +46,7 @@ def found_at(path: str) -> Found:
     beside = sorted(entry.name for entry in itertools.islice(os.scandir(place.parent), _ENTRIES)) if (
         place.parent.is_dir()) else []  # fmt: skip
     near = next((name for name in beside if name.lower() == place.name.lower() or Path(name).stem == place.name), None)
-    hint = f' Did you mean "{shown(near)}"?' if near else ""
+    hint = f' Did you mean "{shown(near)}"?' if near else did_you_mean(place.name, beside)
     raise DataError(f"data.path: there is no file or folder {paths.shown(place)}.{hint}")
 
 
