@@ -72,6 +72,7 @@ def is_run_elsewhere(block: Block) -> bool:
 
 TOML = [b for b in BLOCKS if b.language == "toml" and not (b.why_not or "").startswith("no run file")]
 HERE = [b for b in TOML if b.why_not is None and not is_run_elsewhere(b)]
+PYTHON_HERE = [b for b in BLOCKS if b.language == "python" and b.why_not is None and not is_run_elsewhere(b)]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -79,7 +80,7 @@ def test_a_block_is_run_or_says_why_not(block: Block) -> None:
     if block.why_not is not None:
         assert len(block.why_not.split()) > 2, "say why it is not run"
         assert block.language not in SHOWN, "this is no code"
-    elif block.language not in SHOWN and block not in HERE:
+    elif block.language not in SHOWN and block not in [*HERE, *PYTHON_HERE]:
         assert is_run_elsewhere(block), f"no test runs this block of {block.page}.md, and nothing above it says why"
 
 
@@ -151,6 +152,7 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
         "\n".join(f"```toml\n{b.text}```\n" for b in BLOCKS if b.page == block.page and b.language == "toml"), tmp_path
     )
     (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
+    write_iris(tmp_path)
     path = tmp_path / "run.toml"
     path.write_text(block.text)
     if "compare" in tomllib.loads(block.text):
@@ -161,5 +163,16 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
             capsys.readouterr()
         )
     else:
-        run = ff.run(path, out=tmp_path / "out", overrides=["rounds=1", "local.epochs=1"])
+        try:
+            run = ff.run(path, out=tmp_path / "out", overrides=["rounds=1", "local.epochs=1"])
+        except ff.MissingExtra as error:
+            pytest.skip(str(error))
         assert run.finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON_HERE, ids=str)
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.text, f"{block.page}.md", "exec"), {"__name__": "page"})

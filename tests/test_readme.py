@@ -179,8 +179,12 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
 @pytest.mark.slow
 def test_the_commands_of_the_guide_work(tmp_path, monkeypatch, capsys):
     write_files(GUIDE, tmp_path)
+    write_files(START, tmp_path)
     write_iris(tmp_path)
     monkeypatch.chdir(tmp_path)
+    assert exit_code(["run", "first.toml", "--out", "runs/first", *SHORT]) == 0, (
+        "the first page's run, which others watch"
+    )
     one_each = ("compare.grid.seed=[0]", "compare.grid.data.partition.alpha=[1.0]", "compare.tune.local.lr=[0.1]")
     few = [word for change in one_each for word in ("--set", change)]
     for arguments in commands(GUIDE):
