@@ -248,3 +248,14 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     assert error == pytest.approx(mean_absolute_error(y[:50], found.prediction), rel=2e-3)
     assert explained == pytest.approx(100 * r2_score(y[:50], found.prediction), abs=0.02)
     assert "are for classes" in called("predict", run.folder, "--adaptive", code=2)
+
+
+def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Path) -> None:
+    file = tmp_path / "both.toml"
+    file.write_text(
+        f'rounds = 1\n[data]\npath = "{place / "iris.csv"}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
+        '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+    )
+    first = ff.compare(file, out=tmp_path / "both")
+    again = ff.compare(file, out=tmp_path / "both")  # nothing is trained, and nothing is refused
+    assert again.tables[0].rows == first.tables[0].rows

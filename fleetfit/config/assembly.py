@@ -330,6 +330,24 @@ def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -
     return experiment.model_copy(update={"fleet": experiment.fleet.model_copy(update={"measured": dict(measured)})})
 
 
+def _sized_as(experiment: Experiment, recorded: Experiment) -> Experiment:
+    """Return the experiment with what a run of it found in its data: how many clients there are, and its columns."""
+    with used.looking():
+        data, theirs, cohort = experiment.data, recorded.data, experiment.cohort
+        if data.name != theirs.name or not isinstance(data.name, str):
+            return experiment
+        changes: dict[str, Any] = {}
+        if _small(experiment):
+            division = data.partition.model_copy(update={"clients": theirs.partition.clients})
+            data = data.model_copy(update={"partition": division})
+            if cohort.count is None and cohort.fraction is None:
+                changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
+        columns = theirs.settings.get("columns")
+        if columns is not None and "columns" not in data.settings:
+            data = data.model_copy(update={"columns": columns})
+    return experiment.model_copy(update={**changes, "data": data})
+
+
 def with_clients(experiment: Experiment, count: int) -> Experiment:
     """Return the experiment with the number of its clients, where the size of the data said it."""
     with used.looking():
@@ -370,6 +388,7 @@ def as_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
     Whom a run tells is no part of what it is: `callbacks` are those of the folder, too.
     """
     found = with_callbacks(with_measured(experiment, recorded.fleet.measured), recorded.callbacks)
+    found = _sized_as(found, recorded)
     with used.looking():
         fast, given = found.engine.speed == "fast", found.engine.chosen
     if not fast or given:
