@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fleetfit.api import Wishes as Wishes
     from fleetfit.api import compare as compare
     from fleetfit.api import load as load
+    from fleetfit.api import load_comparison as load_comparison
     from fleetfit.api import plan as plan
     from fleetfit.api import profile as profile
     from fleetfit.api import resume as resume
@@ -112,6 +113,7 @@ _HOMES = {
     "extract": "submodel",
     "interleaved": "layout",
     "load": "api",
+    "load_comparison": "api",
     "outputs": "layout",
     "plan": "api",
     "product": "layout",

@@ -176,7 +176,7 @@ class RunFolder:
             if not path.is_dir():
                 raise RunError(f"there is no run folder {path}.")
             if not files.is_there(path / "config.toml"):
-                raise RunError(f"{path} is no run folder: it has no config.toml.")
+                raise RunError(f"{path} is no run folder: it has no config.toml.{_is_comparison(path)}")
         except OSError as error:
             raise RunError(f"{path} is no run folder that can be read: {_reason(error)}.") from None
         return RunFolder(path)
@@ -443,6 +443,13 @@ def _checkpoint_of(round: int) -> str:
 def _round_of(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else 0
+
+
+def _is_comparison(path: Path) -> str:
+    """Return what to do with the folder of a comparison, or nothing where it is none."""
+    if not any(files.is_there(path / name) for name in ("results.json", "runs.json")):
+        return ""
+    return " It is a comparison: name the folder of one of its runs, or open all in Python with load_comparison."
 
 
 def _reason(error: OSError) -> str:

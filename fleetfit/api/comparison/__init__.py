@@ -15,6 +15,7 @@ from typing import Any
 from fleetfit import files
 from fleetfit.api.comparison.announced import announcing, title_of
 from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
+from fleetfit.api.comparison.opened import load_comparison
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
 from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
@@ -49,6 +50,7 @@ __all__ = [
     "TuningResult",
     "compare",
     "label",
+    "load_comparison",
     "read_results",
 ]
 

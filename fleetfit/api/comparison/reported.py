@@ -30,7 +30,7 @@ Tuned = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A finished comparison.
+    """A comparison: what `compare` returns, and `load_comparison`.
 
     Attributes:
         folder: Its folder, with `table.md`, `table.csv`, `compare.json`, `differences.json` and `results.json`.
@@ -42,6 +42,7 @@ class Comparison:
         difference_table: The same as a table, or None.
         tuning: What was tried for every row and setting, and what each got.
         tuning_table: The same as a table, or None.
+        finished: Whether all runs are; of one that is not, the table has what is.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class Comparison:
     difference_table: Table | None = None
     tuning: tuple[TuningResult, ...] = ()
     tuning_table: Table | None = None
+    finished: bool = True
 
     def _repr_html_(self) -> str:
         """Return the tables, for notebooks."""

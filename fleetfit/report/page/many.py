@@ -38,7 +38,7 @@ from fleetfit.report.page.traces import (
     dotted,
     same_scale,
 )
-from fleetfit.report.results import ComparisonResults, RunResult
+from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.tables import compare_table
 from fleetfit.report.text import Table, percent, size, spread
 from fleetfit.report.tuning import tuning_table
@@ -116,12 +116,17 @@ def page_of_comparison(record: ComparisonRecord, page: Path) -> Page:
         record: What its folder says.
         page: Where the page will be.
     """
-    told = next((list(one["columns"]) for one in record.entries if isinstance(one.get("columns"), Mapping)), None)
-    found = Compared(record.groups, record.results, told or _columns(record.groups), record.entries, record.notes)
+    found = compared(record)
     begun = "" if record.entries else ", not finished"
     title = record.results.name
     first = ("What was compared, and where", lambda: where.of_comparison(record, page))
     return _page(title, found, page, first, record.wrong, begun)
+
+
+def compared(record: ComparisonRecord) -> Compared:
+    """Return the runs of a comparison's folder side by side."""
+    told = next((list(one["columns"]) for one in record.entries if isinstance(one.get("columns"), Mapping)), None)
+    return Compared(record.groups, record.results, told or _columns(record.groups), record.entries, record.notes)
 
 
 def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
@@ -262,6 +267,17 @@ def _counted(count: int, what: str) -> str:
 
 def _table(found: Compared) -> PageSection:
     """Return the table in the papers' layout, the differences, and what was tuned."""
+    parts: list[Part] = [Sheet(table_of(found))]
+    apart = differences(found.results, found.columns) if found.paired else []
+    if apart:
+        parts.append(Sheet(difference_table(apart, found.results.against)))
+    if found.results.tuning:
+        parts.append(Fold("What was tuned", [Sheet(table_of_tuning(found.results.tuning))]))
+    return PageSection("table", "The table", parts)
+
+
+def table_of(found: Compared, title: str = "") -> Table:
+    """Return the table in the papers' layout."""
     numbers: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     printed: dict[tuple[str, str, str], float] = {}
     for one in found.entries:
@@ -271,17 +287,14 @@ def _table(found: Compared) -> PageSection:
     if not numbers:
         for run in found.results.runs:
             numbers.setdefault((run.row, run.setting), []).append({c: _share(run.final, c) for c in found.columns})
-    table = compare_table(found.rows, found.settings, numbers, "", found.notes, found.columns, printed)
-    parts: list[Part] = [Sheet(table)]
-    compared = differences(found.results, found.columns) if found.paired else []
-    if compared:
-        parts.append(Sheet(difference_table(compared, found.results.against)))
-    if found.results.tuning:
-        counted = any(one.rounds is not None for each in found.results.tuning for one in each.candidates)
-        tuned = tuning_table(found.results.tuning, "rounds" if counted else "")
-        notes = tuple(note.replace(', by the "" accuracy', "") for note in tuned.notes)
-        parts.append(Fold("What was tuned", [Sheet(replace(tuned, notes=notes))]))
-    return PageSection("table", "The table", parts)
+    return compare_table(found.rows, found.settings, numbers, title, found.notes, found.columns, printed)
+
+
+def table_of_tuning(tuning: Sequence[TuningResult]) -> Table:
+    """Return what was tuned, where nobody knows any more by which accuracy."""
+    counted = any(one.rounds is not None for each in tuning for one in each.candidates)
+    tuned = tuning_table(tuning, "rounds" if counted else "")
+    return replace(tuned, notes=tuple(note.replace(', by the "" accuracy', "") for note in tuned.notes))
 
 
 def _share(final: Mapping[str, float], column: str) -> float | None:

@@ -1,0 +1,100 @@
+"""`ff.load_comparison`: a comparison is opened again from its folder, finished or not."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import compared
+
+import fleetfit as ff
+
+TINY = Path(__file__).parent / "tiny.py"
+TEXT = f"""
+name = "two ways"
+rounds = 2
+data = {{ name = "{TINY}:tiny_data", partition = {{ kind = "iid", clients = 4 }} }}
+model.name = "{TINY}:tiny"
+fleet = {{ groups = [{{ budget = 0.4 }}, {{ budget = 1.0 }}], tolerance = 0.5 }}
+local.epochs = 1
+cohort.count = 2
+[compare]
+columns = ["local", "global", "rounds"]
+target = 0.3
+[compare.grid]
+seed = [0, 1]
+[compare.tune]
+local.lr = [0.05, 0.1]
+[[compare.row]]
+method.name = "scalefl"
+printed = [70.0, 60.0, "-"]
+[[compare.row]]
+method.name = "fedavg"
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
+    return compared(tmp_path_factory.mktemp("opened"), TEXT)
+
+
+@pytest.fixture
+def own(made: ff.Comparison, tmp_path: Path) -> Path:
+    shutil.copytree(made.folder, tmp_path / "own")
+    return tmp_path / "own"
+
+
+def test_a_finished_comparison_is_opened_as_it_was(made: ff.Comparison) -> None:
+    again = ff.load_comparison(made.folder)
+    assert again.finished and again.table == made.table
+    assert again.difference_table == made.difference_table and again.differences == made.differences
+    assert (again.tuned, again.tuning, again.results) == (made.tuned, made.tuning, made.results)
+    assert again.tuning_table is not None and again.tuning_table.rows == (made.tuning_table or again.table).rows
+    folders = {key: [run.folder for run in runs] for key, runs in made.runs.items()}
+    assert {key: [run.folder for run in runs] for key, runs in again.runs.items()} == folders
+    assert "two ways" in again._repr_html_() and "<table" in again._repr_html_()
+
+
+def test_of_an_unfinished_one_there_is_what_is_finished(own: Path) -> None:
+    results = json.loads((own / "results.json").read_text())
+    results["runs"] = [one for one in results["runs"] if one["row"] == "scalefl"]
+    (own / "results.json").write_text(json.dumps(results))
+    for name in ("compare.json", "table.md", "table.csv"):
+        (own / name).unlink()
+    found = ff.load_comparison(own)
+    assert not found.finished and [row[0] for row in found.table.rows] == ["scalefl"]
+    assert found.table.notes == ("Not finished: 2 of 4 runs so far.",)
+    assert list(found.runs) == [("scalefl", "")] and len(found.runs["scalefl", ""]) == 2
+    (own / "results.json").unlink()
+    with pytest.raises(ff.RunError, match="no run of the comparison in .* is finished yet"):
+        ff.load_comparison(own)
+
+
+def test_what_is_withheld_stays_withheld(own: Path) -> None:
+    private: dict[str, Any] = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    for folder in [path.parent for path in own.glob("*/**/summary.json")]:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps({**json.loads(x), "privacy": private}) + "\n" for x in lines)
+        )
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**summary, "privacy": private}))
+    found = ff.load_comparison(own)
+    ours = next(row for row in found.table.rows if row[0] == "fedavg")
+    shown = dict(zip(found.table.columns, ours, strict=True))
+    assert shown["local"] == shown["global"] == "-" and shown["rounds to 30%"] != "-"
+
+
+def test_who_takes_one_for_the_other_is_told(made: ff.Comparison, own: Path, tmp_path: Path) -> None:
+    with pytest.raises(ff.RunError, match=r"It is a comparison: .* load_comparison"):
+        ff.load(made.folder)
+    with pytest.raises(ff.RunError, match=r"It is one run: open it with fleetfit\.load"):
+        ff.load_comparison(made.runs["fedavg", ""][0].folder)
+    with pytest.raises(ff.RunError, match=r"no folder of a comparison: it has no results\.json"):
+        ff.load_comparison(tmp_path)
+    with pytest.raises(ff.RunError, match="there is no folder"):
+        ff.load_comparison(tmp_path / "nothing")
+    (own / "compare.json").write_text('[{"row": "fedavg"}]')
+    with pytest.raises(ff.RunError, match=r"compare\.json is damaged"):
+        ff.load_comparison(own)
