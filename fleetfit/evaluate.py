@@ -252,6 +252,7 @@ def columns_of(
     columns: dict[str, Any] = {
         "global": _mean(glob.values()), "local": _mean(local.values()),
         "global_clients": len(glob), "local_clients": len(local),
+        "global_samples": sum(int(m["n"]) for m in full.values()),
         "global_worst_tenth": _worst_tenth(glob.values()), "local_worst_tenth": _worst_tenth(local.values()),
         "exits": _per_exit(full.values()), "ensemble": _mean(m["ensemble"] / m["n"] for m in full.values()),
         "levels": {federation.levels[i].name: _level(i, own) for i in range(top + 1)},
@@ -356,7 +357,10 @@ def _whole(
     exits = [c / found[top]["n"] for c in found[top]["correct"]] if top in found else []
     by_level = {str(level + 1): score for level, score in scores.items()}
     averaged = [score for level, score in scores.items() if federation.levels[level].averaged]
-    return {"avg": _mean(averaged), "full": scores.get(top), "test_levels": by_level, "test_exits": exits}
+    return {
+        "avg": _mean(averaged), "full": scores.get(top), "test_levels": by_level, "test_exits": exits,
+        "test_samples": max(int(m["n"]) for m in found.values()),
+    }  # fmt: skip
 
 
 def _level(index: int, own: Mapping[int, tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:

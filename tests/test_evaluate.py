@@ -131,6 +131,8 @@ def test_columns_are_those_of_a_plain_evaluation(fleet: Trained, norm: str) -> N
     assert columns["avg"] == mean([s[-1] for s in scores])
     assert columns["test_exits"] == pytest.approx(scores[2])
     assert columns["test_levels"] == pytest.approx({str(i + 1): s[-1] for i, s in enumerate(scores)})
+    assert columns["test_samples"] == len(whole[1])
+    assert columns["global_samples"] == sum(len(y) for _, y in test.values())
     assert len({round(s[-1], 6) for s in scores}) > 1 and 0.3 < scores[2][-1] < 1  # there is something to confuse
 
 

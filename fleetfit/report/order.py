@@ -2,15 +2,69 @@
 
 A piece that is larger has more to learn, and fewer clients that train all of it, so after few rounds it may lie behind.
 Whoever reads a table or a plot should not take that for what the method can do.
+
+What chance alone would do is not said. A difference counts beyond two points of percent, beyond two standard errors of
+a difference of binomial shares, and over several seeds beyond the standard deviation of their differences. A mean over
+clients that differ has no more numbers behind it than clients. No cause is named with `[privacy]`, whose noise may be
+one, and none where the largest piece is not behind.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 BEHIND = 0.02
 """Two points of percent: a larger piece that lies further behind a smaller one is in the wrong order."""
+_ERRORS = 2
+"""So many standard errors a difference must exceed."""
 _REASON = "Few rounds, or few clients that train all of it, are the usual reason."
+
+
+@dataclass(frozen=True)
+class MeasuredPieces:
+    """What pieces reach, smaller ones first.
+
+    Attributes:
+        seeds: Accuracies of each piece by its name, one per seed, in the same order of seeds.
+        counts: How many samples, or clients that differ, are behind each; a piece is missing where nobody knows.
+        where: On which data that is.
+    """
+
+    seeds: Mapping[str, Sequence[float]]
+    counts: Mapping[str, int]
+    where: str
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean over the seeds of each piece."""
+        return {name: statistics.fmean(found) for name, found in self.seeds.items()}
+
+    @property
+    def behind(self) -> set[str]:
+        """The pieces that are behind a smaller one."""
+        names = list(self.seeds)
+        return {large for i, large in enumerate(names) for small in names[:i] if self._is_behind(large, small)}
+
+    def _is_behind(self, large: str, small: str) -> bool:
+        gaps = [a - b for a, b in zip(self.seeds[small], self.seeds[large], strict=True)]
+        spread = statistics.stdev(gaps) if len(gaps) > 1 else 0.0
+        means = self.means
+        chance = math.hypot(*(_standard_error(means[name], self.counts.get(name)) for name in (small, large)))
+        return statistics.fmean(gaps) > max(BEHIND, _ERRORS * chance, spread)
+
+    @property
+    def last_is_behind(self) -> bool:
+        """Whether the largest piece is among those behind."""
+        return bool(self.seeds) and list(self.seeds)[-1] in self.behind
+
+
+def _standard_error(accuracy: float, count: int | None) -> float:
+    """Return sqrt(p (1 - p) / n), of a p outside 0 to 1 (a regression's) that of one half; 0 where n is not known."""
+    if not count:
+        return 0.0
+    return math.sqrt((accuracy * (1 - accuracy) if 0 <= accuracy <= 1 else 0.25) / count)
 
 
 def out_of_order(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -19,59 +73,101 @@ def out_of_order(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         summaries: The final numbers of a run, or of all seeds of a row.
     """
-    said = []
-    for name, found, where in (("exit", *exits_of(summaries)), ("level", *levels_of(summaries))):
-        if is_behind(list(found.values())):
-            numbers = ", ".join(f"{name} {piece} {100 * accuracy:.1f}%" for piece, accuracy in found.items())
-            larger = "deeper exits" if name == "exit" else "larger levels"
-            rounds = summaries[0]["rounds"]
-            said.append(f"After {rounds} rounds the {larger} have not caught up: {numbers}, {where}.")
-    return _with_reason(said)
+    said, caught_up = [], True
+    private = _is_private(summaries)
+    for name, found in (("exit", exits_of(summaries)), ("level", levels_of(summaries))):
+        if not found.behind:
+            continue
+        numbers = ", ".join(f"{name} {piece} {100 * accuracy:.1f}%" for piece, accuracy in found.means.items())
+        late = found.last_is_behind and not private
+        caught_up = caught_up and not late
+        what = (
+            f"the {_LARGER[name]}s have not caught up"
+            if late
+            else f"a {_LARGER[name]} does worse than a {_SMALLER[name]}"
+        )
+        said.append(f"After {summaries[0]['rounds']} rounds {what}: {numbers}, {found.where}.")
+    return said if caught_up else _with_reason(said)
+
+
+_LARGER = {"exit": "deeper exit", "level": "larger level"}
+_SMALLER = {"exit": "shallower one", "level": "smaller one"}
 
 
 def rows_out_of_order(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return a sentence for exits and one for levels, with the names of all rows in which they are in the wrong order.
+    """Return sentences for exits and for levels, with the names of all rows in which they are in the wrong order.
 
     Args:
         rows: The final numbers of all seeds by row.
     """
-    said = []
-    for larger, accuracies_of in (("deeper exits", exits_of), ("larger levels", levels_of)):
-        names = [name for name, found in rows.items() if is_behind(list(accuracies_of(found)[0].values()))]
-        if names:
-            said.append(f"The {larger} have not caught up in {'; '.join(names)}.")
-    return _with_reason(said)
+    said, caught_up = [], True
+    for name, pieces_of in (("exit", exits_of), ("level", levels_of)):
+        late: list[str] = []
+        worse: list[str] = []
+        for row, summaries in rows.items():
+            found = pieces_of(summaries)
+            if found.behind:
+                (late if found.last_is_behind and not _is_private(summaries) else worse).append(row)
+        if late:
+            caught_up = False
+            said.append(f"The {_LARGER[name]}s have not caught up in {'; '.join(late)}.")
+        if worse:
+            said.append(f"A {_LARGER[name]} does worse than a {_SMALLER[name]} in {'; '.join(worse)}.")
+    return said if caught_up else _with_reason(said)
 
 
 def _with_reason(said: list[str]) -> list[str]:
-    """Return sentences with the usual reason behind the last one."""
-    return [*said[:-1], f"{said[-1]} {_REASON}"] if said else []
+    """Return sentences with the usual reason behind the last one that says that pieces have not caught up."""
+    last = max(i for i, sentence in enumerate(said) if "caught up" in sentence)
+    return [f"{sentence} {_REASON}" if i == last else sentence for i, sentence in enumerate(said)]
 
 
-def is_behind(accuracies: Sequence[float]) -> bool:
-    """Tell whether one of the accuracies, smaller pieces first, is further than `BEHIND` below one before it."""
-    return any(max(accuracies[:i]) - accuracies[i] > BEHIND for i in range(1, len(accuracies)))
+def _is_private(summaries: Sequence[Mapping[str, Any]]) -> bool:
+    return any("privacy" in summary for summary in summaries)
 
 
-def exits_of(summaries: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], str]:
-    """Return the accuracy of each exit of the largest model, by its number, and on which data that is."""
+def is_behind(accuracies: Sequence[float], counts: Sequence[int] = ()) -> bool:
+    """Tell whether one of the accuracies, smaller pieces first, is behind one before it.
+
+    Args:
+        accuracies: From 0 to 1.
+        counts: Samples behind each; none where nobody knows.
+    """
+    names = [str(i) for i in range(len(accuracies))]
+    seeds = {name: [accuracy] for name, accuracy in zip(names, accuracies, strict=True)}
+    return bool(MeasuredPieces(seeds, dict(zip(names, counts, strict=False)), "").behind)
+
+
+def exits_of(summaries: Sequence[Mapping[str, Any]]) -> MeasuredPieces:
+    """Return what each exit of the largest model reaches, by its number."""
     known = [_final(summary) for summary in summaries]
-    for key, where in (("test_exits", "on the server's test set"), ("exits", "on all clients' test data")):
-        found = _means([dict(enumerate(columns.get(key, ()), 1)) for columns in known])
+    for key, count, where in (
+        ("test_exits", "test_samples", "on the server's test set"),
+        ("exits", "global_samples", "on all clients' test data"),
+    ):
+        found = _seeds([dict(enumerate(columns.get(key, ()), 1)) for columns in known])
         if found:
-            return {str(number): accuracy for number, accuracy in found.items()}, where
-    return {}, ""
+            counts = _least([columns.get(count) for columns in known])
+            seeds = {str(number): accuracies for number, accuracies in found.items()}
+            return MeasuredPieces(seeds, dict.fromkeys(seeds, counts) if counts else {}, where)
+    return MeasuredPieces({}, {}, "")
 
 
-def levels_of(summaries: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], str]:
-    """Return the accuracy of each level, by its name, and on which data that is."""
+def levels_of(summaries: Sequence[Mapping[str, Any]]) -> MeasuredPieces:
+    """Return what each level reaches, by its name."""
     names = [str(level["level"]) for level in summaries[0]["levels"]]
-    by_number = _means([_final(summary).get("test_levels", {}) for summary in summaries])
-    found = {name: by_number[str(n)] for n, name in enumerate(names, 1) if by_number.get(str(n)) is not None}
+    known = [_final(summary) for summary in summaries]
+    by_number = _seeds([columns.get("test_levels", {}) for columns in known])
+    found = {name: by_number[str(n)] for n, name in enumerate(names, 1) if str(n) in by_number}
     if len(found) > 1:
-        return found, "all on the server's test set"
-    own = [{str(level["level"]): level.get("local") for level in summary["levels"]} for summary in summaries]
-    return _means(own), "each on the data of its own clients, which differ"
+        samples = _least([columns.get("test_samples") for columns in known])
+        return MeasuredPieces(found, dict.fromkeys(found, samples) if samples else {}, "all on the server's test set")
+    own = _seeds([{str(level["level"]): level.get("local") for level in summary["levels"]} for summary in summaries])
+    clients = {
+        name: _least([columns.get("levels", {}).get(name, {}).get("clients") for columns in known]) for name in own
+    }
+    counts = {name: count for name, count in clients.items() if count}
+    return MeasuredPieces(own, counts, "each on the data of its own clients, which differ")
 
 
 def _final(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -79,9 +175,13 @@ def _final(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _means(seeds: Sequence[Mapping[Any, float | None]]) -> dict[Any, float]:
-    """Return the mean over the seeds of what all of them have, in the order of the first."""
-    every = {key: [found.get(key) for found in seeds] for key in seeds[0]}
-    return {
-        key: statistics.fmean(v for v in values if v is not None) for key, values in every.items() if None not in values
-    }
+def _least(counts: Sequence[int | None]) -> int | None:
+    """Return the smallest of the seeds' counts, whose data are mostly the same; None where one is not known."""
+    known = [count for count in counts if isinstance(count, int)]
+    return min(known) if known and len(known) == len(counts) else None
+
+
+def _seeds(found: Sequence[Mapping[Any, float | None]]) -> dict[Any, list[float]]:
+    """Return what all seeds have, in the order of the first."""
+    every = {key: [one.get(key) for one in found] for key in found[0]}
+    return {key: [v for v in values if v is not None] for key, values in every.items() if None not in values}

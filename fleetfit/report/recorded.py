@@ -161,6 +161,8 @@ _COLUMNS = forms.table(
         "test_exits": forms.listed(forms.number),
         "test_levels": forms.mapped(forms.maybe(forms.number)),
         "batch_size": forms.count,
+        "global_samples": forms.count,
+        "test_samples": forms.count,
         "order": forms.text,
         "backdoor": forms.maybe(forms.number),
         "backdoor_levels": forms.mapped(forms.number),

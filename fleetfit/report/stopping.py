@@ -72,7 +72,7 @@ def accuracy_over_budget(numbers: Mapping[str, Any], title: str = "") -> "Figure
     axes.margins(x=0.07, y=0.14)
     legend_below(axes, 2)
     if is_behind(numbers["accuracies"]):
-        noted(figure, ["A deeper exit is behind a shallower one: after few rounds the deeper ones have not caught up."])
+        noted(figure, ["A deeper exit is behind a shallower one."])
     return figure
 
 
@@ -146,7 +146,7 @@ def accuracy_by_level(levels: Sequence[LevelCost], title: str = "", measure: str
     said = [f"A deeper exit is behind a shallower one in level {', '.join(behind)}."] if behind else []
     if is_behind([level.accuracies[-1] for level in levels]):
         said.append("A larger level is behind a smaller one, each on the data of its own clients, which differ.")
-    noted(figure, [*said, "After few rounds the larger pieces have not caught up."] if said else [])
+    noted(figure, said)
     return figure
 
 

@@ -222,7 +222,7 @@ def test_each_level_has_a_marker_and_its_exits_small_ones() -> None:
 
 
 def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
-    assert "caught up" not in stopping.accuracy_by_level(LEVELS).get_supxlabel()
+    assert "behind" not in stopping.accuracy_by_level(LEVELS).get_supxlabel()
     worse = [*LEVELS[:2], replace(LEVELS[2], accuracies=(0.5, 0.9, 0.6))]
     figure = stopping.accuracy_by_level(worse)
     said = figure.get_supxlabel()

@@ -48,7 +48,46 @@ def test_the_same_data_are_taken_where_there_are_some() -> None:
 def test_of_several_seeds_the_means_count() -> None:
     right, wrong = summary(test_exits=[0.5, 0.9]), summary(test_exits=[0.5, 0.3])
     assert not any("exit" in sentence for sentence in out_of_order([right, wrong]))
-    assert any("exit 1 50.0%, exit 2 43.3%" in s for s in out_of_order([wrong, wrong, summary(test_exits=[0.5, 0.7])]))
+    assert any("exit 1 50.0%, exit 2 36.7%" in s for s in out_of_order([wrong, wrong, summary(test_exits=[0.5, 0.5])]))
+    apart = [wrong, wrong, summary(test_exits=[0.5, 0.7])]
+    assert not any("exit" in sentence for sentence in out_of_order(apart)), "less than the seeds are apart"
+
+
+@pytest.mark.parametrize(("samples", "said"), [(36, False), (900, True), (None, True)])
+def test_what_chance_would_do_is_not_said(samples: int | None, said: bool) -> None:
+    """Ten points between 0.7 and 0.6: a standard error is 0.112 with 36 samples, 0.022 with 900."""
+    known = {} if samples is None else {"test_samples": samples, "global_samples": samples}
+    on_test = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.7, "2": 0.6}, **known)
+    of_clients = summary(exits=[0.7, 0.6], test_levels={"1": 0.5, "2": 0.6}, **known)
+    assert len(out_of_order([on_test])) == 2 * said and len(out_of_order([of_clients])) == said
+    assert len(rows_out_of_order({"a": [on_test]})) == 2 * said
+    assert is_behind([0.7, 0.6], [samples, samples] if samples else []) == said
+
+
+@pytest.mark.parametrize(("clients", "said"), [(20, False), (600, True)])
+def test_of_clients_that_differ_the_clients_count(clients: int, said: bool) -> None:
+    levels = {name: {"clients": clients} for name in ("S1", "M1")}
+    assert bool(out_of_order([summary(levels=levels, global_samples=100_000)])) == said
+
+
+def test_no_cause_is_named_where_the_largest_is_best() -> None:
+    found = summary(test_exits=[0.5, 0.4, 0.9], test_levels={"1": 0.1, "2": 0.2}, test_samples=10_000)
+    assert out_of_order([found]) == [
+        "After 8 rounds a deeper exit does worse than a shallower one: exit 1 50.0%, exit 2 40.0%, exit 3 90.0%, on "
+        "the server's test set."
+    ]
+    behind = summary(test_exits=[0.5, 0.4], test_levels={"1": 0.1, "2": 0.2})
+    assert rows_out_of_order({"a": [found], "b": [behind]}) == [
+        "The deeper exits have not caught up in b. Few rounds, or few clients that train all of it, are the usual "
+        "reason.",
+        "A deeper exit does worse than a shallower one in a.",
+    ]
+
+
+def test_noise_may_be_the_cause_with_privacy() -> None:
+    private = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.3}, test_samples=9_000) | {"privacy": {}}
+    for said in (out_of_order([private]), rows_out_of_order({"a": [private]})):
+        assert len(said) == 2 and not any("caught up" in one or "rounds, or" in one for one in said)
 
 
 def test_what_was_not_measured_is_in_no_order() -> None:
