@@ -65,6 +65,7 @@ NAMES = {
     "extract",
     "interleaved",
     "load",
+    "load_comparison",
     "outputs",
     "plan",
     "product",
