@@ -25,6 +25,8 @@ ALIKE = {
     "OMP_NUM_THREADS": "1",
 }
 RUNS = ("memories", "base")
+LATER = {"global_samples", "test_samples"}
+"""Columns that the first format did not have."""
 
 
 def figures_of(folder: Path) -> dict[str, Any]:
@@ -34,13 +36,17 @@ def figures_of(folder: Path) -> dict[str, Any]:
     opened = ff.load(folder)
     found: dict[str, Any] = {"opened at": opened.server.round, "norms": norms(opened.server.state)}
     found["base"] = norms(opened.assembly.federation.problem.base)
-    found["evaluated"] = opened.evaluate()["static"]
+    found["evaluated"] = then_known(opened.evaluate()["static"])
     resumed = ff.resume(folder)
     found["finished at"], found["norms after"] = resumed.server.round, norms(resumed.server.state)
     found["losses"] = [line["train"]["loss"] for line in resumed.metrics]
     found["by level"] = [line["train"]["by_level"] for line in resumed.metrics]
-    found["measured"] = [line["evaluate"]["static"] for line in resumed.metrics]
+    found["measured"] = [then_known(line["evaluate"]["static"]) for line in resumed.metrics]
     return found
+
+
+def then_known(columns: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in columns.items() if name not in LATER}
 
 
 def norms(state: Any) -> dict[str, float]:
