@@ -7,7 +7,7 @@ All of it is in the reports of the rounds, as they stand in `metrics.jsonl`, so 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fleetfit.config import Experiment
 from fleetfit.report.text import duration, percent, size, spent
@@ -15,8 +15,6 @@ from fleetfit.soundness import in_words
 
 if TYPE_CHECKING:  # `import fleetfit` does without
     from rich.progress import Progress
-
-    from fleetfit.api.results import Run
 
 Wanted = Literal["auto"] | bool
 """Whether progress is shown; "auto": in a notebook."""
@@ -281,13 +279,24 @@ def progress_of(experiment: Experiment, wanted: Wanted) -> Callable[[Mapping[str
     return InNotebook().of("", experiment) if in_notebook() else Rounds("", experiment)
 
 
-def shown_runs(wanted: Wanted) -> "Callable[[str, int, int, Run], Callable[[Mapping[str, Any]], None]] | None":
+class OfAnExperiment(Protocol):
+    """A run, as far as its progress goes."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """What the run was asked to do."""
+        ...
+
+
+def shown_runs(
+    wanted: Wanted,
+) -> Callable[[str, int, int, OfAnExperiment], Callable[[Mapping[str, Any]], None]] | None:
     """Return what shows the runs of a comparison that was started from Python, one output for all; None: nothing."""
     if wanted is False or (wanted == "auto" and not in_notebook()):
         return None
     shown = InNotebook() if in_notebook() else None
 
-    def on_run(title: str, number: int, count: int, run: "Run") -> Callable[[Mapping[str, Any]], None]:
+    def on_run(title: str, number: int, count: int, run: OfAnExperiment) -> Callable[[Mapping[str, Any]], None]:
         heading = f"[{number}/{count}] {title}"
         return Rounds(heading, run.experiment) if shown is None else shown.of(heading, run.experiment)
 

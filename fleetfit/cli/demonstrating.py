@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.comparing import compared
 from fleetfit.cli.streams import said
 from fleetfit.errors import ConfigError
 
@@ -39,7 +40,7 @@ def demo(
 
     Forty clients, four budgets; one to three minutes. The same command goes on where it was cut off.
     """
-    from fleetfit.cli import display, verbs
+    from fleetfit.cli import display
 
     if write is not None:
         written(write)
@@ -48,7 +49,7 @@ def demo(
     options = [*(["--out", str(out)] if out else []), *(["--jobs", str(jobs)] if jobs > 1 else [])]
     options += [part for one in overrides or () for part in ("--set", one)]
     again = shlex.join(["fleetfit", "demo", *options])
-    verbs.compared(RUN_FILE, again, quiet, out=out, overrides=overrides or (), jobs=jobs)
+    compared(RUN_FILE, again, quiet, out=out, overrides=overrides or (), jobs=jobs)
     if not quiet:
         display.say("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.comparing import compared
 from fleetfit.cli.demonstrating import demo
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.keeping import runs as kept_runs
@@ -190,26 +191,6 @@ def compare(
     again = shlex.join(["fleetfit", "compare", str(file), *options])
     compared(file, again, quiet, out=out, overrides=with_speed(overrides, fast), jobs=jobs, against=against,
              record=record)  # fmt: skip
-
-
-def compared(file: Path, again: str, quiet: bool, *, jobs: int, **asked: Any) -> None:
-    """Run a comparison and show it.
-
-    Args:
-        file: The run file.
-        again: The command that goes on with it, for who stops it.
-        quiet: No progress, only the result.
-        jobs: Runs at a time.
-        **asked: What else `fleetfit.compare` takes.
-    """
-    from fleetfit import api
-    from fleetfit.cli import display
-
-    with display.interruptible(again), contextlib.closing(display.ComparedRuns(bool(quiet), jobs)) as on_run:
-        if not quiet:
-            display.say("Every row and setting is checked before the first run.")
-        found = api.compare(file, on_run=on_run, jobs=jobs, on_progress=on_run.progress, **asked)
-    display.compared(found)
 
 
 app.command()(demo)
