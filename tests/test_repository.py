@@ -1,11 +1,13 @@
 """Habits of the repository that no other tool checks; each check is also tried on a sample that it must refuse."""
 
 import ast
+import graphlib
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -173,6 +175,25 @@ def test_limits_are_per_folder():
 def test_no_module_is_a_drawer():
     banned = [relative(path) for path in MODULES if {*path.relative_to(PACKAGE).with_suffix("").parts} & BANNED_NAMES]
     assert not banned, f"name these after what they do: {banned}"
+
+
+def circle(imports):
+    """Return modules that import each other in a circle, the first one again at the end; none: an empty list."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    graph = grimp.build_graph("fleetfit", exclude_type_checking_imports=False, cache_dir=None)
+    assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
+
+
+def test_a_circle_of_imports_is_seen():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})
+    assert circle({"a": {"b"}, "b": {"c"}, "d": {"a"}}) == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
