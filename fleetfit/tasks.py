@@ -28,6 +28,7 @@ class Task:
         divergence: (teacher, student, temperature, y) -> scalar, averaged over what is scored.
         hits: (outputs, y) -> one number per unit that is scored [units], 1 at best; their mean is the task's accuracy.
         scores: outputs -> what an ensemble of exits averages, of the same shape; `hits` takes it like outputs.
+        score: What its accuracy is called in tables and on axes, before "%".
     """
 
     name: str
@@ -36,6 +37,7 @@ class Task:
     divergence: Callable[[Tensor, Tensor, float, Tensor], Tensor]
     hits: Callable[[Tensor, Tensor], Tensor]
     scores: Callable[[Tensor], Tensor]
+    score: str = "accuracy"
 
 
 def softened_kl(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
@@ -109,7 +111,9 @@ def _as_they_are(outputs: Tensor) -> Tensor:
     return outputs
 
 
-regression = Task("regression", "explained variance (R2)", F.mse_loss, _squared_divergence, _explained, _as_they_are)
+regression = Task(
+    "regression", "explained variance (R2)", F.mse_loss, _squared_divergence, _explained, _as_they_are, "R2"
+)
 
 
 # ---- multi-label: logits [B, C], y [B, C] of 0 and 1 -------------------------------------------------------------

@@ -24,6 +24,7 @@ from fleetfit.data.files.found import found_at
 from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import DataError, FleetFitError
 from fleetfit.report import drawing
+from fleetfit.report.tables import level_table, levels_of_rows, total_table
 
 IRIS = load_iris()
 QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "layers": 4}, "local": {"epochs": 10}}
@@ -231,6 +232,19 @@ def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path
         own_data(read_settings(node(tmp_path, 'path = "wrong.csv"\ncolumns = "columns.json"')))
 
 
+def _is_called_r2(run: ff.Run, evaluated: str) -> None:
+    """Expect no table, plot and page to call the score of a regression accuracy."""
+    tables = level_table(run.summary), total_table(run.summary), levels_of_rows({("a", ""): [run.summary]})
+    said = " ".join(table.to_markdown() for table in tables)
+    assert "local R2 %" in said and "global R2 %" in said
+    assert "local R2 %" in evaluated and "accuracy" not in evaluated
+    page = re.sub(r"<script.*?</script>", "", (run.folder / "report.html").read_text(), flags=re.DOTALL)
+    assert "local R2" in page and "R2 over rounds" in page
+    assert not re.search("(local|global) accuracy|Accuracy (over|of|and)|accuracy %", page)
+    drawn = (run.folder / "report.html").read_text()
+    assert "R2 (%)" in drawn and "accuracy (%)" not in drawn
+
+
 def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3))
@@ -239,6 +253,7 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     frame.to_csv(tmp_path / "prices.csv", index=False)
     run = ff.run({"data": {"path": str(tmp_path / "prices.csv")}}, out=tmp_path / "run", **{**QUICK, "rounds": 3})
     assert "(regression)" in run.notes[0] and run.accuracy("local") > 0.5
+    _is_called_r2(run, called("eval", run.folder))
     frame[:50].drop(columns="price").to_csv(tmp_path / "new.csv", index=False)
     assert "lowest prediction" in called("predict", run.folder, "--data", tmp_path / "new.csv")
     frame[:50].to_csv(tmp_path / "known.csv", index=False)

@@ -464,6 +464,7 @@ def _description(target: Run) -> dict[str, Any]:
         "data": data.name,
         "seed": experiment.seed,
         "norm": norms[0],
+        "score": target.assembly.federation.problem.task.score,
     }
 
 

@@ -189,21 +189,21 @@ def compared(found: Comparison) -> None:
     _where(found.folder)
 
 
-def columns(found: Mapping[str, Any]) -> None:
-    """Print the columns of an evaluation."""
+def columns(found: Mapping[str, Any], score: str) -> None:
+    """Print the columns of an evaluation, whose accuracies are called `score`."""
     for norm in ("static", "batch"):
         if norm not in found:
             continue
         values = found[norm]
         rows = [
-            (f"{k.replace('_', ' ')} accuracy %", percent(values[k])) for k in _ACCURACIES if values.get(k) is not None
+            (f"{k.replace('_', ' ')} {score} %", percent(values[k])) for k in _ACCURACIES if values.get(k) is not None
         ]
-        rows += [_level_row(name, entry) for name, entry in values["levels"].items()]
+        rows += [_level_row(name, entry, score) for name, entry in values["levels"].items()]
         of = f" of {found['data']}, {values['samples']} samples" if "data" in found else ""
         show(Table((f"{found['split']} data{of}", f"{norm} batch-norm statistics"), tuple(rows)))
 
 
-def _level_row(name: str, entry: Mapping[str, Any]) -> tuple[str, str]:
+def _level_row(name: str, entry: Mapping[str, Any], score: str) -> tuple[str, str]:
     if "accuracy" in entry:
-        return f"level {name}, accuracy %", percent(entry["accuracy"])
-    return f"level {name}, {entry['clients']} clients, local accuracy %", percent(entry["local"])
+        return f"level {name}, {score} %", percent(entry["accuracy"])
+    return f"level {name}, {entry['clients']} clients, local {score} %", percent(entry["local"])

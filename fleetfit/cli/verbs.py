@@ -339,11 +339,12 @@ def evaluate(
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
     with only_the_result() if as_json else contextlib.nullcontext():
-        columns = load(folder).evaluate(**sections)
+        run = load(folder)
+        columns = run.evaluate(**sections)
     if as_json:
         typer.echo(json.dumps(jsonable(columns), indent=2))
     else:
-        display.columns(columns)
+        display.columns(columns, run.assembly.federation.problem.task.score)
 
 
 class ListKind(StrEnum):

@@ -216,7 +216,7 @@ def _levels(run: Run, drawn: Drawn) -> None:
         drawn.notes.append(f"Without clients, so not in the picture of accuracy over cost: level {', '.join(without)}.")
     if found:
         title = f"{run.experiment.method.name} on {run.assembly.data.name}: levels, and their exits as small markers"
-        measure = run.assembly.federation.problem.task.measure
+        measure = run.assembly.federation.problem.task.score
         drawn.figures["accuracy-cost"] = accuracy_by_level(found, title, measure)
 
 

@@ -121,7 +121,8 @@ def same_accuracies(every: Iterable["Axes"]) -> None:
     wide = max(0.0, _LEAST_SPAN - (high - low)) / 2
     room = 0.06 * max(high - low, _LEAST_SPAN)
     for axes in every:
-        axes.set_ylim(max(-1.5, low - wide - room), min(101.5, high + wide + room))
+        lowest = -1.5 if low >= 0 else low - wide - room  # below zero is only the score of a regression
+        axes.set_ylim(max(lowest, low - wide - room), min(101.5, high + wide + room))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
 

@@ -39,7 +39,7 @@ from fleetfit.report.drawing import (
 )
 from fleetfit.report.order import out_of_order, rows_out_of_order
 from fleetfit.report.recorded import class_counts_in
-from fleetfit.report.text import exit_names, spread
+from fleetfit.report.text import exit_names, score_of, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,7 +172,7 @@ def accuracy_of_run(summary: Summary, metrics: Metrics) -> "Figure":
     for kind, shade, width in zip(kinds_of(summary), (COLORS[1], COLORS[0]), _WIDTHS, strict=True):
         curve_of_seeds(axes[0], [[(done, columns.get(kind)) for done, columns in measured]], shade, kind, width)
     where = "on the server's test set" if "privacy" in summary else "mean over clients"
-    finish(axes[0], "round", "accuracy (%)", f"{where}; markers: measured")
+    finish(axes[0], "round", f"{score_of(summary)} (%)", f"{where}; markers: measured")
     if panels > 1:
         for i, name in enumerate(exit_names(exits, exits)):
             points = [(done, dict(enumerate(columns.get("exits", ()))).get(i)) for done, columns in measured]
@@ -202,13 +202,14 @@ def accuracy_of_rows(
     """
     figure = empty(1.0 + max(4.6, 4.2 * len(kinds)), 4.4)
     _title(figure, setting, rows)
+    score = _score_of_rows(rows)
     every = figure.subplots(1, len(kinds), sharex=True, sharey=True, squeeze=False)[0]
     for axes, kind in zip(every, kinds, strict=True):
         for target in (targets or {}).get(kind, ()):
             axes.axhline(100 * target, color=DARK, linewidth=0.9, linestyle="--")
         for i, (name, seeds) in enumerate(rows.items()):
             curve_of_seeds(axes, [_accuracies(one, kind) for one in seeds], color(i), name, style=style_of(i))
-        finish(axes, "round", "accuracy (%)" if axes is every[0] else "", f"{kind.replace('_', ' ')} accuracy")
+        finish(axes, "round", f"{score} (%)" if axes is every[0] else "", f"{kind.replace('_', ' ')} {score}")
     same_accuracies(every)
     every[0].set_xlim(0, _most_rounds(rows) * 1.03)
     legend_below(every[0], 3 * len(kinds))
@@ -241,6 +242,10 @@ def loss_of_rows(rows: Mapping[str, Seeds], title: str = "") -> "Figure | None":
 def _title(figure: "Figure", what: str, rows: Mapping[str, Seeds]) -> None:
     said = what if "seed" in what else ": ".join(filter(None, (what, seeds_in_words(rows))))
     figure.suptitle(said, fontsize=10, color=DARK, x=0.01, ha="left")
+
+
+def _score_of_rows(rows: Mapping[str, Seeds]) -> str:
+    return score_of(*(summary for seeds in rows.values() for summary, _ in seeds))
 
 
 def _accuracies(seed: tuple[Summary, Metrics], kind: str) -> list[tuple[int, float | None]]:
@@ -303,7 +308,10 @@ def accuracy_over_cost(
                     curve_of_seeds(axes, points, shade, label, width, style=style_of(i))
             x = f"{_LABELS[cost]} ({unit})" if line == len(lines) - 1 else ""
             finish(
-                axes, x, f"{'' if one else shown[0].replace('_', ' ')} accuracy (%)".strip() if not column else "", ""
+                axes,
+                x,
+                f"{'' if one else shown[0].replace('_', ' ')} {_score_of_rows(rows)} (%)".strip() if not column else "",
+                "",
             )
             axes.set_xlim(0, 1.03 * most / scale or 1)
     same_accuracies(every.flat)
@@ -364,8 +372,12 @@ def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
             if i == 0:
                 axes.text(-0.08, 0.5, name, rotation=90, ha="right", va="center", fontsize=10, fontweight="bold")
     count = max(len(seeds) for seeds in rows.values())
+    score = score_of(*(one for seeds in rows.values() for one in seeds))
     over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""
-    noted(figure, [f"grey frame: full model; lines: exits; above: local accuracy{over}"])
+    noted(
+        figure,
+        [f"grey frame: full model; lines: exits; above: local {score}{over}"],
+    )
     return figure
 
 
@@ -453,7 +465,7 @@ def _accuracy_of_exits(axes: "Axes", summary: Summary, metrics: Metrics) -> None
     for place, value in zip(places, values, strict=True):
         axes.annotate(f"{value:.1f}", (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=8)
     after = f"after round {measured[-1][0]}" if measured else "never evaluated"
-    finish(axes, "exit after block", "accuracy (%)", f"{summary['method']} on {summary['data']}, {after}")
+    finish(axes, "exit after block", f"{score_of(summary)} (%)", f"{summary['method']} on {summary['data']}, {after}")
     axes.set_xticks(places, [str(exit) for exit in summary["levels"][-1]["exits"][: len(values)]])
     axes.grid(visible=False, axis="x")
     axes.margins(y=0.1)

@@ -21,7 +21,8 @@ def summary_of(
     """Return the final numbers of a run.
 
     Args:
-        description: What was run: name, method, model, data, seed, norm (the headline's batch-norm policy).
+        description: What was run: name, method, model, data, seed, norm (the headline's batch-norm policy), and
+            score (what the task's accuracy is called).
         plan: The levels.
         metrics: The reports of all rounds.
         notes: What the user must know, such as who did not take part.
@@ -205,6 +206,7 @@ _SUMMARY = forms.table({
     "failures": forms.maybe(forms.count), "seconds": forms.number, "notes": forms.listed(forms.text),
 }, {
     "simulated_s": forms.maybe(forms.number), "seconds_of": forms.mapped(forms.number), "privacy": _PRIVACY,
+    "score": forms.text,
 })  # fmt: skip
 _FLEET = forms.table({
     "first": forms.table({"class_counts": forms.maybe(forms.listed(forms.listed(forms.count, 1)))})

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetfit.report.columns import cell, is_rounds
 from fleetfit.report.order import out_of_order
-from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, short, size, spent, spread
+from fleetfit.report.text import EXITS, Table, duration, exit_names, percent, score_of, short, size, spent, spread
 
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # `list` prints a table without them
 
 def level_table(summary: Mapping[str, Any]) -> Table:
     """Return what each level is and how well it does on its own clients."""
-    columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "clients", "local accuracy %")
+    columns = ("level", "width", "depth", EXITS, "parameters", "multiply-adds", "clients",
+               f"local {score_of(summary)} %")  # fmt: skip
     every = sorted({e for entry in summary["levels"] for e in entry["exits"]})
     rows = tuple(
         (
@@ -37,19 +38,20 @@ def level_table(summary: Mapping[str, Any]) -> Table:
 
 def total_table(summary: Mapping[str, Any]) -> Table:
     """Return the numbers of the run as a whole."""
+    score = score_of(summary)
     rows = [
-        ("global accuracy %", percent(summary["global"])),
-        ("local accuracy %", percent(summary["local"])),
+        (f"global {score} %", percent(summary["global"])),
+        (f"local {score} %", percent(summary["local"])),
     ]
     for norm, title in (("static", "static batch-norm statistics"), ("batch", "batch statistics")):
         columns = summary["evaluate"].get(norm)
         if isinstance(columns, Mapping) and norm != summary["norm"]:
             said = f", batches of {columns['batch_size']}, {columns['order']}" if "batch_size" in columns else ""
             both = f"{percent(columns['global'])} / {percent(columns['local'])}"
-            rows.append((f"global / local accuracy %, {title}{said}", both))
+            rows.append((f"global / local {score} %, {title}{said}", both))
     if "privacy" in summary:
         whole = summary["evaluate"].get(summary["norm"], {})
-        rows = [("accuracy of the full model %, on the server's test set", percent(whole.get("full"))),
+        rows = [(f"{score} of the full model %, on the server's test set", percent(whole.get("full"))),
                 ("mean of the levels' models %, there", percent(whole.get("avg")))]  # fmt: skip
         rows.append(("spent of the clients' privacy", spent(summary["privacy"])))
     else:
@@ -211,8 +213,9 @@ def _printed(
 
 def levels_of_rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Table:
     """Return the levels of every row and setting, accuracies over the seeds, and what the row sent."""
-    columns = ("run", "level", "width", "depth", "parameters", "multiply-adds", "clients", "local accuracy %",
-               "global accuracy %", "bytes down / up")  # fmt: skip
+    score = score_of(*(summary for summaries in results.values() for summary in summaries))
+    columns = ("run", "level", "width", "depth", "parameters", "multiply-adds", "clients", f"local {score} %",
+               f"global {score} %", "bytes down / up")  # fmt: skip
     rows = []
     for key, summaries in results.items():
         first = summaries[0]

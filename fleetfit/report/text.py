@@ -76,6 +76,16 @@ def exit_names(exits: Sequence[int], every: Sequence[int]) -> list[str]:
     return [f"{list(every).index(e) + 1} ({e})" for e in exits]
 
 
+def score_of(*summaries: Mapping[str, Any]) -> str:
+    """Return what the accuracies of runs are called, "accuracy" or "R2" say; "score" of runs that differ in it.
+
+    Args:
+        *summaries: Their final numbers; those of earlier versions do not say it.
+    """
+    names = {str(summary.get("score", "accuracy")) for summary in summaries}
+    return names.pop() if len(names) == 1 else "score" if names else "accuracy"
+
+
 def percent(value: Any) -> str:
     """Return an accuracy as in the papers, "79.61"; "-" where there is none."""
     return "-" if value is None else f"{100 * value:.2f}"

@@ -430,7 +430,9 @@ def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPat
     groups = [reading.SeedGroup(f"row {i}", "", [(seed, large) for seed in range(5)]) for i in range(10)]
     lines: Callable[[Any], Any] = lambda run: single.accuracy_line(run, "local")  # noqa: E731
     rows = [one.row for one in groups]
-    plot = traces.bundled("a", "A", traces.bundles(groups, rows, lines), traces.ROUNDS, traces.ACCURACY, plots=8)
+    plot = traces.bundled(
+        "a", "A", traces.bundles(groups, rows, lines), traces.ROUNDS, traces.score_axis("accuracy"), plots=8
+    )
     assert plot is not None
     assert len(writing.for_script(plot.traces)) < 300_000
 
@@ -455,9 +457,9 @@ def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None
     high = traces.NamedLine("b", [(1.0, 80.0)], 1)
     hidden = traces.NamedLine("c", [(1.0, 1.0)], 2, hidden=True)
     made = [
-        traces.lines("first", "", [low, hidden], traces.ROUNDS, traces.ACCURACY),
+        traces.lines("first", "", [low, hidden], traces.ROUNDS, traces.score_axis("accuracy")),
         None,
-        traces.lines("second", "", [high], traces.ROUNDS, traces.ACCURACY),
+        traces.lines("second", "", [high], traces.ROUNDS, traces.score_axis("accuracy")),
         traces.lines("loss", "", [low], traces.ROUNDS, traces.PlotAxis("training loss")),
     ]
     first, second, loss = traces.same_scale(made)

@@ -273,3 +273,24 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
     before = "matplotlib.pyplot" in sys.modules
     plots.accuracy_of_run(SUMMARY, METRICS)
     assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def _labels(figure: Any) -> str:
+    labels = [text for one in figure.axes for text in (one.get_ylabel(), one.get_title(), one.get_title("left"))]
+    return " ".join([*labels, words_of(figure)])
+
+
+def test_the_score_of_a_regression_is_called_r2_and_may_be_below_zero() -> None:
+    """A run that says so, and one that does not; axes show numbers below zero."""
+    summary = {**SUMMARY, "score": "R2"}
+    alone = _labels(plots.accuracy_of_run(summary, METRICS))
+    assert "R2 (%)" in alone and "accuracy" not in alone
+    rows = plots.accuracy_of_rows({"a": [(summary, METRICS)]})
+    assert "local R2" in _labels(rows) and "accuracy" not in _labels(rows)
+    assert "local R2" in _labels(plots.shapes({"a": [summary]}))
+    both = _labels(plots.accuracy_of_rows({"a": [(summary, METRICS)], "b": ONE}))
+    assert "score (%)" in both, "runs of both kinds"
+    axes = drawing.figure_with_axes(4, 3)[1]
+    axes.plot([1, 2], [-30.0, 40.0])
+    drawing.same_accuracies([axes])
+    assert axes.get_ylim()[0] < -30

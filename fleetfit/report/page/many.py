@@ -28,7 +28,6 @@ from fleetfit.report.page.single import (
     total,
 )
 from fleetfit.report.page.traces import (
-    ACCURACY,
     HOW_SEEDS,
     ROUNDS,
     Dots,
@@ -37,10 +36,11 @@ from fleetfit.report.page.traces import (
     bundles,
     dotted,
     same_scale,
+    score_axis,
 )
 from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.tables import compare_table
-from fleetfit.report.text import Table, percent, size, spread
+from fleetfit.report.text import Table, percent, score_of, size, spread
 from fleetfit.report.tuning import tuning_table
 
 _BEST = ("local", "global")
@@ -88,6 +88,11 @@ class Compared:
     def of(self, setting: str) -> list[SeedGroup]:
         """Return the runs of a setting, row by row."""
         return [one for one in self.groups if one.setting == setting]
+
+    @property
+    def score(self) -> str:
+        """What the accuracies are called."""
+        return score_of(*(record.summary for one in self.groups for _, record in one.runs))
 
     @property
     def private(self) -> bool:
@@ -142,7 +147,7 @@ def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
         name="", file="", versions={}, commit=None, machine={}, against=groups[0].row, settings={}, runs=runs
     )
     most = max(len(one.runs) for one in groups)
-    notes = [f"Accuracy in percent on test data; {_counted(most, 'seed')}"
+    notes = [f"{_capital(score_of(*(r.summary for r in records)))} in percent on test data; {_counted(most, 'seed')}"
              f"{' at most, mean ± standard deviation' if most > 1 else ''}."]  # fmt: skip
     unlike = [key for key in _ALIKE if len({repr(without_seeds(r.said(key))) for r in records}) > 1]
     if unlike:
@@ -261,6 +266,10 @@ def _page(
     return Page(shown(title, 120), ", ".join(counted) + begun, sections(build), notes=list(dict.fromkeys(wrong))[:20])
 
 
+def _capital(name: str) -> str:
+    return name[:1].upper() + name[1:]
+
+
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
@@ -314,8 +323,8 @@ def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSe
         count = len(found.settings) * (len(kinds) + 1 + 2 * len(COSTS))
         plots = [
             bundled(f"accuracy-{kind}-{number}", f"{KINDS[kind].capitalize()}",
-                    bundles(groups, found.rows, lambda run, kind=kind: accuracy_line(run, kind)), ROUNDS, ACCURACY,
-                    plots=count)
+                    bundles(groups, found.rows, lambda run, kind=kind: accuracy_line(run, kind)), ROUNDS,
+                    score_axis(found.score), plots=count)
             for kind in kinds
         ]  # fmt: skip
         loss = bundles(groups, found.rows, loss_line)
@@ -328,12 +337,18 @@ def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSe
                 over = bundles(
                     groups, found.rows, lambda run, k=kind, c=cost, s=scale: scaled(accuracy_line(run, k, c), s)
                 )
-                title = f"{kind.capitalize()} accuracy over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
-                plots.append(bundled(f"{kind}-{cost}-{number}", title, over, axis, ACCURACY, plots=count))
+                title = (
+                    f"{kind.capitalize()} {found.score} over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
+                )
+                plots.append(
+                    bundled(f"{kind}-{cost}-{number}", title, over, axis, score_axis(found.score), plots=count)
+                )
         seeds = max(len(one.runs) for one in groups)
         how = HOW_SEEDS if seeds > 1 else "One seed: nothing here says how much chance moves a line."
         parts: list[Part] = [Words(how, "quiet"), Plots(same_scale(plots))]
-        return PageSection(f"learning-{number}", "Accuracy and loss" + (f": {setting}" if setting else ""), parts)
+        return PageSection(
+            f"learning-{number}", f"{_capital(found.score)} and loss" + (f": {setting}" if setting else ""), parts
+        )
 
     return build
 
@@ -350,13 +365,21 @@ def _ends(found: Compared) -> PageSection | None:
         results = [one for one in found.results.runs if one.setting == setting]
         behind = f": {setting}" if setting else ""
         for what, title, places in (
-            ("per_level", "Local accuracy by level", _places_of_levels(found, setting)),
-            ("per_exit", "Accuracy of the exits of the largest level", _places_of_exits(found, setting)),
+            ("per_level", f"Local {found.score} by level", _places_of_levels(found, setting)),
+            (
+                "per_exit",
+                f"{_capital(found.score)} of the exits of the largest level",
+                _places_of_exits(found, setting),
+            ),
         ):
             dots = _dots(found, results, what, places)
             order = list(dict.fromkeys(name for _, name in sorted(set(places.values()))))
             name = f"{what.replace('_', '-')}-{number}"
-            plots.append(dotted(name, f"{title}{behind}", dots, order, ACCURACY, "A dot for each seed, at the end."))
+            plots.append(
+                dotted(
+                    name, f"{title}{behind}", dots, order, score_axis(found.score), "A dot for each seed, at the end."
+                )
+            )
     if kept := same_scale(plots):
         parts.append(Plots(kept))
     rows = {", ".join(filter(None, [one.row, one.setting])): [told_of(r) for _, r in one.runs] for one in found.groups}
@@ -421,7 +444,7 @@ def _by_level(found: Compared) -> Table:
             rows.append((*label, level["level"], *sizes, "withheld" if private else spread(each)))
             label = ("",) * len(label)
     columns = ("row", *(["setting"] if len(found.settings) > 1 else []), "level", "width", "depth", "parameters",
-               "multiply-adds", "clients", "local accuracy %")  # fmt: skip
+               "multiply-adds", "clients", f"local {found.score} %")  # fmt: skip
     return Table(columns, tuple(rows), "What each level is, and how well its clients do")
 
 

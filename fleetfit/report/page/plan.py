@@ -7,7 +7,7 @@ from fleetfit.report.page.parts import PageSection, Part, Piece, Pieces, Sheet, 
 from fleetfit.report.page.reading import RunRecord
 from fleetfit.report.page.traces import level_color
 from fleetfit.report.tables import level_table, plan_table
-from fleetfit.report.text import percent, short
+from fleetfit.report.text import percent, score_of, short
 
 HOW = (
     "Grey frame: the full model, its width across and its depth down. Coloured: what the level has of it. Lines in it: "
@@ -16,7 +16,11 @@ HOW = (
 
 
 def pieces_of(
-    levels: Sequence[Mapping[str, Any]], told: bool = True, title: str = "", color: int | None = None
+    levels: Sequence[Mapping[str, Any]],
+    told: bool = True,
+    title: str = "",
+    color: int | None = None,
+    score: str = "accuracy",
 ) -> Pieces:
     """Return the picture of levels.
 
@@ -25,6 +29,7 @@ def pieces_of(
         told: Whether the accuracy of a level's own clients belongs to it.
         title: What stands above it.
         color: Number of the colour of all of them; by default each has its own.
+        score: What that accuracy is called.
     """
     found = []
     for i, level in enumerate(levels):
@@ -35,7 +40,7 @@ def pieces_of(
             ("parameters", short(level["parameters"])),
             ("multiply-adds", short(level["multiply_adds"])),
             ("clients", str(level["clients"])),
-            *([("local accuracy", f"{percent(level['local'])} %")] if told and level["local"] is not None else []),
+            *([(f"local {score}", f"{percent(level['local'])} %")] if told and level["local"] is not None else []),
         ]
         found.append(
             Piece(
@@ -56,7 +61,7 @@ def section_of(record: RunRecord) -> PageSection | None:
     levels = record.summary["levels"]
     if not levels:
         return None
-    parts: list[Part] = [pieces_of(levels, not record.private), Words(HOW, "quiet")]
+    parts: list[Part] = [pieces_of(levels, not record.private, score=score_of(record.summary)), Words(HOW, "quiet")]
     if record.plan is not None:
         parts.append(Sheet(plan_table(record.plan)))
     else:

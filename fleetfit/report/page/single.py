@@ -11,7 +11,6 @@ from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import Page, PageSection, Part, Plot, Plots, Sheet, Words
 from fleetfit.report.page.reading import RunRecord
 from fleetfit.report.page.traces import (
-    ACCURACY,
     ROUNDS,
     Line,
     NamedLine,
@@ -20,9 +19,10 @@ from fleetfit.report.page.traces import (
     level_color,
     lines,
     same_scale,
+    score_axis,
 )
 from fleetfit.report.tables import total_table
-from fleetfit.report.text import Table, duration, exit_names, percent, size
+from fleetfit.report.text import Table, duration, exit_names, percent, score_of, size
 
 KINDS = {
     "local": "local",
@@ -112,8 +112,8 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
         if told:
             found.append(("epsilon spent", f"{told['epsilon']:.2f}", f"at delta {told['delta']:.3g}"))
     else:
-        add("local", "local accuracy", f"own level, own data; {at}")
-        add("global", "global accuracy", f"largest level, all clients; {at}")
+        add("local", f"local {score_of(record.summary)}", f"own level, own data; {at}")
+        add("global", f"global {score_of(record.summary)}", f"largest level, all clients; {at}")
         add("local_worst_tenth", "worst tenth, local", at)
         down, up = total(record, "bytes_down"), total(record, "bytes_up")
         if down is not None and up is not None:
@@ -215,7 +215,7 @@ def learning(record: RunRecord) -> PageSection | None:
         f"Measured in {count} of {len(record.metrics)} rounds")  # fmt: skip
     caption = f"{'' if record.private else MEANING + ' '}{measured}. Click a label to show or hide its line."
     plots: list[Plot | None] = [
-        lines("accuracy", "Accuracy over rounds", found, ROUNDS, ACCURACY, caption),
+        lines("accuracy", f"{_score(record)} over rounds", found, ROUNDS, axis_of(record), caption),
         lines("loss", "Training loss over rounds", [NamedLine("mean of the clients", loss_line(record), 4)], ROUNDS,
               PlotAxis("training loss", "", 4)),
     ]  # fmt: skip
@@ -226,14 +226,14 @@ def learning(record: RunRecord) -> PageSection | None:
             NamedLine(kind, scaled(accuracy_line(record, kind, cost), scale), i, strong=True)
             for i, kind in enumerate(("local", "global"))
         ]
-        title = f"Accuracy over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
-        plots.append(lines(f"accuracy-{cost}", title, over, axis, ACCURACY))
+        title = f"{_score(record)} over {COSTS[cost][0].split(',')[0].replace('sent', 'bytes')}"
+        plots.append(lines(f"accuracy-{cost}", title, over, axis, axis_of(record)))
     parts: list[Part] = [Plots(same_scale(plots))]
     if record.private:
         parts.append(Words("Training loss, bytes and multiply-adds are withheld ([privacy])."))
     elif record.secure and not loss_line(record):
         parts.append(Words("Training loss is withheld: with [secure] the server sees no client's loss."))
-    return PageSection("learning", "Accuracy and loss", parts)
+    return PageSection("learning", f"{_score(record)} and loss", parts)
 
 
 def _measured_on_the_way(record: RunRecord) -> list[str]:
@@ -272,7 +272,15 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
         of_levels = [
             NamedLine(f"level {name}", _of_level(record, name), level_color(i)) for i, name in enumerate(names)
         ]
-        plots.append(lines("levels", "Local accuracy of each level's clients", of_levels, ROUNDS, ACCURACY))
+        plots.append(
+            lines(
+                "levels",
+                f"Local {score_of(record.summary)} of each level's clients",
+                of_levels,
+                ROUNDS,
+                axis_of(record),
+            )
+        )
     which = "test_exits" if record.private else "exits"
     exits = exits_of(record)
     of_exits = [
@@ -280,7 +288,15 @@ def levels_and_exits(record: RunRecord) -> PageSection | None:
         for i, name in enumerate(exits)
     ]
     how = "on the server's test set" if record.private else "all clients"
-    plots.append(lines("exits", f"Accuracy of each exit of the largest level, {how}", of_exits, ROUNDS, ACCURACY))
+    plots.append(
+        lines(
+            "exits",
+            f"{_score(record)} of each exit of the largest level, {how}",
+            of_exits,
+            ROUNDS,
+            axis_of(record),
+        )
+    )
     if kept := same_scale(plots):
         parts.append(Plots(kept))
     parts.append(Sheet(_table_of_levels(record, exits)))
@@ -301,9 +317,9 @@ def _of_level(record: RunRecord, name: str) -> list[tuple[float, float]]:
 def _table_of_levels(record: RunRecord, exits: Sequence[str]) -> Table:
     """Return the last evaluation by level: its own clients, each of its exits, the whole test set."""
     last, own = record.last, not record.private
-    on_test = last.get("test_levels")
+    on_test, score = last.get("test_levels"), score_of(record.summary)
     shares = on_test if isinstance(on_test, Mapping) else {}
-    columns = ("level", *(("clients", "local accuracy %", *(f"{name}, local %" for name in exits)) if own else ()),
+    columns = ("level", *(("clients", f"local {score} %", *(f"{name}, local %" for name in exits)) if own else ()),
                *(("on the whole test set %",) if shares else ()))  # fmt: skip
     every = record.summary["levels"][-1]["exits"] if record.summary["levels"] else []
     at = {one["level"]: one["exits"] for one in record.summary["levels"]}
@@ -329,11 +345,11 @@ def by_client(record: RunRecord) -> PageSection | None:
     alike = len({len(order) for order in ranked.values()}) == 1
     shaded = "; shaded: the worst tenth" if alike else ""
     plot = lines(
-        "clients", "Accuracy of single clients",
+        "clients", f"{_score(record)} of single clients",
         [NamedLine(kind, [(i, in_percent(share)) for i, (share, _) in enumerate(order, 1)], number)
          for number, (kind, order) in enumerate(ranked.items())],
-        PlotAxis("client, by rank", whole=True), ACCURACY,
-        f"Each line is in its own order{shaded}. Accuracy of single clients is coarse, as each has few test samples.",
+        PlotAxis("client, by rank", whole=True), axis_of(record),
+        f"Each line is in its own order{shaded}. What single clients reach is coarse, as each has few test samples.",
     )  # fmt: skip
     if plot is not None and alike:
         count = len(next(iter(ranked.values())))
@@ -346,8 +362,19 @@ def by_client(record: RunRecord) -> PageSection | None:
         rows = tuple((name, percent(share)) for share, name in reversed(tenth[-_WORST:]))
         more = len(tenth) - len(rows)
         notes = (f"{more} more clients are in the worst tenth.",) if more > 0 else ()
-        parts.append(Sheet(Table(("client", "accuracy %"), rows, title, notes)))
+        parts.append(Sheet(Table(("client", f"{score_of(record.summary)} %"), rows, title, notes)))
     return PageSection("by-client", "Clients from best to worst", parts)
+
+
+def _score(record: RunRecord) -> str:
+    """Return what the run's accuracies are called, at the beginning of a sentence."""
+    name = score_of(record.summary)
+    return name[:1].upper() + name[1:]
+
+
+def axis_of(record: RunRecord) -> PlotAxis:
+    """Return the axis of the run's accuracies."""
+    return score_axis(score_of(record.summary))
 
 
 def _shade(low: float, high: float) -> Mapping[str, Any]:

@@ -85,7 +85,11 @@ class PlotAxis:
 
 
 ROUNDS = PlotAxis("round", whole=True)
-ACCURACY = PlotAxis("accuracy (%)", " %", 2)
+
+
+def score_axis(score: str) -> PlotAxis:
+    """Return the axis of accuracies, whatever they are called (`fleetfit.report.text.score_of`)."""
+    return PlotAxis(f"{score} (%)", " %", 2)
 
 
 def laid_out(x: PlotAxis, y: PlotAxis, traces: Sequence[Mapping[str, Any]], **further: Any) -> dict[str, Any]:
@@ -158,11 +162,11 @@ def height_for(labels: int) -> int:
 def same_scale(plots: Sequence[Plot | None]) -> list[Plot]:
     """Return the plots that are there, those of accuracy with one vertical axis, so that neighbours can be compared."""
     kept = [plot for plot in plots if plot is not None]
-    alike = [plot for plot in kept if plot.layout["yaxis"]["title"]["text"] == ACCURACY.title]
+    alike = [plot for plot in kept if plot.layout["yaxis"]["title"]["text"].endswith(" (%)")]
     seen = [y for plot in alike for trace in plot.traces if trace.get("visible") != "legendonly" for y in trace["y"]]
     if not seen:
         return kept
-    low, high = max(0.0, min(seen)), min(100.0, max(seen))
+    low, high = min(seen), min(100.0, max(seen))
     room = max(1.0, 0.06 * (high - low))
     scale = [round(low - room, 2), round(high + room, 2)]
     return [
