@@ -7,6 +7,7 @@ what to do; the command line prints the message without a traceback and exits wi
 import difflib
 import importlib
 import os
+import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -137,6 +138,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         return ""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""
+
+
+def should_be(expected: str, got: object) -> str:
+    """Return what a value of a few that there are should be, and what it is.
+
+    Args:
+        expected: These few as pydantic says them: `'batch' or 'group'`.
+        got: The value.
+    """
+    known = re.findall(r"'([^']*)'", expected)
+    quoted = expected.replace("'", '"')
+    return f"should be {quoted}, got {shown(repr(got))}.{did_you_mean(str(got).lower(), known)}"
 
 
 def in_range(name: str, value: float, low: float, high: float = float("inf"), *, closed: bool = False) -> None:

@@ -27,14 +27,14 @@ import sys
 import sysconfig
 import traceback
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from fleetfit import paths, renamed, used
-from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, should_be, shown
 
 OWN = Path(__file__).parent
 """The package's folder."""
@@ -62,9 +62,15 @@ def understood(kind: str, name: str) -> str:
         kind: As of `resolve`.
         name: As somebody wrote it.
     """
-    if not isinstance(name, str) or ":" in name or len(name) > _LONGEST or name in _homes(kind):
+    return alike(name, _homes(kind))
+
+
+def alike(name: str, known: Iterable[str]) -> str:
+    """Return which of some names a text means, by the rule of `understood`; or the text."""
+    known = list(known)
+    if not isinstance(name, str) or ":" in name or len(name) > _LONGEST or name in known:
         return name
-    found = [known for known in _homes(kind) if _bare(known) == _bare(name)]
+    found = [one for one in known if _bare(one) == _bare(name)]
     return found[0] if len(found) == 1 else name
 
 
@@ -331,7 +337,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 def call(
     function: Callable[..., Any], name: str, where: str, values: Mapping[str, Any], own: Sequence[str] = (),
-    **given: Any,
+    unsaid: Sequence[str] = (), **given: Any,
 ) -> Any:  # fmt: skip
     """Call a factory with the values of a configuration, checked against its signature.
 
@@ -341,6 +347,7 @@ def call(
         where: The configuration section, for messages, such as "[method]".
         values: Keyword arguments from the configuration.
         own: Keys that the section has beside the factory's, for messages.
+        unsaid: Further ones that a message does not list, but may mean.
         **given: Keyword arguments from FleetFit, passed only where the signature has them.
 
     Raises:
@@ -354,7 +361,7 @@ def call(
         if key not in known and not open_ended:
             options = ", ".join((*own, *known)) or "nothing"
             raise ConfigError(
-                f'{where} {name} has no "{shown(key)}"; it takes {options}.{did_you_mean(key, (*own, *known))}'
+                f'{where} {name} has no "{shown(key)}"; it takes {options}.{did_you_mean(key, (*own, *known, *unsaid))}'
             )
         arguments[key] = (
             _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
@@ -393,4 +400,7 @@ def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any],
         strict = isinstance(value, bool | str)  # "3" is no number and true is no 1
         return adapter.validate_python(value, strict=strict)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{where}: {error.errors()[0]['msg'].lower()}, got {shown(repr(value))}.") from None
+        first = error.errors()[0]
+        if first["type"] == "literal_error":
+            raise ConfigError(f"{where}: {should_be(first['ctx']['expected'], first['input'])}") from None
+        raise ConfigError(f"{where}: {first['msg'].lower()}, got {shown(repr(value))}.") from None

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class StoredRun:
     Attributes:
         folder: The folder.
         kind: "run"; "fleet", of real nodes; or "comparison".
-        method: Its method; of a comparison empty, as the next two.
+        method: Its method; of a comparison those of its runs with commas between, as the next two.
         model: Its model.
         data: Its data set.
         rounds: Rounds that are done; of a comparison, runs that are finished.
@@ -155,9 +155,17 @@ def _comparison(place: Path) -> StoredRun:
     return StoredRun(
         place, "comparison", rounds=done, asked=len(asked) if whole else 0, begun=begun, size_bytes=_size(place),
         finished=whole and done == len(asked) > 0,
+        method=_each(child.method for child in asked), model=_each(child.model for child in asked),
+        data=_each(child.data for child in asked),
         checkpoints_bytes=sum(child.checkpoints_bytes for child in children),
         checkpoints=sum(child.checkpoints for child in children), damage="; ".join(damage), children=children,
     )  # fmt: skip
+
+
+def _each(names: Iterable[str]) -> str:
+    """Return each of some names once, with commas between; "..." ends what is too long."""
+    text = ", ".join(dict.fromkeys(name for name in names if name))
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
 def _configured(place: Path) -> dict[str, Any]:
@@ -170,9 +178,20 @@ def _configured(place: Path) -> dict[str, Any]:
     asked = table.get("rounds")
     if type(asked) is not int:
         raise ValueError("config.toml is damaged: it has no number of rounds")
-    return {key: _short(one.get("name") if isinstance(one, Mapping) else one) for key, one in named.items()} | {
-        "asked": asked
-    }
+    found = {key: _short(one.get("name") if isinstance(one, Mapping) else one) for key, one in named.items()}
+    if isinstance(named["data"], Mapping):
+        found["data"] = _of_files(named["data"]) or found["data"]
+    return found | {"asked": asked}
+
+
+def _of_files(data: Mapping[str, Any]) -> str:
+    """Return how a kind of file calls what it reads, as the summary will: after the file or folder."""
+    place = data.get("file") or data.get("folder")
+    if data.get("name") not in ("table", "images", "arrays", "text") or not isinstance(place, str):
+        return ""
+    path = Path(place)
+    folder = data["name"] == "images" or (data["name"] != "arrays" and path.is_dir())
+    return (path.name if folder else path.stem)[:_MOST_CHARACTERS]
 
 
 def _reported(place: Path) -> dict[str, Any]:

@@ -436,7 +436,9 @@ def read_offline(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_wandb_has_every_number_and_goes_on_with_the_same_run(tmp_path: Path) -> None:
+def test_wandb_has_every_number_and_goes_on_with_the_same_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("wandb", reason="it is an extra: fleetfit[wandb]")
     tracker = {"name": "wandb", "mode": "offline", "project": "p", "group": "mine"}
     with pytest.raises(Stopped):
@@ -452,6 +454,7 @@ def test_wandb_has_every_number_and_goes_on_with_the_same_run(tmp_path: Path) ->
     for step, values in (first["history"] | second["history"]).items():
         assert values == pytest.approx(steps[step])
     assert second["summary"]["final/local"] == run.summary["local"]
+    assert "history" not in (said := capfd.readouterr().err) and len(said.splitlines()) < 8, "what we print is enough"
 
 
 @pytest.mark.slow

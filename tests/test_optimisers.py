@@ -82,10 +82,10 @@ def test_every_setting_of_a_run_file_arrives() -> None:
         ({"betas": [0.9, 0.99]}, 'betas is a key of "adam" and "adamw"'),
         ({"eps": 1e-6}, '[local] eps: optimiser = "sgd" takes lr, weight_decay, momentum, nesterov'),
         ({"nesterov": True, "momentum": 0.0}, "no momentum to look ahead with"),
-        ({"optimiser": "adamx"}, "should be 'sgd', 'adam' or 'adamw'"),
+        ({"optimiser": "adamx"}, 'should be "sgd", "adam" or "adamw"'),
         ({"optimiser": "adam", "betas": [0.9, 1.0]}, "[local] betas #2: should be less than 1"),
         ({"optimiser": "adam", "eps": 0.0}, "[local] eps: should be greater than 0"),
-        ({"schedule_in_round": "step"}, "should be 'constant' or 'cosine'"),
+        ({"schedule_in_round": "step"}, 'should be "constant" or "cosine"'),
         ({"check_every": 0}, "[local] check_every: should be greater than or equal to 1"),
     ],
 )  # fmt: skip

@@ -208,6 +208,9 @@ def test_what_is_none_of_them_is_a_sentence(name: str, content: str, says: str, 
 def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
     found = experiment_of(overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"])
     assert (found.data.name, found.model.name, list(found.method.plus)) == ("cifar10", "resnet20", ["fedprox"])
+    groups = [{"budget": 1.0, "profile": "Jetson_Nano"}]
+    found = experiment_of(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
+    assert (found.data.partition.kind, found.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
     for kind, name, meant in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
         assert keys_of(kind, name) == keys_of(kind, meant)
 

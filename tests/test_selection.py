@@ -397,7 +397,7 @@ def test_a_method_that_chooses_refuses_another_choice() -> None:
         ({"name": "loss", "candidates": -1}, "candidates must be at least 0, got -1"),
         ({"name": "diversity", "buckets": 0}, "buckets must be at least 1, got 0"),
         ({"name": "diversity", "kept": 1}, "kept must be at least 2, got 1"),
-        ({"name": "diversity", "target": "some"}, "target: input should be 'uniform' or 'all'"),
+        ({"name": "diversity", "target": "some"}, 'target: should be "uniform" or "all"'),
         ({"name": "size", "candidates": 3}, 'has no "candidates"; it takes nothing'),
     ],
 )

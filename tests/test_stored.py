@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fleetfit as ff
@@ -190,6 +192,45 @@ def test_files_that_are_none_are_damage(own: Path) -> None:
     assert "config.toml cannot be read: it is a folder" in one.damage and one.rounds == 3, "as the summary has it"
 
 
+@pytest.mark.parametrize("kind", ["table", "images", "arrays"])
+def test_data_at_a_path_have_one_name_before_and_after_the_end(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    place = tmp_path / {"table": "rows.csv", "images": "pics", "arrays": "both.npz"}[kind]
+    x = rng.normal(size=(80, 3)).astype(np.float32)
+    if kind == "table":
+        lines = [f"{a:.3f},{b:.3f},{c:.3f},{'no' if a > 0 else 'yes'}" for a, b, c in x]
+        place.write_text("\n".join(["a,b,c,label", *lines]) + "\n")
+    elif kind == "arrays":
+        np.savez(place, x=x, y=(x[:, 0] > 0).astype(np.int64))
+    else:
+        image = pytest.importorskip("PIL.Image", reason="it is an extra: fleetfit[images]")
+        for i in range(40):
+            (place / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+            image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(place / "ab"[i % 2] / f"{i}.png")
+    asked = {"rounds": 3, "data": {"path": str(place), "partition": {"clients": 2}}, "local": {"epochs": 1}}
+    with pytest.raises(Stop):
+        ff.run(asked, out=tmp_path / "runs/one", on_round=cut_off)
+    (before,) = ff.runs(tmp_path / "runs")
+    ff.resume(tmp_path / "runs/one")
+    (after,) = ff.runs(tmp_path / "runs")
+    assert not before.finished and after.finished
+    assert before.data == after.data == place.stem
+
+
+def test_a_comparison_has_the_names_of_its_runs(made: Path) -> None:
+    one = by_name(made)["compared"]
+    assert (one.method, one.model, one.data) == ("fedavg, scalefl", "tiny", "tiny")
+    child = one.children[0]
+    assert keeping._methods(
+        replace(one, method="fedavg", children=(child, replace(child, folder=one.folder / "b/seed-0")))
+    ) == ("2 rows of fedavg"), "rows of one method"
+    third = replace(child, folder=one.folder / "c/seed-0")
+    assert keeping._methods(replace(one, children=(*one.children, third))) == "3 rows of 2 methods"
+    long = [replace(child, folder=one.folder / f"{i}/seed-0", method=f"a_long_method_{i}") for i in range(3)]
+    named = ", ".join(each.method for each in long)
+    assert keeping._methods(replace(one, method=named, children=tuple(long))) == "3 methods"
+
+
 # ---- the verb --------------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +240,7 @@ def test_a_line_for_each(made: Path, fleetfit: Command) -> None:
     lines = [line.split("│") for line in out.splitlines() if line.startswith("│")]
     assert [line[1].strip() for line in lines] == ["compared", "group/half", "whole"]
     assert [line[2].strip() for line in lines] == [
-        "comparison", "scalefl, tiny on tiny_data", "scalefl, tiny on tiny"
+        "comparison: fedavg, scalefl, tiny on tiny", "scalefl, tiny on tiny_data", "scalefl, tiny on tiny"
     ], "a run that is not finished knows what the file called its data"  # fmt: skip
     assert [line[3].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
     assert "in checkpoints" in out

@@ -56,7 +56,8 @@ class _WeightsAndBiases(Callback):
         place = files.inside(start.folder, "wandb/run").parent  # which is no link to elsewhere
         self._run = library.init(
             dir=place.parent, name=start.title, config=dict(start.config), id=known["id"], resume="allow",
-            group=known["group"] or None, reinit="create_new", settings=library.Settings(console="off"), **self._given,
+            group=known["group"] or None, reinit="create_new", settings=library.Settings(console="off", quiet=True),
+            **self._given,
         )  # fmt: skip
 
     def on_round(self, report: Mapping[str, Any]) -> None:

@@ -14,6 +14,9 @@ from fleetfit.errors import ConfigError
 from fleetfit.report.text import Table, percent, size
 from fleetfit.stored import ClearedRun, StoredRun
 
+_MOST_METHODS = 32
+"""Characters that a table has for the methods of a comparison."""
+
 
 def runs(
     folder: Annotated[
@@ -89,8 +92,8 @@ def listed(found: Sequence[StoredRun], folder: Path) -> Table:
 
 
 def _line(one: StoredRun, folder: Path) -> tuple[str, ...]:
-    what = f"{one.method or '?'}, {one.model or '?'} on {one.data or '?'}"
-    what = {"run": what, "fleet": f"fleet: {what}"}.get(one.kind, one.kind)
+    what = f"{_methods(one) or '?'}, {one.model or '?'} on {one.data or '?'}"
+    what = what if one.kind == "run" else f"{one.kind}: {what}"
     unit = " runs" if one.kind == "comparison" else ""
     state = "damaged" if one.damage else "finished" if one.finished else "unfinished"
     both = f"{percent(one.local)} / {percent(one.global_)}" if (one.local, one.global_) != (None, None) else "-"
@@ -98,6 +101,19 @@ def _line(one: StoredRun, folder: Path) -> tuple[str, ...]:
         _below(one, folder), what, f"{one.rounds}/{one.asked or '?'}{unit}, {state}", both, one.begun[:10] or "-",
         size(one.size_bytes), f"{size(one.checkpoints_bytes)} ({one.checkpoints})" if one.checkpoints else "-",
     )  # fmt: skip
+
+
+def _methods(one: StoredRun) -> str:
+    """Return the method of a run; of a comparison its methods, or how many rows it has, where it has more."""
+    if one.kind != "comparison":
+        return one.method
+    rows = {child.folder.relative_to(one.folder).parts[0] for child in one.children} - {"tune"}
+    methods = list(dict.fromkeys(child.method for child in one.children if child.method))
+    if len(methods) == 1 < len(rows):
+        return f"{len(rows)} rows of {one.method}"
+    if len(rows) > len(methods):
+        return f"{len(rows)} rows of {len(methods)} methods"
+    return one.method if len(one.method) <= _MOST_METHODS else f"{len(methods)} methods"
 
 
 def clearing(going: Sequence[ClearedRun], folder: Path) -> Table:

@@ -55,6 +55,7 @@ def listed(kind: str) -> Table:
 def keys_of(kind: str, name: str) -> Table:
     """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
     if kind == "profiles":
+        name = names.alike(name, PROFILES)
         if name not in PROFILES:
             from fleetfit.config.speeds import profile_of
 

@@ -72,7 +72,9 @@ def check_keys(experiment: Experiment) -> None:
         if isinstance(section.name, str) or callable(section.name):
             function, label = function_of(kind, section.name)
             own = [key for key in type(section).model_fields if key not in _NO_HINT]
-            names.call(without_calling(function), label, where, section.settings, own=own, **known)
+            unsaid = [key for key in type(section).model_fields if key in _NO_HINT and key != "chosen"]
+            unsaid += ["path"] if where == "[data]" else []
+            names.call(without_calling(function), label, where, section.settings, own=own, unsaid=unsaid, **known)
         elif section.settings:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."

@@ -27,7 +27,9 @@ from fleetfit.config.speeds import check_profiles
 from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
 from fleetfit.config.usual import usual_model, with_data_found, with_values
 from fleetfit.config.writing import Table, dumped
-from fleetfit.errors import ConfigError, did_you_mean, shown
+from fleetfit.data.partition import KINDS
+from fleetfit.errors import ConfigError, did_you_mean, should_be, shown
+from fleetfit.profiles import PROFILES
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
 # ---- tables are held against the schema; every mistake names its place and the nearest valid key -------------------
@@ -171,6 +173,8 @@ def _sentence(error: Any, schema: type[Section]) -> str:
         return f"{place}: {message}, got {shown(repr(error['input']))}."
     if error["type"] == "missing":
         return f"{place}: this key is needed."
+    if error["type"] == "literal_error":
+        return f"{place}: {should_be(error['ctx']['expected'], error['input'])}"
     message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if error["type"] in ("model_type", "dict_type"):
         message = "should be a table of keys"
@@ -458,6 +462,7 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
             inside, key = inside[key], "name"
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
             inside[key] = names.anchored(names.understood(_KIND_OF[place], inside[key]), folder)
+    _understand(result)
     if isinstance(result.get("method"), dict):
         _anchor_parts(result["method"], folder)
     _anchor_told(result, folder)
@@ -467,6 +472,17 @@ def anchored(table: Mapping[str, Any], folder: Path) -> Table:
         if isinstance(compare, dict) and isinstance(compare.get(part), list):
             compare[part] = [anchored(one, folder) if isinstance(one, dict) else one for one in compare[part]]
     return result
+
+
+def _understand(table: Table) -> None:
+    """Take names that are no plug-ins however they are written, too: kinds of a partition, profiles of devices."""
+    division = table.get("data", {}).get("partition") if isinstance(table.get("data"), dict) else None
+    if isinstance(division, dict) and "kind" in division:
+        division["kind"] = names.alike(division["kind"], KINDS)
+    groups = table.get("fleet", {}).get("groups") if isinstance(table.get("fleet"), dict) else None
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict) and "profile" in group:
+            group["profile"] = names.alike(group["profile"], PROFILES)
 
 
 def _anchor_parts(method: Table, folder: Path) -> None:

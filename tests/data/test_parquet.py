@@ -206,7 +206,7 @@ def test_bad_files(tmp_path: Path, write: Write, picture: Picture) -> None:
     with pytest.raises(DataError, match=r"no train\.parquet"):
         images(str(tmp_path))
     (tmp_path / "train.parquet").write_bytes(b"not Parquet")
-    with pytest.raises(DataError, match="cannot be read as Parquet"):
+    with pytest.raises(DataError, match="cannot be read as Parquet: Parquet magic bytes"):
         images(str(tmp_path))
     write(tmp_path / "half" / "train-00000-of-00003.parquet", [picture(noise(1, 3, 3)[0])], [0])
     with pytest.raises(DataError, match="1 of the 3 files of its train split"):

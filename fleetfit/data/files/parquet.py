@@ -30,7 +30,7 @@ class File:
         self.path = path
         parquet = need("pyarrow.parquet", *_READS)
         check_file(path, DataError)
-        with self._explained("it"):
+        with self._explained(""):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
             self.rows: int = self._parquet.metadata.num_rows
             self.columns: list[str] = self._parquet.schema_arrow.names
@@ -47,7 +47,7 @@ class File:
             raise
         except Exception as error:
             said = (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
-            raise DataError(f"{self.path} cannot be read as Parquet ({what}): {said}") from error
+            raise DataError(f"{self.path} cannot be read as Parquet{f' ({what})' if what else ''}: {said}") from error
 
     def _check_size(self, column: str) -> None:
         """Refuse a column that unpacks to what no memory holds."""
