@@ -23,6 +23,16 @@ def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for job in workflow["jobs"].values() for step in job["steps"]]
 
 
+def _allowed(job: dict[str, Any]) -> set[str]:
+    """Return what a job may do beside reading: speak to PyPI, or make a release, of whose code it runs nothing."""
+    if job.get("environment") == "pypi":
+        return {"id-token"}
+    runs = [step.get("run", "") for step in job["steps"] if "run" in step]
+    checked_out = any("checkout" in step.get("uses", "") for step in job["steps"])
+    alone = len(runs) == 1 and runs[0].startswith("gh release create ") and not checked_out
+    return {"contents"} if alone else set()
+
+
 def complaints(text: str) -> list[str]:
     """Return what is wrong with a workflow."""
     workflow = yaml.safe_load(text)
@@ -31,7 +41,7 @@ def complaints(text: str) -> list[str]:
     if workflow.get("permissions") != {"contents": "read"}:
         found.append("it may do more than read")
     for name, job in workflow["jobs"].items():
-        if set(job.get("permissions", {})) - ({"id-token"} if job.get("environment") == "pypi" else set()):
+        if set(job.get("permissions", {})) - _allowed(job):
             found.append(f"{name} may do more than read")
         if "timeout-minutes" not in job:
             found.append(f"{name} may run for hours")
@@ -60,6 +70,7 @@ def test_a_workflow_keeps_the_rules(path: Path) -> None:
         ("timeout-minutes: 10", "continue-on-error: true"),
         ("persist-credentials: false", "fetch-depth: 0"),
         ('"$GITHUB_REF_NAME"', '"${{ github.ref_name }}"'),
+        ("gh release create", "make test-package; gh release create"),
         ("path: dist\n", "path: dist\n          token: ${{ secrets.PYPI }}\n"),
     ],
 )
@@ -82,6 +93,18 @@ def test_workflows_run_what_there_is() -> None:
     assert tried["linux"]["strategy"]["matrix"]["python"] == [found[1] for found in named if found]
     for machine in ("macos", "windows"):
         assert any(machine in row["os"] for row in tried["elsewhere"]["strategy"]["matrix"]["include"])
+
+
+def test_a_release_has_packages_and_bill_of_materials() -> None:
+    """Every file that one job keeps, another one downloads and attaches, once PyPI has the packages."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    kept = {line.strip() for step in jobs["build"]["steps"] if "upload-artifact" in step.get("uses", "")
+            for line in step["with"]["path"].splitlines()}  # fmt: skip
+    fetched, made = jobs["page"]["steps"]
+    assert "download-artifact" in fetched["uses"] and fetched["with"] == {"path": "dist", "merge-multiple": True}
+    assert {word for word in made["run"].split() if word.startswith("dist/")} == kept
+    assert "publish" in jobs["page"]["needs"] and jobs["page"]["permissions"] == {"contents": "write"}
+    assert [name for name, job in jobs.items() if "contents" in job.get("permissions", {})] == ["page"]
 
 
 def test_the_citation_says_what_the_package_says() -> None:

@@ -1,0 +1,55 @@
+"""From a table of one's own to the page, on every platform: what a first user does, without a tool that some lack.
+
+On macOS and Windows the same file runs as it is (tests/everywhere.txt).
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after_one(report: Any) -> None:
+    if report["round"] == 1:
+        raise Stop
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a run of it that was cut off after a round, and a space and an umlaut in its name."""
+    place = tmp_path_factory.mktemp("my räume")
+    draw = random.Random(0)
+    rows = [(draw.random(), draw.choice(("rot", "grün"))) for _ in range(120)]
+    lines = [f"{size:.3f},{colour},{'big' if size > 0.5 else 'small'}" for size, colour in rows]
+    (place / "größen.csv").write_text("\n".join(["size,colour,label", *lines]) + "\n", encoding="utf-8")
+    data = {"path": str(place / "größen.csv"), "partition": {"clients": 4}}
+    with pytest.raises(Stop):
+        ff.run({"rounds": 3, "data": data, "local": {"epochs": 1}}, out=place / "runs" / "one", on_round=stop_after_one)
+    return place
+
+
+def test_a_run_of_a_table_goes_on_and_is_listed(stopped: Path) -> None:
+    (before,) = ff.runs(stopped / "runs")
+    assert (before.rounds, before.asked, before.finished, before.data) == (1, 3, False, "größen")
+    run = ff.resume(stopped / "runs" / "one")
+    assert run.finished and run.summary["data"] == "größen"
+    again = ff.load(stopped / "runs" / "one")
+    assert again.accuracy("local") == run.accuracy("local") is not None
+    (after,) = ff.runs(stopped / "runs")
+    assert (after.rounds, after.finished, after.damage, after.local) == (3, True, "", run.accuracy("local"))
+    ff.clear_checkpoints(stopped / "runs")
+    assert ff.runs(stopped / "runs")[0].checkpoints == 1
+
+
+def test_the_page_is_one_file_in_utf_8(stopped: Path) -> None:
+    page = ff.write_report(stopped / "runs" / "one", out=stopped / "seite.html")
+    text = Path(page).read_text(encoding="utf-8")
+    assert "größen" in text and text.rstrip().endswith("</html>")
+    assert b"\r\n" not in Path(page).read_bytes()
