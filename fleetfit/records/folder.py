@@ -303,6 +303,22 @@ class RunFolder:
             )
         return [report for _, report in lines]
 
+    def damaged_end(self) -> str:
+        """Return what is wrong with the last line of `metrics.jsonl`, which `metrics` leaves out; "" if nothing is.
+
+        A line that is not ended yet is still being written, and is no damage.
+        """
+        if not self.has("metrics.jsonl"):
+            return ""
+        good = len(self._lines(lambda report: None)[0])
+        return f"line {good + 1}, the last one, is damaged" if self._count_lines() > good else ""
+
+    def _count_lines(self) -> int:
+        try:
+            return files.read_bytes(self.path / "metrics.jsonl").count(b"\n")
+        except OSError as error:
+            raise RunError(f"{self.path / 'metrics.jsonl'} cannot be read: {_reason(error)}.") from None
+
     def reported(self, check: Callable[[Any], None]) -> int:
         """Return how many rounds, from the first on, have a report that is whole.
 

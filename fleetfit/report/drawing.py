@@ -27,6 +27,7 @@ Points = Sequence[tuple[float, float | None]]
 _ROUNDING = 1e-3
 _MANY = 40  # measurements of a line; of more, the markers are small
 _BELOW = 0.42  # inches from axes to their legend: numbers and a label are in between
+_LEGEND = 48  # letters in a line of a label below the axes
 _LEAST_SPAN = 10.0  # points of percent that an axis has at least: what is less is chance, and should look like it
 
 
@@ -134,11 +135,19 @@ def legend_below(axes: "Axes", columns: int = 3) -> None:
     if labels:
         figure = axes.get_figure(root=True)
         assert figure is not None
+        labels = [wrapped(label, _LEGEND) for label in labels]
+        longest = max(len(line) for label in labels for line in label.splitlines() or [""])
+        columns = min(columns, max(1, int(figure.get_figwidth() * 14 / (longest + 6))))
         lower = axes.transAxes + ScaledTranslation(0, -_BELOW, figure.dpi_scale_trans)
         axes.legend(
             handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=lower, frameon=False, fontsize=8,
             ncols=min(columns, len(labels)),
         )  # fmt: skip
+
+
+def wrapped(label: str, width: int, most: int = 2) -> str:
+    """Return a label in at most so many lines of so many letters; what is left over is cut, with an ellipsis."""
+    return "\n".join(textwrap.wrap(label, width, max_lines=most, placeholder=" …"))
 
 
 def noted(figure: "Figure", sentences: Sequence[str]) -> None:

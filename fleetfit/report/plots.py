@@ -36,6 +36,7 @@ from fleetfit.report.drawing import (
     saved,
     shade_of,
     style_of,
+    wrapped,
 )
 from fleetfit.report.order import out_of_order, rows_out_of_order
 from fleetfit.report.recorded import class_counts_in
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _MOST_CLIENTS = 50  # whose samples are drawn: a fleet's file has all of them
 _PANEL = 3.5  # inches
+_LETTERS = 24  # of a row's label beside its levels, before it is set smaller and in two lines
 _WIDTHS = (3.4, 1.8)  # points: where two lines are the same, as with one level, both are seen
 
 Seeds = Sequence[tuple[Summary, Metrics]]
@@ -370,7 +372,9 @@ def shapes(rows: Mapping[str, Sequence[Summary]], title: str = "") -> "Figure":
             axes.set(xlim=(-0.02, 1.24), ylim=(-0.16, 1.02))
             axes.set_axis_off()
             if i == 0:
-                axes.text(-0.08, 0.5, name, rotation=90, ha="right", va="center", fontsize=10, fontweight="bold")
+                size = 10 if len(name) <= _LETTERS else 7
+                label = wrapped(name, _LETTERS if size == 10 else 34)
+                axes.text(-0.08, 0.5, label, rotation=90, ha="right", va="center", fontsize=size, fontweight="bold")
     count = max(len(seeds) for seeds in rows.values())
     score = score_of(*(one for seeds in rows.values() for one in seeds))
     over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""

@@ -17,7 +17,7 @@ import fleetfit as ff
 from fleetfit.cli import door
 from fleetfit.errors import RunError
 from fleetfit.report import page
-from fleetfit.report.page import reading, single, traces, writing
+from fleetfit.report.page import reading, single, traces, where, writing
 from fleetfit.report.text import percent, size
 
 ASSETS = Path(page.__file__).parent / "assets"
@@ -481,3 +481,22 @@ def test_clients_stand_in_order_by_their_true_ranks_and_the_worst_tenth_is_shade
     reports[-1]["evaluate"]["static"]["per_client"]["global"] = {"0": 0.5}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
     assert "shapes" not in read(page.write_report(copied)).plots["clients"]["layout"]
+
+
+def test_a_damaged_last_line_is_said_on_the_page_and_in_the_terminal(
+    copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line that is not ended may still be being written."""
+    whole = (copied / "metrics.jsonl").read_text()
+    (copied / "metrics.jsonl").write_text(whole + '{"broken')
+    assert "is damaged" not in page.write_report(copied).read_text()
+    (copied / "metrics.jsonl").write_text(whole + '{"broken\n')
+    said = f"metrics.jsonl: line {len(whole.splitlines()) + 1}, the last one, is damaged"
+    assert said in page.write_report(copied).read_text()
+    assert said in caplog.text
+
+
+def test_a_command_that_began_with_python_is_shown_as_typed() -> None:
+    typed = ["/somewhere/fleetfit/__main__.py", "compare", "c 2.toml"]
+    assert where.command_of(typed) == "python -m fleetfit compare 'c 2.toml'"
+    assert where.command_of(["/bin/fleetfit", "run"]) == "fleetfit run"

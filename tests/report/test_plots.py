@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,16 @@ def test_the_score_of_a_regression_is_called_r2_and_may_be_below_zero() -> None:
     axes.plot([1, 2], [-30.0, 40.0])
     drawing.same_accuracies([axes])
     assert axes.get_ylim()[0] < -30
+
+
+def test_long_labels_leave_room_for_what_is_drawn(tmp_path: Path) -> None:
+    """matplotlib gives its layout up with a warning where labels take all the room."""
+    rows = {f"{i} " + "a label of many words, " * 4: TWO for i in range(3)}
+    figures = {
+        "accuracy": plots.accuracy_of_rows(rows), "cost": plots.accuracy_over_cost(rows),
+        "levels": plots.shapes({name: [SUMMARY] for name in rows}), "one": plots.shapes({"x" * 88: [SUMMARY]}),
+        "loss": plots.loss_of_rows(rows),
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawing.saved({name: figure for name, figure in figures.items() if figure is not None}, tmp_path)

@@ -51,7 +51,10 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
     place = files.expanded(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
     if place.is_dir():
         place = place / NAME
-    text = to_html(_page_of(found, place))
+    made, wrong = _page_of(found, place)
+    for sentence in dict.fromkeys(wrong):
+        _SAY.warning("fleetfit: %s", sentence)
+    text = to_html(made)
     try:
         if out is None and len(found) == 1:
             files.write_atomically(files.inside(found[0], NAME), text)
@@ -62,18 +65,23 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
     return place
 
 
-def _page_of(folders: Sequence[Path], place: Path) -> Page:
+def _page_of(folders: Sequence[Path], place: Path) -> tuple[Page, Sequence[str]]:
+    """Return the page, and what could not be read."""
     if len(folders) == 1:
         if is_comparison(folders[0]):
-            return page_of_comparison(read_comparison(folders[0]), place)
-        return page_of_run(read_run(folders[0]), place)
+            whole = read_comparison(folders[0])
+            return page_of_comparison(whole, place), whole.wrong
+        record = read_run(folders[0])
+        return page_of_run(record, place), record.wrong
     alone = {folder.resolve(): folder for folder in folders}
     found: list[RunRecord | SeedGroup] = []
     for folder in alone.values():
         found += read_comparison(folder).groups if is_comparison(folder) else [read_run(folder)]
     if not found:
         raise RunError(f"no run of {', '.join(map(str, folders))} is there.")
-    return page_of_runs(grouped(found), place)
+    groups = grouped(found)
+    wrong = [f"{r.folder}: {said}" for one in groups for _, r in one.runs for said in r.wrong]
+    return page_of_runs(groups, place), wrong
 
 
 # ---- at the end of a run: a page is written where it can be, and never stops anything --------------------------------

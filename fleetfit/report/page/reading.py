@@ -144,6 +144,9 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
             wrong.append(f"{name} could not be read, and what it says is left out here: {error}")
             return absent
 
+    metrics = of("metrics.jsonl", lambda: _reports(files), [])
+    if not wrong and (damage := of("metrics.jsonl", files.damaged_end, "")):
+        wrong.append(f"metrics.jsonl: {damage}, and what it says is left out here.")
     text = of("config.toml", lambda: files.text("config.toml"), "")
     config = of("config.toml", lambda: tomllib.loads(text), {})
     return RunRecord(
@@ -154,7 +157,7 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
         fleet=of("fleet.json", lambda: _table(files, "fleet.json"), {}),
         counts=of("fleet.json", lambda: class_counts_in(files), []),
         nodes=of("nodes.json", lambda: _table(files, "nodes.json"), {}),
-        metrics=of("metrics.jsonl", lambda: _reports(files), []),
+        metrics=metrics,
         final=summary if summary is not None else of("summary.json", lambda: summary_in(files), {}),
         plan=of("plan.toml", lambda: Plan.from_toml(files.text("plan.toml")), None),
         wrong=tuple(dict.fromkeys(wrong)),

@@ -79,7 +79,10 @@ def command_of(found: Any) -> str:
     """Return what was typed; "" where it is not known."""
     if not isinstance(found, list) or not found or not all(isinstance(part, str) for part in found):
         return ""
-    return shlex.join([Path(found[0]).name, *found[1:]])
+    place = Path(found[0])
+    if place.name == "__main__.py":
+        return shlex.join(["python", "-m", place.parent.name, *found[1:]])
+    return shlex.join([place.name, *found[1:]])
 
 
 def when(found: Any) -> str:
