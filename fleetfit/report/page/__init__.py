@@ -53,7 +53,7 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
         place = place / NAME
     made, wrong = _page_of(found, place)
     for sentence in dict.fromkeys(wrong):
-        _SAY.warning("fleetfit: %s", sentence)
+        _SAY.warning("%s", sentence)
     text = to_html(made)
     try:
         if out is None and len(found) == 1:

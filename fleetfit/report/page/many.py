@@ -504,18 +504,28 @@ def _took_part(found: Compared) -> PageSection | None:
 
 
 def _clients(found: Compared) -> PageSection | None:
-    """Return the classes of the clients, once for each partition; all rows of a setting and seed share theirs."""
+    """Return the classes of the clients, once for each partition, with the runs that have it where rows differ."""
     drawn: dict[str, tuple[Plot, list[str]]] = {}
+    shared = all(len({_partition(one) for one in found.of(setting)}) == 1 for setting in found.settings)
     for setting in found.settings:
-        for one in found.of(setting)[:1]:
+        for one in found.of(setting)[: 1 if shared else None]:
             seed, record = one.runs[0]
             plot = participants.partition_of(record, f"partition-{len(drawn)}")
             if plot is not None:
-                label = ", ".join(filter(None, [setting, f"seed {seed}"]))
-                drawn.setdefault(repr(record.counts), (plot, []))[1].append(label)
+                label = ", ".join(filter(None, ["" if shared else one.row, setting, f"seed {seed}"]))
+                drawn.setdefault(_partition(one), (plot, []))[1].append(label)
     plots = [replace(plot, title=f"{plot.title}: {'; '.join(labels[:4])}") for plot, labels in drawn.values()]
-    words = Words("Rows of one seed and setting share their clients; of each setting the first seed is drawn.", "quiet")
+    said = "Of each run the first seed is drawn."
+    if shared:
+        said = "Rows of one seed and setting share their clients; of each setting the first seed is drawn."
+    words = Words(said, "quiet")
     return PageSection("clients", "The clients and their data", [words, Plots(plots[:12])]) if plots else None
+
+
+def _partition(one: SeedGroup) -> str:
+    """Return what tells the clients of a row's first seed from those of others."""
+    seed, record = one.runs[0]
+    return repr((seed, record.final.get("data"), record.private, record.counts))
 
 
 def _runs(found: Compared, page: Path) -> PageSection | None:
