@@ -83,7 +83,7 @@ def test_what_is_withheld_stays_withheld(own: Path) -> None:
     found = ff.load_comparison(own)
     ours = next(row for row in found.table.rows if row[0] == "fedavg")
     shown = dict(zip(found.table.columns, ours, strict=True))
-    assert shown["local"] == shown["global"] == "-" and shown["rounds to 30%"] != "-"
+    assert shown["local"] == shown["global"] == "withheld" and shown["rounds to 30%"] != "-"
 
 
 def test_who_takes_one_for_the_other_is_told(made: ff.Comparison, own: Path, tmp_path: Path) -> None:

@@ -388,6 +388,19 @@ def test_several_folders_go_on_one_page_where_seeds_are_one_row(
     assert "Rows of one seed and setting share their clients" in read(ff.write_report(compared.folder)).text
 
 
+def test_a_private_run_hides_its_own_numbers_and_no_others(finished: Path, copied: Path, tmp_path: Path) -> None:
+    private = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    summary = json.loads((copied / "summary.json").read_text())
+    (copied / "summary.json").write_text(json.dumps({**summary, "privacy": private}))
+    config = (copied / "config.toml").read_text().replace('name = "paged"', 'name = "hidden"')
+    (copied / "config.toml").write_text(config)
+    found = read(ff.write_report(finished, copied, out=tmp_path / "all.html"))
+    local = percent(summary["local"])
+    assert any(local in row for row in found.cells), "the other run's"
+    hidden = [row for row in found.cells if "withheld" in row]
+    assert hidden and not any(local in row for row in hidden)
+
+
 def test_folders_that_are_none_are_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run folder was given"):
         ff.write_report()

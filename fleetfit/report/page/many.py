@@ -96,8 +96,13 @@ class Compared:
 
     @property
     def private(self) -> bool:
-        """Whether a run among them withholds what its clients do; then none of their rows says it."""
-        return any(record.private for one in self.groups for _, record in one.runs)
+        """Whether a run among them withholds what its clients do."""
+        return bool(self.withheld)
+
+    @property
+    def withheld(self) -> set[tuple[str, str]]:
+        """The rows, with their settings, of which a run withholds what its clients do."""
+        return {(one.row, one.setting) for one in self.groups if any(record.private for _, record in one.runs)}
 
     def told(self) -> "Compared":
         """Return what may be said of the runs."""
@@ -105,10 +110,14 @@ class Compared:
             return self
         runs = tuple(
             replace(one, final={k: v for k, v in one.final.items() if k in _PRIVATE}, per_level={}, per_exit={})
+            if (one.row, one.setting) in self.withheld
+            else one
             for one in self.results.runs
         )
         entries = [
             {**one, "columns": {k: v if k in _PRIVATE or is_rounds(k) else None for k, v in one["columns"].items()}}
+            if (str(one["row"]), str(one["setting"])) in self.withheld
+            else one
             for one in self.entries
         ]
         return replace(self, results=replace(self.results, runs=runs), entries=entries)
@@ -215,8 +224,9 @@ def _result_of(one: SeedGroup, seed: int, record: RunRecord) -> RunResult:
 
 
 def _columns(groups: Sequence[SeedGroup]) -> list[str]:
-    private = any(record.private for one in groups for _, record in one.runs)
-    return list(_PRIVATE if private else (*_BEST, "local_worst_tenth"))
+    private = [record.private for one in groups for _, record in one.runs]
+    told = () if all(private) else (*_BEST, "local_worst_tenth")
+    return [*told, *(_PRIVATE if any(private) else ())]
 
 
 def _places(groups: Sequence[SeedGroup]) -> PageSection:
@@ -296,7 +306,8 @@ def table_of(found: Compared, title: str = "") -> Table:
     if not numbers:
         for run in found.results.runs:
             numbers.setdefault((run.row, run.setting), []).append({c: _share(run.final, c) for c in found.columns})
-    return compare_table(found.rows, found.settings, numbers, title, found.notes, found.columns, printed)
+    table = compare_table(found.rows, found.settings, numbers, title, found.notes, found.columns, printed)
+    return replace(table, rows=tuple(_said_withheld(found, row) for row in table.rows))
 
 
 def table_of_tuning(tuning: Sequence[TuningResult]) -> Table:
@@ -304,6 +315,16 @@ def table_of_tuning(tuning: Sequence[TuningResult]) -> Table:
     counted = any(one.rounds is not None for each in tuning for one in each.candidates)
     tuned = tuning_table(tuning, "rounds" if counted else "")
     return replace(tuned, notes=tuple(note.replace(', by the "" accuracy', "") for note in tuned.notes))
+
+
+def _said_withheld(found: Compared, row: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a line of the table that says "withheld" where its runs do not tell a number."""
+    places = [(setting, column) for setting in found.settings for column in found.columns]
+    hidden = [
+        (row[0], setting) in found.withheld and column not in _PRIVATE and not is_rounds(column)
+        for setting, column in places
+    ]
+    return (row[0], *("withheld" if hide else cell for cell, hide in zip(row[1:], hidden, strict=True)))
 
 
 def _share(final: Mapping[str, float], column: str) -> float | None:
@@ -317,9 +338,10 @@ def _learning(found: Compared, setting: str, number: int) -> Callable[[], PageSe
         groups = found.of(setting)
         if not groups:
             return None
-        private = any(record.private for one in groups for _, record in one.runs)
+        each = [record.private for one in groups for _, record in one.runs]
+        private, all_private = any(each), all(each)
         some = [name for name in found.columns if name in KINDS]
-        kinds = list(dict.fromkeys([*some, *(_PRIVATE if private else _BEST)]))
+        kinds = list(dict.fromkeys([*some, *(_PRIVATE if private else ()), *(() if all_private else _BEST)]))
         count = len(found.settings) * (len(kinds) + 1 + 2 * len(COSTS))
         plots = [
             bundled(f"accuracy-{kind}-{number}", f"{KINDS[kind].capitalize()}",
@@ -539,7 +561,7 @@ def _runs(found: Compared, page: Path) -> PageSection | None:
             down, up = total(record, "bytes_down"), total(record, "bytes_up")
             columns = [column for column in found.columns if column in KINDS]
             numbers = numbers_of(record.summary, record.metrics, columns)
-            cells = [percent(None if record.private and c not in _PRIVATE else numbers[c]) for c in columns]
+            cells = ["withheld" if record.private and c not in _PRIVATE else percent(numbers[c]) for c in columns]
             sent = "-" if down is None or up is None else f"{size(down)} / {size(up)}"
             seconds = math.fsum(m["seconds"] for m in record.metrics)
             table.append((label, str(len(record.metrics)), *cells, sent, f"{seconds:,.1f}"))
