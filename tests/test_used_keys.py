@@ -436,7 +436,8 @@ def test_every_key_beside_every_method(method: str, context: str) -> None:
     assert found["local.lr"] == found["rounds"] == found["seed"] == "used"
     assert found["cohort.late"] == ("said" if context == "tiny" else "used")
     assert found["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
-    assert found["local.epochs"] == ("said" if method == "fedsgd" else "used")
+    once = "said" if method == "fedsgd" else "used"  # one step
+    assert found["local.epochs"] == found["local.momentum"] == found["local.max_steps"] == once
     assert found["local.optimiser"] == "used" and found["local.betas"] == "refused", "its keys go with an optimiser"
     assert found["local.check_every"] == "said", "there is no patience"
 
