@@ -330,7 +330,12 @@ def test_an_experiment_resolves(path, monkeypatch):
             ["fedavg", "fedsgd"], "that the smallest budget affords"
         )
         private = ("Differential privacy of clients", "The noise is loud") if "privacy" in table else ()
-        expected = ("Accuracy here is", own.get(table.get("method", {}).get("name", ""), "Accuracy here is"), *private)
+        expected = (
+            "Accuracy here is",
+            "validation held out.",
+            own.get(table.get("method", {}).get("name", ""), "Accuracy here is"),
+            *private,
+        )
         unused.append(set(map(str, found.unused)))  # a key that another row uses is for that one
         rest = [note for note in found.notes if note not in unused[-1]]
         assert all(any(e in note for e in expected) for note in rest), f"{label}: {rest}"
