@@ -21,6 +21,7 @@ from fleetfit.cli import main
 from fleetfit.cli.listing import keys_of
 from fleetfit.config import experiment_of
 from fleetfit.data.files.found import found_at
+from fleetfit.data.files.table import table
 from fleetfit.engines.flower.settings import own_data, read_settings
 from fleetfit.errors import DataError, FleetFitError
 from fleetfit.report import drawing
@@ -182,6 +183,28 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
     assert experiment_of({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
     chosen = experiment_of({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
     assert chosen.model.name == "resnet20"
+
+
+def test_both_places_of_a_path_that_is_nowhere_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sets").mkdir()
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path / "sets"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "iris.csv").write_text("a,label\n")
+    with pytest.raises(DataError) as error:
+        found_at("irris.csv")
+    assert f"no file or folder irris.csv nor {tmp_path}/sets/irris.csv (FLEETFIT_DATA)" in str(error.value)
+    assert 'Did you mean "iris.csv"?' in str(error.value)
+    with pytest.raises(DataError) as error:
+        found_at("~/irris.csv")
+    assert "nor" not in str(error.value)
+
+
+def test_a_folder_of_splits_is_called_by_its_own_name(tmp_path: Path) -> None:
+    rows = "a,label\n" + "".join(f"{i / 10},{'xy'[i % 2]}\n" for i in range(40))
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text(rows)
+    notes = table(str(tmp_path)).notes
+    assert notes[0].startswith(f"table {tmp_path.name}: ")
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,20 @@ def found_at(path: str) -> Found:
             return _of_file(place)
     except OSError as error:
         raise DataError(f"{paths.shown(place)} cannot be read: {paths.why(error)}.") from None
-    beside = sorted(entry.name for entry in itertools.islice(os.scandir(place.parent), _ENTRIES)) if (
-        place.parent.is_dir()) else []  # fmt: skip
+    here = paths.given(path, "data.path")
+    sought = [place] if place == here else [here, place]
+    beside = [name for one in sought for name in _beside(one)]
     near = next((name for name in beside if name.lower() == place.name.lower() or Path(name).stem == place.name), None)
     hint = f' Did you mean "{shown(near)}"?' if near else did_you_mean(place.name, beside)
-    raise DataError(f"data.path: there is no file or folder {paths.shown(place)}.{hint}")
+    where = " nor ".join(paths.shown(one) for one in sought) + (" (FLEETFIT_DATA)" if len(sought) > 1 else "")
+    raise DataError(f"data.path: there is no file or folder {where}.{hint}")
+
+
+def _beside(place: Path) -> list[str]:
+    """Return the names in the folder where something was sought; none where that cannot be looked into."""
+    if not place.parent.is_dir():
+        return []
+    return sorted(entry.name for entry in itertools.islice(os.scandir(place.parent), _ENTRIES))
 
 
 def _of_file(place: Path) -> Found:

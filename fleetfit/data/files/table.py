@@ -222,7 +222,8 @@ def from_sheets(
     if known is not None:
         notes = [f"{len(learned.columns)} columns as {len(learned.features)} features", *notes, *further]
     what = _what(learned, _named(label, asked, known), whole.rows, splits)
-    notes = [f"table {whole.path.name}: {notes[0]}, {what}", *notes[1:]]
+    file = name if whole.path.stem in splits else whole.path.name  # train.csv and the like say nothing
+    notes = [f"table {file}: {notes[0]}, {what}", *notes[1:]]
     held = {split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()}
     return _data(name, x, y, held, learned, group, tuple(notes))
 
