@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.arguments import GoesOn, Jobs, Quiet
 from fleetfit.cli.comparing import compared
 from fleetfit.cli.streams import said
 from fleetfit.errors import ConfigError
@@ -15,13 +16,8 @@ RUN_FILE = Path(__file__).with_name("demo.toml")
 
 
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
-    ] = 1,
+    out: GoesOn = None,
+    jobs: Jobs = 1,
     write: Annotated[
         Path | None,
         typer.Option(
@@ -34,7 +30,7 @@ def demo(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set one key of all its runs, such as rounds=5. Repeatable."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare ScaleFL, HeteroFL and FedAvg on handwritten digits: a first run that needs no file.
 
@@ -46,10 +42,7 @@ def demo(
         written(write)
         display.say(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")
         return
-    options = [*(["--out", str(out)] if out else []), *(["--jobs", str(jobs)] if jobs > 1 else [])]
-    options += [part for one in overrides or () for part in ("--set", one)]
-    again = shlex.join(["fleetfit", "demo", *options])
-    compared(RUN_FILE, again, quiet, out=out, overrides=overrides or (), jobs=jobs)
+    compared(RUN_FILE, ["demo"], out=out, jobs=jobs, overrides=overrides, quiet=quiet)
     if not quiet:
         display.say("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.arguments import RunFile
 from fleetfit.cli.streams import said
 from fleetfit.errors import ConfigError
 
@@ -14,14 +15,7 @@ if TYPE_CHECKING:
 
 
 def profile(
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
-            parser=said(paths.file_to_read),
-            metavar="[FILE]",
-        ),
-    ] = None,
+    file: RunFile = None,
     model: Annotated[str | None, typer.Option(help="Levels of this model instead of a run file's.")] = None,
     budgets: Annotated[str, typer.Option(help="With --model: budgets of the devices, as for `plan`.")] = (
         "0.125,0.25,0.5,1"

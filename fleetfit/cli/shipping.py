@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.arguments import Folder
 from fleetfit.cli.streams import only_the_result, said
 
 app = typer.Typer()
 
-Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=said(paths.folder), metavar="FOLDER")]
 LevelName = Annotated[str | None, typer.Option(help="Level, 1 for the smallest; the largest by default.")]
 Client = Annotated[int | None, typer.Option(help="On one client's data.")]
 Other = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]

@@ -1,7 +1,6 @@
 """The verbs and their options. Heavy modules are imported inside, so that `--help` answers at once."""
 
 import contextlib
-import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit import paths
+from fleetfit.cli.arguments import Fast, Folder, GoesOn, Jobs, Out, Overrides, Quiet, RunFile, with_speed
 from fleetfit.cli.comparing import compared
 from fleetfit.cli.demonstrating import demo
 from fleetfit.cli.fleet import app as flower
@@ -43,39 +43,6 @@ class LogLevel(StrEnum):
     info = "info"
     warning = "warning"
     error = "error"
-
-
-RunFile = Annotated[
-    Path | None,
-    typer.Argument(
-        help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
-        parser=said(paths.file_to_read),
-        metavar="[FILE]",
-    ),
-]
-Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=said(paths.folder), metavar="FOLDER")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="Folder to write; it must be new or empty.", parser=said(paths.folder), metavar="FOLDER"
-    ),
-]
-Fast = Annotated[
-    bool,
-    typer.Option(
-        "--fast", help="Compute as is fastest on this machine, not with every machine's bits: engine.speed=fast."
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
-
-
-def with_speed(overrides: list[str] | None, fast: bool) -> list[str]:
-    """Return the overrides, with what --fast stands for."""
-    return [*(overrides or ()), *(["engine.speed=fast"] if fast else [])]
 
 
 @app.callback(invoke_without_command=True)
@@ -155,13 +122,8 @@ def compare(
             metavar="FILE",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
-    ] = 1,
+    out: GoesOn = None,
+    jobs: Jobs = 1,
     against: Annotated[
         str | None,
         typer.Option(
@@ -185,12 +147,8 @@ def compare(
     The same command goes on where it was cut off: finished runs are not run again, and where all are, only the tables
     are written anew. They are also written as Markdown and CSV, and all results as one small `results.json`.
     """
-    given = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
-    options = [str(part) for option, value in given.items() if value is not None for part in (option, value)]
-    options += [part for one in overrides or () for part in ("--set", one)] + (["--fast"] if fast else [])
-    again = shlex.join(["fleetfit", "compare", str(file), *options])
-    compared(file, again, quiet, out=out, overrides=with_speed(overrides, fast), jobs=jobs, against=against,
-             record=record)  # fmt: skip
+    compared(file, ["compare", str(file)], out=out, jobs=jobs, overrides=overrides, fast=fast, quiet=quiet,
+             against=against, record=record)  # fmt: skip
 
 
 app.command()(demo)

@@ -15,13 +15,10 @@ from fleetfit.errors import ConfigError, DataError, shown
 Table = dict[str, Any]
 _PLACES = ("folder", "file")
 """What a data set calls the place of its files."""
+ANYBODYS = ("arrays", "images", "plain_text", "table", "text")
+"""Data sets that anybody may have, of any size."""
 _SIDE = 48  # pixels, from which on images get the larger of the usual models
-_DEEP_LSTM = {
-    "name": "char_lstm",
-    "embedding": 64,
-    "hidden": 128,
-    "layers": 4,
-}  # the paper's two layers have no room for four levels
+_DEEP_LSTM = {"name": "char_lstm", "embedding": 64, "hidden": 128, "layers": 4}  # the paper's two: no room for 4 levels
 _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "intermediate": 256}
 
 # ---- the data at a path ----------------------------------------------------------------------------------------------
@@ -102,13 +99,9 @@ def _place_of(name: str, where: str) -> str:
     return found
 
 
-ANYBODYS = ("arrays", "images", "plain_text", "table", "text")
-"""Data sets that anybody may have, of any size."""
-
-
 def says_clients(name: Any) -> bool:
     """Tell whether data of this name may be small, so that their size says how many clients there are by default."""
-    return isinstance(name, Data) or name in ANYBODYS if isinstance(name, Data | str) else False
+    return isinstance(name, Data) or (isinstance(name, str) and name in ANYBODYS)
 
 
 def what_was_read(data: Data) -> str:
