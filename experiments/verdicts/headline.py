@@ -32,10 +32,12 @@ def evidence(
         docs: How docs/ is reached from the page, such as "docs/".
     """
     counts = Counter(one.verdict for one in judged)
+    verdicts = {"holds": Verdict.HOLDS, "contradicted": Verdict.CONTRADICTED,
+                "cannot be told at the size that was run": Verdict.OPEN, "not run yet": Verdict.NOT_RUN}  # fmt: skip
+    told = ", ".join(f"{name} {counts[verdict]}" for name, verdict in verdicts.items() if counts[verdict])
     total = (
-        f"Of {len(judged)} claims of the papers {counts[Verdict.HOLDS]} hold so far, {counts[Verdict.CONTRADICTED]} "
-        f"are contradicted, {counts[Verdict.OPEN]} cannot be told at the size that was run, and "
-        f"{counts[Verdict.NOT_RUN]} are not run yet: [what the papers claim, and what came out]({docs}results.md)."
+        f"The {len(judged)} claims of the papers by verdict: {told}. All of them, with figures: "
+        f"[what the papers claim, and what came out]({docs}results.md)."
     )
     found = [one for file in PREFERRED for one in judged
              if one.table.file == file and one.verdict is not Verdict.NOT_RUN]  # fmt: skip

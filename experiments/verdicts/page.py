@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -130,31 +131,62 @@ def _about(file: str, results: Mapping[str, ExperimentResults], root: Path) -> s
 
 
 def settings_line(found: ExperimentResults) -> str:
-    """Return what all rows of an experiment share, in one line; rows and settings may set it otherwise."""
-    data, local, cohort, model = (_inside(found.settings, key) for key in ("data", "local", "cohort", "model"))
-    partition = _inside(data, "partition")
-    alpha = f", alpha = {partition['alpha']:g}" if isinstance(partition.get("alpha"), float) else ""
-    size = f" of {data['resize']}x{data['resize']} pixels" if data.get("resize") else ""
-    rounds = sorted({run.rounds for by_seed in found.runs.values() for run in by_seed.values()})
-    spread = " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))) if rounds else None
+    """Return what was run, in one line; where runs differ in a number, all of its values, or the least and greatest."""
+    ran = [run for by_seed in found.runs.values() for run in by_seed.values()]
+    told = [_set_in(found.settings, {**run.overrides, **run.tuned}) for run in ran]
+
+    def each(*path: str) -> str | None:
+        return _listed([_inside(one, path) for one in told])
+
+    size, alpha = each("data", "resize"), each("data", "partition", "alpha")
+    kinds, epochs = each("data", "partition", "kind") or "", each("local", "epochs")
     asked = [
-        (model.get("name"), "{}"),
-        (data.get("name"), f"{{}}{size}"),
-        (data.get("samples"), "{} training samples"),
-        (partition.get("clients"), f"{{}} clients ({partition.get('kind', '')}{alpha})"),
-        (cohort.get("count"), "{} a round"),
-        (None if cohort.get("count") else cohort.get("fraction"), "a fraction {} a round"),
-        (spread, "{} rounds"),
-        (local.get("epochs"), "{} local epochs"),
-        (local.get("batch_size"), "batch {}"),
-        (local.get("lr"), "learning rate {}"),
+        (each("model", "name"), "{}"),
+        (each("data", "name"), "{}" + (f" of {size}x{size} pixels" if size else "")),
+        (each("data", "samples"), "{} training samples"),
+        (each("data", "partition", "clients"), f"{{}} clients ({kinds}{f', alpha = {alpha}' if alpha else ''})"),
+        (_listed([_cohort(one) for one in told]), "{} a round"),
+        (_listed([run.rounds for run in ran]), "{} rounds"),
+        (epochs, "{} local epoch" if epochs == "1" else "{} local epochs"),
+        (each("local", "batch_size"), "batch {}"),
+        (each("local", "lr"), "learning rate {}"),
     ]
     return ", ".join(form.format(value) for value, form in asked if value is not None)
 
 
-def _inside(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = table.get(key)
-    return found if isinstance(found, Mapping) else {}
+def _cohort(settings: Mapping[str, Any]) -> str | None:
+    """Return how many take part in a round: a number of clients where one is set, else their share."""
+    count, fraction = _inside(settings, ("cohort", "count")), _inside(settings, ("cohort", "fraction"))
+    return str(count) if count is not None else None if fraction is None else f"a fraction {fraction}"
+
+
+def _listed(values: Sequence[Any]) -> str | None:
+    """Return different values as "1 or 5", more than three numbers as "1 to 20"; None where there are none."""
+    kept = list(dict.fromkeys(value for value in values if isinstance(value, str | int | float)))
+    numbers = sorted(value for value in kept if not isinstance(value, str))
+    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in numbers or kept]
+    return f"{texts[0]} to {texts[-1]}" if len(numbers) > 3 else " or ".join(texts) or None
+
+
+def _set_in(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the file's settings with those of a run, which stand by dotted key."""
+    made = deepcopy(dict(settings))
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        table = made
+        for part in path:
+            if not isinstance(table.get(part), dict):
+                table[part] = {}
+            table = table[part]
+        table[last] = value
+    return made
+
+
+def _inside(table: Mapping[str, Any], path: Sequence[str]) -> Any:
+    found: Any = table
+    for part in path:
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------

@@ -349,9 +349,28 @@ def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> 
     (repository.root / "experiments" / FILE).write_text('[compare]\ndiffers = "ResNet-20 for ResNet-110."\n')
     assert (
         "Settings: resnet20, cifar10 of 16x16 pixels, 10000 training samples, 50 clients (dirichlet, alpha = 100), 75 "
-        "to 100 rounds, 2 local epochs, learning rate 0.1."
+        "or 100 rounds, 2 local epochs, learning rate 0.1."
     ) in repository.page
     assert "Differs from the paper: ResNet-20 for ResNet-110." in repository.page
+
+
+def test_the_line_of_settings_has_what_each_run_set_and_chose(repository: Repository) -> None:
+    repository.claims(table(above("clear", "Ten")))
+    partition = {"kind": "dirichlet", "alpha": 5.0, "clients": 50}
+    settings = {"local": {"epochs": 1, "lr": 0.1}, "cohort": {"fraction": 0.2}, "data": {"partition": partition}}
+    skewed = {"overrides": {"data.partition.alpha": 1.0, "local.epochs": 20}, "tuned": {"local.lr": 0.03}}
+    even = {"overrides": {"data.partition.alpha": 100.0, "cohort.count": 1}, "tuned": {"local.lr": 0.003}}
+    runs = [*(one | even for one in flat()), *(one | skewed for one in spread("Ten", 10))]
+    repository.results(runs, settings_of_file=settings)
+    assert (
+        "Settings: 50 clients (dirichlet, alpha = 1 or 100), 1 or a fraction 0.2 a round, 100 rounds, 1 or 20 local "
+        "epochs, learning rate 0.003 or 0.03."
+    ) in repository.page
+    runs = [
+        one | {"tuned": {"local.lr": lr}} for one, lr in zip([*flat(), *spread("Ten", 10)], range(1, 7), strict=True)
+    ]
+    repository.results(runs, settings_of_file=settings)
+    assert "1 local epoch, learning rate 1 to 6.\n" in repository.page
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
@@ -472,7 +491,7 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     assert main([], repository.root) == 0
     said = (repository.root / "README.md").read_text()
     assert said.startswith(f"a\n{headline.BEGIN}\n") and said.endswith(f"{headline.END}\nb\n") and "stale" not in said
-    assert "1 are not run yet" in " ".join(said.split()) and "| verdict |" not in said
+    assert "by verdict: not run yet 1. All" in " ".join(said.split()) and "| verdict |" not in said
     repository.results([*flat(), *spread("Ten", 10)])
     assert main(["--check"], repository.root) == 1
     [file] = {one.table.file for one in built(repository.root)[2]}
