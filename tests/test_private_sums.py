@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from test_privacy import KEY, WITHHELD, delta_of, state_of
-from test_secure_runs import HERE, TINY, Stopped, Watched, block, laid
+from test_secure_runs import HERE, TINY, Watched, block, laid, stopped_in_the_second_round
 
 import fleetfit as ff
 from fleetfit import secured
@@ -22,7 +22,7 @@ from fleetfit.errors import ConfigError, RunError
 from fleetfit.privacy import Randomness, noise_for, registered, spent
 from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import one_round, start
-from fleetfit.secure import Quantiser, SecureClient
+from fleetfit.secure import Quantiser
 from fleetfit.secured import Secured
 from fleetfit.submodel import cut, flat_of, whole
 from fleetfit.values import Failure, Job, Summed, Update
@@ -353,23 +353,7 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_was_paid_for(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where rounds that are begun again are paid for again, as on a fleet: this one is not begun again."""
-    asked: list[int] = []
-    begin, train = SecureClient.begin, secured.Simulated._train
-
-    def begun(self: SecureClient, run: str, round: int, piece: str) -> Any:
-        asked.append(round)
-        return begin(self, run, round, piece)
-
-    def stops(self: Any, asked: Any) -> Any:
-        if next(iter(asked.values()))[0].round == 1:
-            raise Stopped
-        return train(self, asked)
-
-    monkeypatch.setattr(SecureClient, "begin", begun)
-    with monkeypatch.context() as patch:
-        patch.setattr(secured.Simulated, "_train", stops)
-        with pytest.raises(Stopped):
-            ff.run(table(tmp_path), out=tmp_path / "run")
+    asked = stopped_in_the_second_round(monkeypatch, lambda: ff.run(table(tmp_path), out=tmp_path / "run"))
     nest = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert nest["begun"] == 2
     (tmp_path / "run" / "privacy.json").write_text(json.dumps({**nest, "again": again}))

@@ -202,9 +202,8 @@ class Stopped(BaseException):
     """A process that is killed."""
 
 
-def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stopped_in_the_second_round(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> list[int]:
+    """Start a run that is killed as its second round trains; return the rounds asked of clients, then and later."""
     asked: list[int] = []
     begin, train = SecureClient.begin, secured.Simulated._train
 
@@ -221,7 +220,15 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
     with monkeypatch.context() as patch:
         patch.setattr(secured.Simulated, "_train", stops)
         with pytest.raises(Stopped):
-            ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run")
+            run()
+    return asked
+
+
+def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = laid(TINY, {"secure": SECURE})
+    asked = stopped_in_the_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
     name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
     before = flat_of(ff.load(tmp_path / "run").server.state).clone()
     assert asked.count(1) == 12
