@@ -10,7 +10,7 @@ from experiments.verdicts.claims import Claims
 from experiments.verdicts.judging import Judged, Verdict
 from experiments.verdicts.stored import ExperimentResults
 from fleetfit import files
-from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish
+from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish, style_of
 from fleetfit.report.plots import shapes
 from fleetfit.report.results import LevelResult, RunResult
 
@@ -196,8 +196,9 @@ def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, least: int
         axes = figure.add_subplot(1, len(shown), place)
         for row, points in lines.items():
             at, mean, low, high = zip(*points, strict=True)
-            axes.plot(at, mean, color=color(names.index(row)), marker="o", markersize=3, label=row)
-            axes.fill_between(at, low, high, color=color(names.index(row)), alpha=0.15, linewidth=0)
+            i = names.index(row)
+            axes.plot(at, mean, color=color(i), linestyle=style_of(i), marker="o", markersize=3, label=row)
+            axes.fill_between(at, low, high, color=color(i), alpha=min(0.15, 0.5 / len(lines)), linewidth=0)
         finish(axes, x, "accuracy (%)", setting)
         axes.locator_params(axis="x", integer=True)
     handles, labels = _all_labels(figure)
@@ -227,7 +228,7 @@ def _by_cost(results: ExperimentResults, setting: str) -> "Figure | None":
         axes = figure.add_subplot(1, 2, place)
         for i, (row, levels) in enumerate(_levelled(results, setting).items()):
             points = [(getattr(level, cost), accuracy) for level, accuracy in levels]
-            axes.plot(*zip(*points, strict=True), color=color(i), marker="o", markersize=4, label=row)
+            axes.plot(*zip(*points, strict=True), style_of(i), color=color(i), marker="o", markersize=4, label=row)
             some = True
         _log(axes, large=True)
         _quiet(axes, cost.replace("_", "-"))
