@@ -1,9 +1,13 @@
 """Fine-tuning modes: what is trained and travels, what is put in, that it begins as nothing, and cuts like the rest."""
 
+import importlib
+import logging
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -387,6 +391,28 @@ def test_what_does_not_fit_is_said(spec: Any, said: str) -> None:
 def test_lora_without_a_target_names_what_there_is() -> None:
     with pytest.raises(ModelError, match=r"blocks\.\*\.mixer\.in_proj"):
         lora(mamba())
+
+
+def test_lora_keeps_quiet_what_a_library_that_it_does_not_use_warns_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = importlib.import_module("peft")
+    taken = []
+
+    class Talkative(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            taken.append(name)
+            logging.getLogger("torchao").warning("Failed to load kernels.")
+            return getattr(real, name)
+
+    monkeypatch.setitem(sys.modules, "peft", Talkative("peft"))
+    caplog.clear()  # of what the import of the real one said
+    architecture = lora(small(), rank=2)
+    build_module(architecture, architecture.sizes(1.0), tuple(architecture.positions))
+    assert "LoraConfig" in taken
+    assert caplog.text == ""
+    logging.getLogger("torchao").warning("Another use.")
+    assert "Another use." in caplog.text
 
 
 def test_recurrent_exits_and_tuning_go_together() -> None:

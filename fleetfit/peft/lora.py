@@ -6,7 +6,10 @@ DeiT-S. Federated averages take A and B apart, as the papers do; the average of 
 `method.plus.lora_product` takes it.
 """
 
+import contextlib
+import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -40,7 +43,8 @@ class Lora(Tuned):
     def put_into(self, module: nn.Module, places: list[str]) -> None:
         """Let peft replace the linear layers."""
         try:
-            from peft import LoraConfig, inject_adapter_in_model
+            with _silent("torchao", "torch.utils._pytree"):
+                from peft import LoraConfig, inject_adapter_in_model
         except ImportError:
             raise MissingExtra("peft", "LoRA") from None
         pattern = "|".join(re.escape(place) for place in places)
@@ -97,3 +101,17 @@ def lora(
         MissingExtra: peft is not installed.
     """
     return Lora(architecture, tuple(targets), rank, alpha)
+
+
+@contextlib.contextmanager
+def _silent(*names: str) -> Iterator[None]:
+    """Let loggers say errors only: peft imports torchao where it is, which warns of kernels that LoRA does not use."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
