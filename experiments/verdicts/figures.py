@@ -201,9 +201,19 @@ def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, least: int
             axes.fill_between(at, low, high, color=color(i), alpha=min(0.15, 0.5 / len(lines)), linewidth=0)
         finish(axes, x, "accuracy (%)", setting)
         axes.locator_params(axis="x", integer=True)
-    handles, labels = _all_labels(figure)
-    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
+    _legend_below(figure)
     return figure
+
+
+def _legend_below(figure: "Figure", most: int = 4) -> None:
+    """Say below the axes what the lines are, in as many columns as the figure is wide for."""
+    handles, labels = _all_labels(figure)
+    for columns in range(most, 0, -1):
+        place = "outside lower center"
+        legend = figure.legend(handles, labels, frameon=False, fontsize=8, loc=place, ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _all_labels(figure: "Figure") -> tuple[list["Artist"], list[str]]:
@@ -233,8 +243,7 @@ def _by_cost(results: ExperimentResults, setting: str) -> "Figure | None":
         _log(axes, large=True)
         _quiet(axes, cost.replace("_", "-"))
         axes.set_ylabel("accuracy (%)")
-    handles, labels = _all_labels(figure)
-    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
+    _legend_below(figure)
     return figure if some else None
 
 

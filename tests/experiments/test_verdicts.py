@@ -407,6 +407,21 @@ def test_figures_are_drawn_named_and_the_same_each_time(repository: Repository) 
     assert {path.name for path in folder.iterdir()} == {"effects-1-paper.svg"}, "old ones go"
 
 
+def test_every_line_is_named_inside_the_figure(repository: Repository) -> None:
+    repository.claims(table(above("clear", "ScaleFL, as printed, 1", "ScaleFL, as printed, 0")))
+    rows = [f"ScaleFL, as printed, {i}" for i in range(10)]
+    repository.results([one for i, row in enumerate(rows) for one in drawable(row, float(i))])
+    figures = [one.figure for one in built(repository.root)[1] if one.name.startswith("small")]
+    assert len(figures) == 2
+    for figure in figures:
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert [text.get_text() for text in legend.get_texts()] == rows
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.width
+
+
 # ---- what is wrong is said -------------------------------------------------------------------------------------------
 
 
