@@ -209,8 +209,7 @@ def _legend_below(figure: "Figure", most: int = 4) -> None:
     """Say below the axes what the lines are, in as many columns as the figure is wide for."""
     handles, labels = _all_labels(figure)
     for columns in range(most, 0, -1):
-        place = "outside lower center"
-        legend = figure.legend(handles, labels, frameon=False, fontsize=8, loc=place, ncols=columns)
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()
