@@ -263,7 +263,10 @@ def _shapes(results: ExperimentResults, setting: str) -> "Figure | None":
 
 
 def _levelled(results: ExperimentResults, setting: str) -> dict[str, list[tuple[LevelResult, float]]]:
-    """Return the levels of each row in a setting with the mean of their accuracies, where all seeds have one."""
+    """Return the levels of each row in a setting with the mean of their accuracies, where all seeds have one.
+
+    Nothing where no row has two of them: a client of each level has to be among those that are evaluated.
+    """
     found: dict[str, list[tuple[LevelResult, float]]] = {}
     for (where, row), levels in results.levels.items():
         runs = list(results.runs.get((where, row), {}).values()) if where == setting else []
@@ -271,7 +274,7 @@ def _levelled(results: ExperimentResults, setting: str) -> dict[str, list[tuple[
             accuracies = [run.per_level[level.level] for run in runs if level.level in run.per_level]
             if accuracies and len(accuracies) == len(runs):
                 found.setdefault(row, []).append((level, statistics.fmean(accuracies)))
-    return found
+    return found if any(len(levels) > 1 for levels in found.values()) else {}
 
 
 def _slug(text: str) -> str:

@@ -384,14 +384,16 @@ def drawable(row: str, shift: float) -> list[Run]:
     ]  # fmt: skip
 
 
+TWO_LEVELS = [
+    {"row": row, "setting": "", "level": str(n), "width": n / 2, "depth": n, "blocks": 2, "parameters": 100 * n,
+     "multiply_adds": 1000 * n}
+    for row in ("HeteroFL", "ScaleFL") for n in (1, 2)
+]  # fmt: skip
+
+
 def test_figures_are_drawn_named_and_the_same_each_time(repository: Repository) -> None:
     repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
-    levels = [
-        {"row": row, "setting": "", "level": str(n), "width": n / 2, "depth": n, "blocks": 2, "parameters": 100 * n,
-         "multiply_adds": 1000 * n}
-        for row in ("HeteroFL", "ScaleFL") for n in (1, 2)
-    ]  # fmt: skip
-    repository.results([*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)], levels=levels)
+    repository.results([*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)], levels=TWO_LEVELS)
     folder = repository.root / PAGE.with_suffix("")
     assert main([], repository.root) == 0
     first = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -405,6 +407,25 @@ def test_figures_are_drawn_named_and_the_same_each_time(repository: Repository) 
     repository.results([*flat("HeteroFL"), *spread("ScaleFL", 10)])
     assert main([], repository.root) == 0
     assert {path.name for path in folder.iterdir()} == {"effects-1-paper.svg"}, "old ones go"
+
+
+def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Repository) -> None:
+    repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
+    runs = [*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)]
+
+    def drawn() -> set[str]:
+        repository.results(runs, levels=TWO_LEVELS)
+        return {one.name for one in built(repository.root)[1]} & {
+            "small-made-up-levels.svg",
+            "small-made-up-shapes.svg",
+        }
+
+    for one in runs:
+        one["per_level"] = {"1": 40.0}
+    assert drawn() == set()
+    for one in runs[:3]:  # a row of one level stands beside one of two
+        one["per_level"] = {"1": 40.0, "2": 45.0}
+    assert "small-made-up-levels.svg" in drawn()
 
 
 def test_every_line_is_named_inside_the_figure(repository: Repository) -> None:
