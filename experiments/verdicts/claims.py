@@ -99,15 +99,25 @@ class ClaimTable(_Table):
         paper: Whose it is; the page has a chapter for each.
         title: What it is there.
         file: The experiment that judges it, below `experiments/`.
-        note: What a reader has to know about it.
+        note: What a reader has to know about it, written before the runs.
+        later: What the runs have shown that the verdicts do not say, written after them.
         claim: Its claims.
+        also: Orders of the same table that were looked at after the runs: judged alike, corrected among themselves,
+            and not counted.
     """
 
     paper: Text
     title: Text
     file: Annotated[str, Field(pattern=r"^[\w./-]+\.toml$")]
     note: str = ""
+    later: str = ""
     claim: Annotated[list[Claim], Field(min_length=1)]
+    also: list[Claim] = Field(default_factory=list)
+
+    @property
+    def every(self) -> list[Claim]:
+        """Its claims and what was looked at later."""
+        return [*self.claim, *self.also]
 
 
 class LeftOut(_Table):
@@ -152,12 +162,12 @@ def read(path: Path) -> Claims:
     except pydantic.ValidationError as error:
         first = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
         raise ConfigError(f"{path}: {_sentence(first, table)}") from None
-    counts = Counter(claim.id for table in found.table for claim in table.claim)
+    counts = Counter(claim.id for table in found.table for claim in table.every)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise ConfigError(f'{path}: two claims have the id "{twice[0]}"; each needs one of its own.')
     for one in found.table:
-        for claim in one.claim:
+        for claim in one.every:
             _check_complete(path, one, claim)
     return found
 
@@ -210,7 +220,7 @@ def _keys_beside(place: Sequence[str | int]) -> list[str]:
     schema: type[_Table] = Claims
     if "left_out" in names[:1]:
         schema = LeftOut
-    elif "claim" in names[:-1]:
+    elif "claim" in names[:-1] or "also" in names[:-1]:
         schema = Side if len(names) > 3 else Claim
     elif "table" in names[:-1]:
         schema = ClaimTable

@@ -72,13 +72,19 @@ class Judged:
 
 def judge(claims: Claims, results: Mapping[str, ExperimentResults]) -> list[Judged]:
     """Return a verdict for every claim, in the file's order; those of a table are corrected for one another."""
-    found = []
-    for table in claims.table:
-        family = [_judged(table, claim, results) for claim in table.claim]
-        tested = [one for one in family if one.p is not None]
-        corrected = dict(zip(map(id, tested), holm([one.p for one in tested if one.p is not None]), strict=True))
-        found += [_corrected(one, corrected[id(one)]) if id(one) in corrected else one for one in family]
-    return found
+    return [one for table in claims.table for one in _family(table, table.claim, results)]
+
+
+def judge_also(table: ClaimTable, results: Mapping[str, ExperimentResults]) -> list[Judged]:
+    """Return what is to be said of the orders that were looked at after the runs, corrected for one another alone."""
+    return _family(table, table.also, results)
+
+
+def _family(table: ClaimTable, claims: Sequence[Claim], results: Mapping[str, ExperimentResults]) -> list[Judged]:
+    family = [_judged(table, claim, results) for claim in claims]
+    tested = [one for one in family if one.p is not None]
+    corrected = dict(zip(map(id, tested), holm([one.p for one in tested if one.p is not None]), strict=True))
+    return [_corrected(one, corrected[id(one)]) if id(one) in corrected else one for one in family]
 
 
 def holm(p: Sequence[float]) -> list[float]:

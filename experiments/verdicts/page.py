@@ -8,7 +8,8 @@ from typing import Any
 
 from experiments.verdicts.claims import Claim, Claims, ClaimTable, contrasts
 from experiments.verdicts.figures import Drawn
-from experiments.verdicts.judging import Judged, Verdict
+from experiments.verdicts.judging import Judged, Verdict, judge_also
+from experiments.verdicts.measured import columns_of, measured
 from experiments.verdicts.stored import ExperimentResults
 from fleetfit.config.tables import read_table
 
@@ -18,16 +19,18 @@ HEAD = """# What the papers claim, and what came out
 
 The papers print tables of full-size experiments; here a small one, which two cores finish, judges each claim. What is
 claimed, by how much, and which rows decide it was written down from the papers' texts before these runs, in
-[experiments/claims.toml](../experiments/claims.toml), with claims that may well fail at this size; what was found along
-the way, and earlier trials at other sizes, stand in [experiments/LOG.md](../experiments/LOG.md).
+[experiments/claims.toml](../experiments/claims.toml), with claims that may well fail at this size; what was found
+along the way, and earlier trials, stand in [experiments/LOG.md](../experiments/LOG.md). What was written after the
+runs says so: notes, and orders of the same tables that were looked at later, which are judged alike and not counted.
 
 How a verdict is made: runs are paired by seed, since a seed fixes the clients' data, the first weights and who takes
-part in which round, and the differences (of ratios, their logarithms) give the mean and the 95% interval of a t-test. A
-claim that several differences make ("Decoupled is last") counts once, and the difference that has least for it decides.
+part in which round, and the differences (of ratios, their logarithms) give the mean and the 95% interval of a t-test.
+A claim that several differences make ("Decoupled is last") counts once, and the difference that has least for it
+decides; it is contradicted where one of them speaks against it, with a p that is multiplied by how many there are.
 Within each table of a paper the p-values of all claims that could be tested are corrected by Holm's procedure. A claim
 *holds* if the corrected p is below 0.05 in its direction, is *contradicted* if it is so in the other, and *cannot be
-told at this size* otherwise; with no run, or one seed, it is *not run*. Numbers without chance, such as parameters, are
-compared as they are.
+told at this size* otherwise; with no run, or one seed, it is *not run*. Numbers without chance, such as parameters,
+are compared as they are.
 
 The sizes of a paper's effects and ours belong to different models, data and lengths; what is compared is the order, or
 the bound where one is claimed. Intervals are not corrected, so that one may exclude zero where the corrected p does not
@@ -53,12 +56,14 @@ def page(
     """
     parts = [HEAD, _summary(judged)]
     left = list(drawn)  # an experiment that judges two tables shows its figures once
+    shown: set[tuple[str, str]] = set()  # and each of its numbers
     for paper in dict.fromkeys(table.paper for table in claims.table):
         parts.append(f"## {paper}\n")
         parts += _figures(left, paper=paper)
         for table in claims.table:
             if table.paper == paper:
                 parts += _chapter(table, [one for one in judged if one.table is table], results, root)
+                parts += _measured(table, results, shown)
                 parts += _figures(left, file=table.file)
     parts += _left_out(claims)
     return "\n".join(parts)
@@ -87,13 +92,24 @@ def _chapter(
     parts = [f"### {table.title}\n"]
     if table.note:
         parts.append(table.note + "\n")
+    if table.later:
+        parts.append(f"Written after the runs: {table.later}\n")
     parts += [_about(file, results, root) for file in files_of(table)]
+    parts += _verdicts(table, judged)
+    also = [one for one in judge_also(table, results) if one.verdict is not Verdict.NOT_RUN]
+    if also:
+        parts.append("Looked at after the runs, corrected among themselves, and not counted:\n")
+        parts += _verdicts(table, also)
+    return parts
+
+
+def _verdicts(table: ClaimTable, judged: Sequence[Judged]) -> list[str]:
     rows = [
         (f"{one.claim.says} (`{one.claim.id}`)", of_paper(one.claim, table), here(one), _seeds(one), _p(one),
          f"**{one.verdict.value}**" if one.verdict is not Verdict.NOT_RUN else one.verdict.value)
         for one in judged
     ]  # fmt: skip
-    parts.append(markdown_table(("claim", "paper", "here", "seeds", "p", "verdict"), rows))
+    parts = [markdown_table(("claim", "paper", "here", "seeds", "corrected p", "verdict"), rows)]
     reasons: dict[tuple[Verdict, str], list[str]] = {}
     for one in judged:
         if one.reason:
@@ -105,9 +121,21 @@ def _chapter(
     return parts + [""] * bool(reasons)
 
 
+def _measured(table: ClaimTable, results: Mapping[str, ExperimentResults], shown: set[tuple[str, str]]) -> list[str]:
+    """Return the numbers of all rows that the table's claims compare, but for those that the page has shown."""
+    columns = [column for column in columns_of(table) if (table.file, column) not in shown]
+    if table.file not in results or not columns:
+        return []
+    shown |= {(table.file, column) for column in columns}
+    return [
+        "All rows, mean and standard deviation over the seeds:\n",
+        markdown_table(*measured(results[table.file], columns)),
+    ]
+
+
 def files_of(table: ClaimTable) -> list[str]:
     """Return the experiments that a table's claims need, its own first."""
-    places = [place for claim in table.claim for c in contrasts(table, claim) for place in (*c.plus, *c.minus)]
+    places = [place for claim in table.every for c in contrasts(table, claim) for place in (*c.plus, *c.minus)]
     return list(dict.fromkeys([table.file, *(place.file for place in places)]))
 
 
@@ -120,9 +148,9 @@ def _about(file: str, results: Mapping[str, ExperimentResults], root: Path) -> s
         return f"Experiment: `experiments/{file}`; results: none yet.\n"
     found, path = results[file], root / "experiments" / file
     links = ", ".join(f"[{name}](../experiments/results/{name})" for name in found.sources)
-    named = f"[experiments/{file}](../experiments/{file})" if path.is_file() else f"`experiments/{file}`"
-    said = [f"Experiment: {named}; results: {links}."]
-    line = settings_line(found)
+    named = f"[experiments/{file}](../experiments/{file})"
+    said = [f"Experiment: {named}; results: {links}."] if path.is_file() else [f"Results: {links}."]
+    line = settings_line(found) if found.settings else ""
     said += [f"Settings: {line}."] if line else []
     compared = read_table(path).get("compare", {}) if path.is_file() else {}
     differs = str(compared.get("differs", "")).strip().rstrip(".")
@@ -272,7 +300,7 @@ def needs(claims: Claims, root: Path) -> dict[str, list[str]]:
         claims: What is claimed.
         root: The repository.
     """
-    places = {place for table in claims.table for claim in table.claim
+    places = {place for table in claims.table for claim in table.every
               for c in contrasts(table, claim) for place in (*c.plus, *c.minus)}  # fmt: skip
     found: dict[str, list[str]] = {}
     for file in sorted({place.file for place in places}):

@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetfit.errors import RunError, shown
 from fleetfit.report.columns import is_rounds, number_name
-from fleetfit.report.results import ComparisonResults, LevelResult, RunResult, read_results
+from fleetfit.report.results import ComparisonResults, LevelResult, RunResult, TuningResult, read_results
 
 ROUNDS = "rounds"
 _REACHED = "rounds_to_"
@@ -41,6 +41,7 @@ class ExperimentResults:
         settings: What stands in its file, with every default.
         runs: Runs by (setting, row) and seed.
         levels: The levels of each (setting, row); empty where they were not stored.
+        tuning: What was tried for each (setting, row), and chosen; empty where nothing was.
     """
 
     file: str
@@ -48,6 +49,7 @@ class ExperimentResults:
     settings: Mapping[str, Any]
     runs: Mapping[tuple[str, str], Mapping[int, RunResult]]
     levels: Mapping[tuple[str, str], Sequence[LevelResult]] = field(default_factory=dict)
+    tuning: Mapping[tuple[str, str], TuningResult] = field(default_factory=dict)
 
     @property
     def targets(self) -> list[str]:
@@ -92,6 +94,7 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResu
     """
     runs: dict[tuple[str, str], dict[int, RunResult]] = {}
     levels: dict[tuple[str, str], list[LevelResult]] = {}
+    tuning: dict[tuple[str, str], TuningResult] = {}
     whose: dict[tuple[str, str, int], str] = {}
     first, settings = group[0][0], group[0][1].settings
     for name, found in group:
@@ -113,7 +116,8 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResu
             runs.setdefault(key[:2], {})[run.seed] = run
         for pair in dict.fromkeys((level.setting, level.row) for level in found.levels):
             levels[pair] = [level for level in found.levels if (level.setting, level.row) == pair]
-    return ExperimentResults(file, [name for name, _ in group], settings, runs, levels)
+        tuning |= {(one.setting, one.row): one for one in found.tuning}
+    return ExperimentResults(file, [name for name, _ in group], settings, runs, levels, tuning)
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

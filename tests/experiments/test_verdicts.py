@@ -443,6 +443,71 @@ def test_every_line_is_named_inside_the_figure(repository: Repository) -> None:
         assert box.x1 <= figure.bbox.width
 
 
+# ---- what was written after the runs, and the numbers behind it ------------------------------------------------------
+
+
+def test_what_was_looked_at_later_is_judged_by_itself_and_not_counted(repository: Repository) -> None:
+    """0.029273 alone in its table, and 0.003317 alone among the later ones: neither is multiplied by two."""
+    later = above("later", "Ten").replace("[[table.claim]]", "[[table.also]]")
+    repository.claims(
+        table(above("alone", "Three"), later).replace('title = "Table 1"', 'title = "Table 1"\nlater = "Found since."')
+    )
+    repository.results([*flat(), *spread("Ten", 10), *spread("Three", 3.3)])
+    judged = repository.judged()
+    assert judged["alone"][3:] == ["0.029", "holds"]
+    assert judged["later"][3:] == ["0.003", "holds"]
+    assert "| Paper | 1 | 1 | 0 | 0 | 0 |" in repository.page
+    assert len(built(repository.root)[2]) == 1
+    assert "Written after the runs: Found since.\n" in repository.page
+    assert (
+        repository.page.index("(`alone`)")
+        < repository.page.index("not counted:\n\n")
+        < repository.page.index("(`later`)")
+    )
+
+
+def test_a_claim_looked_at_later_needs_an_id_and_a_column_too(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = above("one", "Ten").replace("[[table.claim]]", "[[table.also]]")
+    repository.claims(table(above("one", "Ten"), later))
+    assert main([], repository.root) == 2
+    assert 'two claims have the id "one"' in capsys.readouterr().err
+    repository.claims(table(above("one", "Ten"), later.replace('"one"', '"two"').replace('column = "global"\n', "")))
+    assert main([], repository.root) == 2
+    assert 'claim "two", row "Ten": no column' in capsys.readouterr().err
+
+
+def test_every_row_is_shown_with_what_tuning_chose(repository: Repository) -> None:
+    """Of 50, 57 and 64 mean and standard deviation are 57 and 7; of 70, 78 and 86 they are 78 and 8."""
+    repository.claims(table(above("clear", "Ten")), table(above("again", "Ten"), title="Table 2"))
+    runs = [
+        *flat(),
+        *[run("Ten", s, {"global": 70.0 + 8 * s}) for s in (0, 1, 2)],
+        run("Not claimed", 0, {"global": 2.5}),
+    ]
+    tried = [{"values": {"local.lr": lr}, "score": 1.0, "seed": 3} for lr in (0.1, 0.3, 0.01)]
+    chosen = [("Base", 0.1), ("Ten", 0.3)]
+    tuning = [{"row": row, "setting": "", "chosen": {"local.lr": lr}, "candidates": tried} for row, lr in chosen]
+    repository.results(runs, tuning=tuning)
+    shown = """\
+| row | learning rate | seeds | global |
+| --- | --- | --- | --- |
+| Base | 0.1 | 3 | 57.0 ± 7.0 |
+| Ten | 0.3, the largest of 3 | 3 | 78.0 ± 8.0 |
+| Not claimed | - | 1 | 2.50 |
+"""
+    assert repository.page.count(shown) == 1, "once, though two tables are judged by it"
+
+
+def test_rows_that_did_not_get_to_a_target_are_shown_as_at_least(repository: Repository) -> None:
+    body = 'measure = "ratio"\ngreater = { row = "Slow" }\nlesser = { row = "Quick" }'
+    repository.claims(table(claim("rounds", body).replace('"global"', '"rounds"')))
+    quick = [run("Quick", s, {"rounds_to_90": 20.0 + s}) for s in (0, 1, 2)]
+    repository.results([*quick, *[run("Slow", s, {} if s else {"rounds_to_90": 70.0}) for s in (0, 1, 2)]])
+    assert "| Quick | 3 | 21.0 ± 1.0 |\n| Slow | 3 | at least 90.0 ± 17.3 |\n" in repository.page
+
+
 # ---- what is wrong is said -------------------------------------------------------------------------------------------
 
 
