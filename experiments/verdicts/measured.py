@@ -8,6 +8,7 @@ from experiments.verdicts.claims import ClaimTable, contrasts
 from experiments.verdicts.stored import ExperimentResults, value_of
 
 RATE = "local.lr"
+GLUE = "\u00a0"  # a space at which no line breaks
 
 
 def columns_of(table: ClaimTable) -> list[str]:
@@ -59,5 +60,5 @@ def _cell(numbers: Sequence[float], at_least: bool, some: bool) -> str:
     digits = 0 if mean >= 1e4 else 1 if mean >= 10 else 2 if mean >= 1 else 3
     said = f"{mean:,.{digits}f}"
     if len(numbers) > 1 and (spread := statistics.stdev(numbers)) > 0:
-        said += f" ± {spread:,.{digits}f}"
+        said += f"{GLUE}±{GLUE}{spread:,.{digits}f}"
     return "at least " * at_least + said + f" ({len(numbers)} of them)" * some
