@@ -1,7 +1,7 @@
 """What every row of an experiment has: the numbers behind the verdicts, mean and standard deviation over the seeds."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from experiments.verdicts.claims import ClaimTable, contrasts
@@ -11,25 +11,30 @@ RATE = "local.lr"
 GLUE = "\u00a0"  # a space at which no line breaks
 
 
-def columns_of(table: ClaimTable) -> list[str]:
-    """Return the columns of a table's own experiment that its claims compare, in their order."""
+def compared(table: ClaimTable) -> tuple[list[str], set[str]]:
+    """Return the columns of a table's own experiment that its claims compare, in their order, and in which settings."""
     places = [p for claim in table.every for c in contrasts(table, claim) for p in (*c.plus, *c.minus)]
-    return list(dict.fromkeys(place.column for place in places if place.file == table.file))
+    own = [place for place in places if place.file == table.file]
+    return list(dict.fromkeys(place.column for place in own)), {place.setting for place in own}
 
 
-def measured(results: ExperimentResults, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def measured(
+    results: ExperimentResults, columns: Sequence[str], within: Collection[str]
+) -> tuple[list[str], list[list[str]]]:
     """Return the head and the lines of a table of all rows of an experiment.
 
     Args:
         results: The experiment.
         columns: Which of its numbers are shown.
+        within: In which settings.
     """
-    settings = len({setting for setting, _ in results.runs}) > 1
+    runs = [(setting, row, by_seed) for (setting, row), by_seed in results.runs.items() if setting in within]
+    first = list(dict.fromkeys(setting for setting, _, _ in runs))
+    settings = len(first) > 1
     tuned = sorted({key for found in results.tuning.values() for key in found.chosen})
     head = ["setting"] * settings + ["row", *("learning rate" if key == RATE else key for key in tuned), "seeds"]
     lines = []
-    first = list(dict.fromkeys(setting for setting, _ in results.runs))
-    for (setting, row), by_seed in sorted(results.runs.items(), key=lambda one: first.index(one[0][0])):
+    for setting, row, by_seed in sorted(runs, key=lambda one: first.index(one[0])):
         line = [setting] * settings + [row, *(_chosen(results, setting, row, key) for key in tuned), str(len(by_seed))]
         found = [[value_of(results, run, column) for run in by_seed.values()] for column in columns]
         known = [[value for value in values if value is not None] for values in found]

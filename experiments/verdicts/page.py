@@ -9,7 +9,7 @@ from typing import Any
 from experiments.verdicts.claims import Claim, Claims, ClaimTable, contrasts
 from experiments.verdicts.figures import Drawn
 from experiments.verdicts.judging import Judged, Verdict, judge_also
-from experiments.verdicts.measured import columns_of, measured
+from experiments.verdicts.measured import compared, measured
 from experiments.verdicts.stored import ExperimentResults
 from fleetfit.config.tables import read_table
 
@@ -56,7 +56,7 @@ def page(
     """
     parts = [HEAD, _summary(judged)]
     left = list(drawn)  # an experiment that judges two tables shows its figures once
-    shown: set[tuple[str, str]] = set()  # and each of its numbers
+    shown: set[tuple[str, str, str]] = set()  # and each of its numbers
     for paper in dict.fromkeys(table.paper for table in claims.table):
         parts.append(f"## {paper}\n")
         parts += _figures(left, paper=paper)
@@ -121,16 +121,19 @@ def _verdicts(table: ClaimTable, judged: Sequence[Judged]) -> list[str]:
     return parts + [""] * bool(reasons)
 
 
-def _measured(table: ClaimTable, results: Mapping[str, ExperimentResults], shown: set[tuple[str, str]]) -> list[str]:
+def _measured(
+    table: ClaimTable, results: Mapping[str, ExperimentResults], shown: set[tuple[str, str, str]]
+) -> list[str]:
     """Return the numbers of all rows that the table's claims compare, but for those that the page has shown."""
-    columns = [column for column in columns_of(table) if (table.file, column) not in shown]
+    columns, within = compared(table)
+    columns = [column for column in columns if any((table.file, column, setting) not in shown for setting in within)]
     if table.file not in results or not columns:
         return []
-    shown |= {(table.file, column) for column in columns}
-    return [
-        "All rows, mean and standard deviation over the seeds:\n",
-        markdown_table(*measured(results[table.file], columns)),
-    ]
+    shown |= {(table.file, column, setting) for column in columns for setting in within}
+    known = {setting for setting, _ in results[table.file].runs}
+    some = f" ({', '.join(sorted(within))})" if len(within) == 1 < len(known) else ""
+    lines = markdown_table(*measured(results[table.file], columns, within))
+    return [f"All rows{some}, mean and standard deviation over the seeds:\n", lines]
 
 
 def files_of(table: ClaimTable) -> list[str]:

@@ -500,6 +500,25 @@ def test_every_row_is_shown_with_what_tuning_chose(repository: Repository) -> No
     assert repository.page.replace("\u00a0", " ").count(shown) == 1, "once, though two tables are judged by it"
 
 
+def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:
+    even = claim("even", 'setting = "even"\ngreater = { row = "Ten" }\nlesser = { row = "Base" }')
+    skewed = even.replace("even", "skewed")
+    runs = [one | {"setting": name} for name in ("even", "skewed") for one in (*flat(), *spread("Ten", 10))]
+    repository.results(runs)
+    repository.claims(table(even))
+    assert (
+        "All rows (even), mean and standard deviation over the seeds:\n\n| row | seeds | global |\n" in repository.page
+    )
+    repository.claims(table(even, skewed))
+    assert (
+        "All rows, mean and standard deviation over the seeds:\n\n| setting | row | seeds | global |\n"
+        in repository.page
+    )
+    repository.claims(table(even), table(even.replace('"even"', '"again"', 1), title="2"), table(skewed, title="3"))
+    assert repository.page.count("All rows (even)") == 1
+    assert repository.page.count("All rows (skewed)") == 1
+
+
 def test_rows_that_did_not_get_to_a_target_are_shown_as_at_least(repository: Repository) -> None:
     body = 'measure = "ratio"\ngreater = { row = "Slow" }\nlesser = { row = "Quick" }'
     repository.claims(table(claim("rounds", body).replace('"global"', '"rounds"')))
