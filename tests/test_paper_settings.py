@@ -274,7 +274,7 @@ def said_by(path: Path) -> str:
     return str(read_table(path).get("compare", {}).get("differs", ""))
 
 
-@pytest.mark.parametrize("path", [p for p in FULL if said_by(p)], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [p for p in FILES if said_by(p)], ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_differs_from_a_paper_is_said(path: Path) -> None:
     """Hold-out, batch-norm statistics, weights of exits, crops, weight decay and rounds where a paper is silent."""
     said, wrong = said_by(path), []
@@ -287,6 +287,8 @@ def test_what_differs_from_a_paper_is_said(path: Path) -> None:
             and not re.search("held out|a tenth|450|540", said)
         ):
             wrong.append(f"{label}: {held} of the training data is held out, the paper holds nothing out")
+        if path.parent.name == "small" and held and "held out" not in said and paper_of(path):
+            wrong.append(f"{label}: {held} of the small file's training data is held out")
         if path.stem.startswith("scalefl-") and data.name == "imagenet" and "held out" not in said:
             wrong.append(f"{label}: {held} held out for the paper's 25,000 images")
         if path.stem.startswith("scalefl-") and method.name == "scalefl" and "twice the printed weight" not in said:

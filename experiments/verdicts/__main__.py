@@ -25,14 +25,14 @@ def built(root: Path = ROOT) -> tuple[str, list[figures.Drawn], list[judging.Jud
     claimed = claims.read(root / "experiments" / "claims.toml")
     results = stored.read_all(root / "experiments" / "results")
     judged = judging.judge(claimed, results)
-    drawn = figures.drawn(claimed, judged, results)
+    shown = headline.first_table(judged)
+    drawn = figures.drawn(claimed, judged, results, shown[0].table if shown else None)
     return page.page(claimed, judged, results, drawn, root), drawn, judged
 
 
-def first_pages(judged: list[judging.Judged], root: Path = ROOT) -> dict[Path, str]:
-    """Return README.md and the site's first page, with the table that they show."""
-    claimed = claims.read(root / "experiments" / "claims.toml")
-    return headline.pages(claimed, judged, stored.read_all(root / "experiments" / "results"), root)
+def first_pages(judged: list[judging.Judged], drawn: list[figures.Drawn], root: Path = ROOT) -> dict[Path, str]:
+    """Return README.md and the site's first page, with the table and the figure that they show."""
+    return headline.pages(judged, stored.read_all(root / "experiments" / "results"), drawn, root)
 
 
 def main(given: list[str] | None = None, root: Path = ROOT) -> int:
@@ -50,7 +50,7 @@ def main(given: list[str] | None = None, root: Path = ROOT) -> int:
                 print(f"{file}\n  " + "\n  ".join(lines))
             return 0
         text, drawn, judged = built(root)
-        pages = first_pages(judged, root) | {root / PAGE: text}
+        pages = first_pages(judged, drawn, root) | {root / PAGE: text}
     except FleetFitError as error:
         print(error, file=sys.stderr)
         return 2

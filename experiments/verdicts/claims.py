@@ -59,6 +59,7 @@ class Claim(_Table):
         by: How much greater at least, in points or as a ratio; more than nothing where it is not said. Below zero: how
             much may be lost.
         exact: Chance plays no part in it, as with numbers of parameters: it needs no interval, and one run is enough.
+        changed: What was changed in it after the file was first written, when, and why.
         rounds_differ: The experiments that it compares have different numbers of rounds; the table's note says why.
         greater, lesser: Each of the first is greater than each of the second.
         pairs: The first of each pair is greater than its second.
@@ -73,6 +74,7 @@ class Claim(_Table):
     measure: Measure = "difference"
     by: Number | None = None
     exact: bool = False
+    changed: str = ""
     rounds_differ: bool = False
     greater: Sides | None = None
     lesser: Sides | None = None
@@ -104,6 +106,7 @@ class ClaimTable(_Table):
         claim: Its claims.
         also: Orders of the same table that were looked at after the runs: judged alike, corrected among themselves,
             and not counted.
+        beside: Columns that are shown with those of the claims, and not judged.
     """
 
     paper: Text
@@ -113,6 +116,7 @@ class ClaimTable(_Table):
     later: str = ""
     claim: Annotated[list[Claim], Field(min_length=1)]
     also: list[Claim] = Field(default_factory=list)
+    beside: list[Text] = Field(default_factory=list)
 
     @property
     def every(self) -> list[Claim]:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from experiments.verdicts.claims import Claims
+from experiments.verdicts.claims import Claims, ClaimTable
 from experiments.verdicts.judging import Judged, Verdict
-from experiments.verdicts.stored import ExperimentResults
+from experiments.verdicts.measured import compared
+from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
+from fleetfit.report.columns import FURTHER, ON_THE_WAY
+from fleetfit.report.differences import interval
 from fleetfit.report.drawing import DARK, LIGHT, color, empty, finish, style_of
 from fleetfit.report.plots import shapes
 from fleetfit.report.results import LevelResult, RunResult
@@ -24,6 +27,7 @@ Rows = Mapping[str, BySeed]
 PointsOf = Callable[[RunResult], dict[float, float]]
 Point = tuple[float, float, float, float]
 """A place, and there the mean over the seeds, the least and the most."""
+_KINDS = {"rounds": "Accuracy by round", "exits": "Accuracy by exit", "levels": "Accuracy by cost", "shapes": "Levels"}
 _COLORS = {Verdict.HOLDS: "#2f8a4b", Verdict.CONTRADICTED: "#b3272d", Verdict.OPEN: "#6b5b4b"}
 
 
@@ -33,26 +37,41 @@ class Drawn:
 
     Attributes:
         name: Its file.
-        title: What it shows.
+        kind: What it shows, in a few words.
+        title: What it shows, in full.
         figure: The figure.
         paper: The chapter that it opens; empty if it belongs to an experiment.
         file: The experiment, below `experiments/`; empty if it belongs to a paper.
     """
 
     name: str
+    kind: str
     title: str
     figure: "Figure"
     paper: str = ""
     file: str = ""
 
 
-def drawn(claims: Claims, judged: Sequence[Judged], results: Mapping[str, ExperimentResults]) -> list[Drawn]:
+def drawn(
+    claims: Claims,
+    judged: Sequence[Judged],
+    results: Mapping[str, ExperimentResults],
+    first: ClaimTable | None = None,
+) -> list[Drawn]:
     """Return all figures that the results allow.
+
+    Args:
+        claims: What is claimed.
+        judged: The verdicts.
+        results: What was run, by the experiment's file.
+        first: The table that the first pages show, whose rows are drawn as well.
 
     Raises:
         MissingExtra: There are some, and matplotlib is not installed.
     """
     found = [*_effects(claims, judged)]
+    if first is not None and first.file in results:
+        found += _of_rows(first, results[first.file])
     for file in dict.fromkeys(table.file for table in claims.table):
         if file in results:
             found += _of_experiment(results[file])
@@ -91,6 +110,7 @@ def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
             _forest(figure.add_subplot(1, len(groups), place), group)
         yield Drawn(
             f"effects-{number}-{_slug(paper)}.svg",
+            f"{paper}: effects and their intervals",
             f"{paper}: effects with their 95% intervals (green: holds, red: contradicted, brown: cannot be told); "
             "crosses: the paper's size; dotted: nothing, or the least that is claimed.",
             figure,
@@ -162,7 +182,46 @@ def _of_experiment(results: ExperimentResults) -> Iterator[Drawn]:
     stem = _slug(str(PurePosixPath(results.file).with_suffix("")))
     for kind, (figure, said) in drawings.items():
         if figure is not None:
-            yield Drawn(f"{stem}-{kind}.svg", f"`{results.file}`: {said}.", figure, file=results.file)
+            name = f"{_KINDS[kind]} in {results.file}"
+            yield Drawn(f"{stem}-{kind}.svg", name, f"`{results.file}`: {said}.", figure, file=results.file)
+
+
+def _of_rows(table: ClaimTable, results: ExperimentResults) -> Iterator[Drawn]:
+    """Draw the columns of a table for each row: every seed, and their mean with its 95% interval."""
+    columns, within = compared(table)
+    rows = list(dict.fromkeys(row for setting, row in results.runs if setting in within))[::-1]
+    panels = [setting for setting in dict.fromkeys(setting for setting, _ in results.runs) if setting in within]
+    figure = empty(9.2, 0.9 + 0.42 * len(rows))
+    shared: Axes | None = None
+    for place, setting in enumerate(panels, 1):
+        shared = axes = figure.add_subplot(1, len(panels), place, sharex=shared, sharey=shared)
+        for i, column in enumerate(columns):
+            for y, row in enumerate(rows):
+                found = [value_of(results, run, column) for run in results.runs.get((setting, row), {}).values()]
+                _dots(axes, [v.number for v in found if v], y + 0.14 * (len(columns) - 1 - 2 * i), i, column)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.tick_params(labelleft=place == 1)
+        _quiet(axes, "accuracy (%)" if set(columns) <= {*ON_THE_WAY, *FURTHER} else "")
+        axes.set_title(setting, fontsize=10, loc="left", color=DARK)
+    _legend_below(figure)
+    yield Drawn(
+        f"{_slug(str(PurePosixPath(table.file).with_suffix('')))}-rows.svg",
+        f"{table.paper}, {table.title}, here",
+        f"{table.paper}, {table.title}, as it came out here: each seed, and the mean with its 95% interval "
+        "(local: each client's own level; global: the largest model for everybody).",
+        figure,
+        file=table.file,
+    )
+
+
+def _dots(axes: "Axes", values: Sequence[float], y: float, i: int, label: str) -> None:
+    if not values:
+        return
+    mean, ends = statistics.fmean(values), interval(values, 0.95) if len(values) > 1 else None
+    axes.plot(values, [y] * len(values), "o", color=color(i), markersize=3, alpha=0.35, markeredgewidth=0)
+    if ends is not None:
+        axes.plot(ends, [y, y], color=color(i), linewidth=1.6)
+    axes.plot([mean], [y], "o", color=color(i), markersize=5, label=label)
 
 
 def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":

@@ -1,4 +1,4 @@
-"""What README.md and the site's first page show: one table of a paper beside ours, and how many claims stand."""
+"""What README.md and the site's first page show: a paper's table beside ours, drawn too, and how many claims stand."""
 
 import textwrap
 from collections import Counter
@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.verdicts import page
-from experiments.verdicts.claims import Claims
+from experiments.verdicts.figures import Drawn
 from experiments.verdicts.judging import Judged, Verdict
 from experiments.verdicts.stored import ExperimentResults
-from fleetfit.config.tables import read_table
 
 PREFERRED = ("small/scalefl-table3.toml", "small/fedavg-mnist-2nn.toml")
 """The experiments whose claims are shown: the first of them that was run."""
@@ -20,15 +19,14 @@ BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence --
 
 
 def evidence(
-    claims: Claims, judged: Sequence[Judged], results: Mapping[str, ExperimentResults], root: Path, docs: str
+    judged: Sequence[Judged], results: Mapping[str, ExperimentResults], drawn: Sequence[Drawn], docs: str
 ) -> str:
-    """Return the table with what was run and what differs, and a line on all claims.
+    """Return the figure and the table with what was run and what differs, and a line on all claims.
 
     Args:
-        claims: What is claimed.
         judged: The verdicts.
         results: What was run, by the experiment's file.
-        root: The repository.
+        drawn: The figures.
         docs: How docs/ is reached from the page, such as "docs/".
     """
     counts = Counter(one.verdict for one in judged)
@@ -39,19 +37,19 @@ def evidence(
         f"The {len(judged)} claims of the papers by verdict: {told}. All of them, with figures: "
         f"[what the papers claim, and what came out]({docs}results.md)."
     )
-    found = [one for file in PREFERRED for one in judged
-             if one.table.file == file and one.verdict is not Verdict.NOT_RUN]  # fmt: skip
-    if not found:
+    shown = first_table(judged)
+    if not shown:
         return textwrap.fill(total, WIDTH) + "\n"
-    table = found[0].table
-    shown = [one for one in found if one.table is table]
-    said = f"{table.paper}, {table.title}. Here: {page.settings_line(results[table.file])}."
-    path = root / "experiments" / table.file
-    differs = str(read_table(path).get("compare", {}).get("differs", "")).strip() if path.is_file() else ""
-    rows = [(one.claim.says, page.of_paper(one.claim, one.table), page.here(one), one.verdict.value) for one in shown]
-    said += f" The paper's setting differs: {differs.rstrip('.')}." if differs else ""
+    table = shown[0].table
+    figure = next((one for one in drawn if one.file == table.file and one.name.endswith("-rows.svg")), None)
+    head = figure.title if figure else f"{table.paper}, {table.title}."
+    there = f"[there]({docs}results.md#{page.anchor(table.title)})"
+    said = f"{head} Run: {page.settings_line(results[table.file])}. How that differs from the paper's setting: {there}."
+    rows = [(one.claim.says, page.of_paper(one), page.here(one), one.verdict.value) for one in shown]
     made = page.markdown_table(("the paper says", "its number", "ours, 95% interval", "verdict"), rows)
+    image = [f"![{figure.kind}]({docs}results/{figure.name})", ""] if figure else []
     parts = [
+        *image,
         textwrap.fill(said, WIDTH, break_long_words=False),
         "",
         made,
@@ -73,12 +71,19 @@ def with_evidence(text: str, made: str) -> str:
     return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
 
 
+def first_table(judged: Sequence[Judged]) -> list[Judged]:
+    """Return the verdicts of the paper's table that is shown; none where none of the preferred experiments was run."""
+    found = [one for file in PREFERRED for one in judged
+             if one.table.file == file and one.verdict is not Verdict.NOT_RUN]  # fmt: skip
+    return [one for one in found if one.table is found[0].table]
+
+
 def pages(
-    claims: Claims, judged: Sequence[Judged], results: Mapping[str, ExperimentResults], root: Path
+    judged: Sequence[Judged], results: Mapping[str, ExperimentResults], drawn: Sequence[Drawn], root: Path
 ) -> dict[Path, str]:
     """Return the pages that have the table, as they should be; those that a repository lacks are left out."""
     there = {root / name: docs for name, docs in PLACES.items() if (root / name).is_file()}
     return {
-        path: with_evidence(path.read_text(encoding="utf-8"), evidence(claims, judged, results, root, docs))
+        path: with_evidence(path.read_text(encoding="utf-8"), evidence(judged, results, drawn, docs))
         for path, docs in there.items()
     }

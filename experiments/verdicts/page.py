@@ -1,5 +1,6 @@
 """The page `docs/results.md`: a verdict for every claim, the paper's size of the effect beside ours."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -9,9 +10,10 @@ from typing import Any
 from experiments.verdicts.claims import Claim, Claims, ClaimTable, contrasts
 from experiments.verdicts.figures import Drawn
 from experiments.verdicts.judging import Judged, Verdict, judge_also
-from experiments.verdicts.measured import compared, measured
-from experiments.verdicts.stored import ExperimentResults
+from experiments.verdicts.measured import compared, measured, places_of
+from experiments.verdicts.stored import ROUNDS, ExperimentResults
 from fleetfit.config.tables import read_table
+from fleetfit.report.columns import is_rounds
 
 HEAD = """# What the papers claim, and what came out
 
@@ -33,8 +35,16 @@ told at this size* otherwise; with no run, or one seed, it is *not run*. Numbers
 are compared as they are.
 
 The sizes of a paper's effects and ours belong to different models, data and lengths; what is compared is the order, or
-the bound where one is claimed. Intervals are not corrected, so that one may exclude zero where the corrected p does not
-say "holds".
+the bound where one is claimed. Where several differences make a claim, the paper's size and ours are of the one that
+decides; "order only" says that the paper prints no number for it. Intervals are not corrected, so that one may exclude
+zero where the corrected p does not say "holds".
+"""
+
+TERMS = """Words: *local* is the accuracy of each client's own level on its own test data, averaged over the clients,
+*global* that of the largest model there; *avg* and *full* are on the whole test set, the mean over all levels' models
+and the largest alone; accuracies are in percent. *Rounds* are those to the target accuracy that the experiment's file
+names. *Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble* the mean of
+all its exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. More: [runs](runs.md).
 """
 
 
@@ -54,15 +64,18 @@ def page(
         drawn: The figures.
         root: The repository.
     """
-    parts = [HEAD, _summary(judged)]
+    parts = [HEAD, _summary(judged), _spent(claims, results), TERMS]
     left = list(drawn)  # an experiment that judges two tables shows its figures once
     shown: set[tuple[str, str, str]] = set()  # and each of its numbers
+    told: set[str] = set()  # and what was run
+    log = _headings(root)
     for paper in dict.fromkeys(table.paper for table in claims.table):
         parts.append(f"## {paper}\n")
         parts += _figures(left, paper=paper)
         for table in claims.table:
             if table.paper == paper:
-                parts += _chapter(table, [one for one in judged if one.table is table], results, root)
+                own = [one for one in judged if one.table is table]
+                parts += _chapter(table, own, results, [_about(f, results, root, told, log) for f in files_of(table)])
                 parts += _measured(table, results, shown)
                 parts += _figures(left, file=table.file)
     parts += _left_out(claims)
@@ -74,9 +87,38 @@ def _summary(judged: Sequence[Judged]) -> str:
     for one in judged:
         papers.setdefault(one.table.paper, Counter())[one.verdict] += 1
     total: Counter[Verdict] = Counter(one.verdict for one in judged)
-    rows = [(paper, *_counts(count)) for paper, count in papers.items()]
+    rows = [(f"[{paper}](#{anchor(paper)})", *_counts(count)) for paper, count in papers.items()]
     rows.append(("all", *_counts(total)))
     return markdown_table(("paper", "claims", *(verdict.value for verdict in Verdict)), rows)
+
+
+def _spent(claims: Claims, results: Mapping[str, ExperimentResults]) -> str:
+    used = [file for table in claims.table for file in files_of(table) if file in results]
+    return f"In all: {_spending(*(results[file] for file in dict.fromkeys(used)))}, tuning and trials not counted.\n"
+
+
+def _spending(*every: ExperimentResults) -> str:
+    """Return how many runs there are and how long they took; each had one core, most beside other runs."""
+    seconds = [run.seconds for found in every for by_seed in found.runs.values() for run in by_seed.values()]
+    hours = f", {sum(seconds) / 3600:.1f} core-hours" if any(seconds) else ""
+    return f"{len(seconds)} {'run' if len(seconds) == 1 else 'runs'}{hours}"
+
+
+def _headings(root: Path) -> dict[str, str]:
+    """Return by experiment where the log last speaks of it under a heading of its own."""
+    path = root / "experiments" / "LOG.md"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {
+        file: f"../experiments/LOG.md#{anchor(line.removeprefix('## '))}"
+        for line in lines
+        if line.startswith("## ")
+        for file in re.findall(r"`(small/[\w-]+\.toml)`", line)
+    }
+
+
+def anchor(heading: str) -> str:
+    """Return what a heading is called in a link, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _counts(found: Counter[Verdict]) -> list[str]:
@@ -87,14 +129,14 @@ def _counts(found: Counter[Verdict]) -> list[str]:
 
 
 def _chapter(
-    table: ClaimTable, judged: Sequence[Judged], results: Mapping[str, ExperimentResults], root: Path
+    table: ClaimTable, judged: Sequence[Judged], results: Mapping[str, ExperimentResults], about: Sequence[str]
 ) -> list[str]:
     parts = [f"### {table.title}\n"]
     if table.note:
         parts.append(table.note + "\n")
     if table.later:
         parts.append(f"Written after the runs: {table.later}\n")
-    parts += [_about(file, results, root) for file in files_of(table)]
+    parts += about
     parts += _verdicts(table, judged)
     also = [one for one in judge_also(table, results) if one.verdict is not Verdict.NOT_RUN]
     if also:
@@ -105,7 +147,7 @@ def _chapter(
 
 def _verdicts(table: ClaimTable, judged: Sequence[Judged]) -> list[str]:
     rows = [
-        (f"{one.claim.says} (`{one.claim.id}`)", of_paper(one.claim, table), here(one), _seeds(one), _p(one),
+        (f"{one.claim.says} (`{one.claim.id}`)", of_paper(one), here(one), _seeds(one), _p(one),
          f"**{one.verdict.value}**" if one.verdict is not Verdict.NOT_RUN else one.verdict.value)
         for one in judged
     ]  # fmt: skip
@@ -118,7 +160,8 @@ def _verdicts(table: ClaimTable, judged: Sequence[Judged]) -> list[str]:
         f"- {_and(ids) if len(ids) < len(judged) else 'all'}: {verdict.value}: {reason}."
         for (verdict, reason), ids in reasons.items()
     ]
-    return parts + [""] * bool(reasons)
+    changes = [f"- `{one.claim.id}`: {one.claim.changed}" for one in judged if one.claim.changed]
+    return parts + changes + [""] * bool(reasons or changes)
 
 
 def _measured(
@@ -132,27 +175,45 @@ def _measured(
     shown |= {(table.file, column, setting) for column in columns for setting in within}
     known = {setting for setting, _ in results[table.file].runs}
     some = f" ({', '.join(sorted(within))})" if len(within) == 1 < len(known) else ""
-    lines = markdown_table(*measured(results[table.file], columns, within))
-    return [f"All rows{some}, mean and standard deviation over the seeds:\n", lines]
+    places = [place for place in places_of(table) if place.file != table.file and place.file in results]
+    others = [
+        (results[file], {(place.setting, place.row) for place in places if place.file == file})
+        for file in dict.fromkeys(place.file for place in places)
+    ]
+    lines = markdown_table(*measured(results[table.file], columns, within, others))
+    rounds = any(column == ROUNDS or is_rounds(column) for column in columns)
+    said = "; the ratios above are geometric means over pairs of seeds" * rounds
+    return [f"All rows{some}, mean and standard deviation over the seeds{said}:\n", lines]
 
 
 def files_of(table: ClaimTable) -> list[str]:
     """Return the experiments that a table's claims need, its own first."""
-    places = [place for claim in table.every for c in contrasts(table, claim) for place in (*c.plus, *c.minus)]
-    return list(dict.fromkeys([table.file, *(place.file for place in places)]))
+    return list(dict.fromkeys([table.file, *(place.file for place in places_of(table))]))
 
 
-def _about(file: str, results: Mapping[str, ExperimentResults], root: Path) -> str:
+def _about(
+    file: str, results: Mapping[str, ExperimentResults], root: Path, told: set[str], log: Mapping[str, str]
+) -> str:
     """Return a paragraph on an experiment: its file, its settings in a line, what differs from the paper's.
 
-    Of an experiment that was not run it says no more than the name, since its file may still change.
+    Of an experiment that was not run it says no more than the name, since its file may still change; of one that the
+    page has told of, too.
     """
     if file not in results:
         return f"Experiment: `experiments/{file}`; results: none yet.\n"
     found, path = results[file], root / "experiments" / file
     links = ", ".join(f"[{name}](../experiments/results/{name})" for name in found.sources)
     named = f"[experiments/{file}](../experiments/{file})"
-    said = [f"Experiment: {named}; results: {links}."] if path.is_file() else [f"Results: {links}."]
+    if file in told and path.is_file():
+        return f"Experiment: {named}, as above.\n"
+    told.add(file)
+    found_since = f"; [log]({log[file]})" if file in log else ""
+    spent = f"; {_spending(found)}"
+    said = (
+        [f"Experiment: {named}; results: {links}{found_since}{spent}."]
+        if path.is_file()
+        else [f"Results: {links}{spent}."]
+    )
     line = settings_line(found) if found.settings else ""
     said += [f"Settings: {line}."] if line else []
     compared = read_table(path).get("compare", {}) if path.is_file() else {}
@@ -223,16 +284,15 @@ def _inside(table: Mapping[str, Any], path: Sequence[str]) -> Any:
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
-def of_paper(claim: Claim, table: ClaimTable) -> str:
-    """Return the paper's size: the smallest, where a claim has several."""
-    sums = contrasts(table, claim)
-    known = [c for c in sums if c.printed is not None]
-    if not known:
-        said = "order only"
+def of_paper(one: Judged) -> str:
+    """Return the paper's size of the effect that decides; the smallest, where a claim of several was not run."""
+    claim, sums = one.claim, contrasts(one.table, one.claim)
+    if one.weakest is not None:
+        decides = one.weakest.contrast.printed
+        said = "order only" if decides is None else amount(decides, claim)
     else:
-        least = min(c.printed for c in known if c.printed is not None)
-        some = "" if len(sums) == 1 else " or more"
-        said = amount(least, claim) + some
+        known = [c.printed for c in sums if c.printed is not None]
+        said = amount(min(known), claim) + " or more" * (len(sums) > 1) if known else "order only"
     return said + (f"; claimed: {_bound(claim)}" if claim.by is not None else "")
 
 
@@ -286,7 +346,7 @@ def _figures(left: list[Drawn], paper: str = "", file: str = "") -> list[str]:
     """Return the figures of a paper or an experiment, and take them from those that are left."""
     chosen = [one for one in left if (one.paper, one.file) == (paper, file)]
     left[:] = [one for one in left if one not in chosen]
-    return [f"![{one.name}](results/{one.name})\n\n{one.title}\n" for one in chosen]
+    return [f"![{one.kind}](results/{one.name})\n\n{one.title}\n" for one in chosen]
 
 
 def _left_out(claims: Claims) -> list[str]:
@@ -303,8 +363,7 @@ def needs(claims: Claims, root: Path) -> dict[str, list[str]]:
         claims: What is claimed.
         root: The repository.
     """
-    places = {place for table in claims.table for claim in table.every
-              for c in contrasts(table, claim) for place in (*c.plus, *c.minus)}  # fmt: skip
+    places = {place for table in claims.table for place in places_of(table)}
     found: dict[str, list[str]] = {}
     for file in sorted({place.file for place in places}):
         own = [place for place in places if place.file == file]

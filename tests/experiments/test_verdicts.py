@@ -105,7 +105,7 @@ def test_holms_correction_is_within_a_table(repository: Repository) -> None:
         "far": ["+1.50 points", "+2.00 points [-0.48, +4.48]", "3", "0.074", "cannot be told at this size"],
         "alone": ["+1.50 points", "+3.30 points [+0.82, +5.78]", "3", "0.029", "holds"],
     }
-    assert "| Paper | 4 | 2 | 0 | 2 | 0 |" in repository.page
+    assert "| [Paper](#paper) | 4 | 2 | 0 | 2 | 0 |" in repository.page
 
 
 def test_a_corrected_p_is_never_below_a_smaller_one(repository: Repository) -> None:
@@ -153,10 +153,15 @@ def test_several_differences_are_one_claim_and_the_weakest_decides(repository: R
                                    for r in spread(name, mean))])  # fmt: skip
     found = repository.judged()
     assert found["all-hold"][:2] == [
-        "+3.00 points or more",
+        "+3.00 points",
         "+9.00 points [+6.52, +11.48]; of 2: Nine over Base (global)",
     ]
     assert found["all-hold"][-1] == "holds"
+    repository.claims(table(claim("other-decides", last.format("Eleven"))))
+    repository.results([*flat(), *spread("Ten", 10), *spread("Eleven", 11)])
+    assert repository.judged()["other-decides"][0] == "+4.00 points", "9 - 5 is Ten's, though Eleven's 8 - 5 is smaller"
+    repository.results([*flat(), *spread("Ten", 10)])
+    assert repository.judged()["other-decides"][0] == "+3.00 points or more", "of what was not run the smallest"
     assert found["one-open"][1:] == [
         "+2.00 points [-0.48, +4.48]; of 2: Two over Base (global)", "3", "0.074", "cannot be told at this size",
     ]  # fmt: skip
@@ -456,7 +461,7 @@ def test_what_was_looked_at_later_is_judged_by_itself_and_not_counted(repository
     judged = repository.judged()
     assert judged["alone"][3:] == ["0.029", "holds"]
     assert judged["later"][3:] == ["0.003", "holds"]
-    assert "| Paper | 1 | 1 | 0 | 0 | 0 |" in repository.page
+    assert "| [Paper](#paper) | 1 | 1 | 0 | 0 | 0 |" in repository.page
     assert len(built(repository.root)[2]) == 1
     assert "Written after the runs: Found since.\n" in repository.page
     assert (
@@ -498,6 +503,67 @@ def test_every_row_is_shown_with_what_tuning_chose(repository: Repository) -> No
 | Not claimed | - | 1 | 2.50 |
 """
     assert repository.page.replace("\u00a0", " ").count(shown) == 1, "once, though two tables are judged by it"
+
+
+def test_rows_of_another_experiment_that_are_compared_follow(repository: Repository) -> None:
+    other = 'lesser = { row = "Base", file = "small/other.toml" }'
+    repository.claims(table(claim("across", f'greater = {{ row = "Ten" }}\n{other}\nrounds_differ = true')))
+    tried = [{"values": {"local.lr": lr}, "score": 1.0, "seed": 3} for lr in (0.1, 0.3)]
+    tuning = [{"row": "Base", "setting": "", "chosen": {"local.lr": 0.1}, "candidates": tried}]
+    repository.results(spread("Ten", 10))
+    repository.results([*flat(), *flat("Not compared")], name="other", file="small/other.toml", tuning=tuning)
+    shown = """\
+| row | learning rate | seeds | global |
+| --- | --- | --- | --- |
+| Ten | - | 3 | 67.0 ± 8.0 |
+| Base (other) | 0.1, the smallest of 2 | 3 | 57.0 ± 7.0 |
+"""
+    assert shown in repository.page.replace("\u00a0", " ") and "Not compared" not in repository.page
+
+
+def test_columns_are_in_order_and_one_row_reads_downwards(repository: Repository) -> None:
+    body = """greater = { row = "Ten", column = "exit last" }
+              lesser = [{ row = "Ten", column = "exit 10" }, { row = "Ten", column = "exit 9" }]"""
+    beside = table().rstrip() + '\nbeside = ["waste", "exit first"]\n'
+    repository.claims(beside + claim("own", body))
+    runs = [run("Ten", s, {"waste": 2.5}, per_exit={"9": 1.0 + s, "10": 10.0, "11": 20.0}) for s in (0, 1)]
+    repository.results(runs)
+    shown = """\
+|  | Ten |
+| --- | --- |
+| exit first | 1.50 ± 0.71 |
+| exit 9 | 1.50 ± 0.71 |
+| exit 10 | 10.0 |
+| exit last | 20.0 |
+| waste | 2.50 |
+"""
+    assert shown in repository.page.replace("\u00a0", " ")
+    repository.results([*runs, run("Two", 0, {"waste": 3.0})])
+    assert "| row | seeds | exit first | exit 9 | exit 10 | exit last | waste |\n" in repository.page
+
+
+def test_what_was_changed_in_a_claim_is_shown_below_it(repository: Repository) -> None:
+    repository.claims(table(above("clear", "Ten") + 'changed = "Later than the runs."\n', above("other", "Two")))
+    repository.results([*flat(), *spread("Ten", 10), *spread("Two", 2)])
+    assert repository.page.index("(`other`)") < repository.page.index("\n- `clear`: Later than the runs.\n\n")
+
+
+def test_an_experiment_is_told_of_once_with_its_cost_and_its_place_in_the_log(repository: Repository) -> None:
+    repository.claims(table(above("one", "Ten")), table(above("two", "Ten"), title="Table 2"))
+    repository.results([*(one | {"seconds": 1800.0} for one in flat()), *spread("Ten", 10)])
+    (repository.root / "experiments" / "small").mkdir()
+    (repository.root / "experiments" / FILE).write_text('[compare]\ndiffers = "All of it."\n')
+    (repository.root / "experiments" / "LOG.md").write_text(
+        "## A trial (`small/made-up.toml`)\n\n## Paper's Table 1, judged (`small/made-up.toml`, three seeds)\n"
+    )
+    log = "[log](../experiments/LOG.md#papers-table-1-judged-smallmade-uptoml-three-seeds)"
+    assert (
+        f"results: [made-up.json](../experiments/results/made-up.json); {log}; 6 runs, 1.5 core-hours."
+        in repository.page
+    )
+    assert "In all: 6 runs, 1.5 core-hours" in repository.page
+    assert repository.page.count("All of it.") == 1
+    assert repository.page.count(f"Experiment: [experiments/{FILE}](../experiments/{FILE}), as above.\n") == 1
 
 
 def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:
@@ -596,7 +662,8 @@ def test_the_page_is_as_the_stored_results_say() -> None:
 
 
 def test_the_first_pages_have_the_table_that_the_stored_results_make() -> None:
-    pages = first_pages(built()[2])
+    _, drawn, judged = built()
+    pages = first_pages(judged, drawn)
     assert {path.relative_to(ROOT).as_posix() for path in pages} == set(headline.PLACES)
     assert not [path for path, said in pages.items() if path.read_text() != said], "run make results"
     for path, said in pages.items():
@@ -617,7 +684,13 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     [file] = {one.table.file for one in built(repository.root)[2]}
     monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
     assert main([], repository.root) == 0
-    assert "| holds |" in (repository.root / "README.md").read_text()
+    said = (repository.root / "README.md").read_text()
+    assert "| holds |" in said and "[there](docs/results.md#table-1)" in said
+    figure = "small-made-up-rows.svg"
+    assert said.index(f"](docs/results/{figure})") < said.index("| holds |")
+    drawn = (repository.root / PAGE.with_suffix("") / figure).read_text()
+    assert all(f">{row}</text>" in drawn for row in ("Base", "Ten"))
+    assert "accuracy (%)" in drawn, "global is one"
     (repository.root / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match="the page has no"):
         main([], repository.root)
