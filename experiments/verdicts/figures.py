@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from experiments.verdicts.claims import Claims, ClaimTable
 from experiments.verdicts.judging import Judged, Verdict
-from experiments.verdicts.measured import compared
+from experiments.verdicts.measured import compared, places_of
 from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
@@ -74,7 +74,8 @@ def drawn(
         found += _of_rows(first, results[first.file])
     for file in dict.fromkeys(table.file for table in claims.table):
         if file in results:
-            found += _of_experiment(results[file])
+            asked = any(p.file == file and p.column.startswith("exit ") for t in claims.table for p in places_of(t))
+            found += _of_experiment(results[file], asked)
     return found
 
 
@@ -159,14 +160,15 @@ def _quiet(axes: "Axes", x: str) -> None:
 # ---- an experiment ---------------------------------------------------------------------------------------------------
 
 
-def _of_experiment(results: ExperimentResults) -> Iterator[Drawn]:
+def _of_experiment(results: ExperimentResults, exits: bool) -> Iterator[Drawn]:
+    """Draw an experiment; the exits where claims compare them, and where more than one row has any."""
     settings: dict[str, dict[str, BySeed]] = {}
     for (setting, row), by_seed in results.runs.items():
         settings.setdefault(setting, {})[row] = by_seed
     drawings = {
         "rounds": (_by_round(settings), "accuracy of the largest model by round, mean over the seeds and their range"),
         "exits": (
-            _by_exit(settings),
+            _by_exit(settings, 1 if exits else 2),
             "accuracy of each exit of the largest model, mean over the seeds and their range",
         ),
     }
@@ -232,24 +234,24 @@ def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":
     return _lines(settings, curve, "round")
 
 
-def _by_exit(settings: Mapping[str, Rows]) -> "Figure | None":
+def _by_exit(settings: Mapping[str, Rows], rows: int) -> "Figure | None":
     def exits(run: RunResult) -> dict[float, float]:
         return {float(at): value for at, value in run.per_exit.items() if value is not None}
 
-    return _lines(settings, exits, "exit")
+    return _lines(settings, exits, "exit", rows)
 
 
-def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, least: int = 2) -> "Figure | None":
-    """Draw a line for each row, side by side for each setting; nothing where no row has enough points."""
+def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, rows: int = 1) -> "Figure | None":
+    """Draw a line for each row, side by side for each setting; nothing where too few rows have two points."""
     shown: dict[str, dict[str, list[Point]]] = {}
-    for setting, rows in settings.items():
-        for row, by_seed in rows.items():
+    for setting, every in settings.items():
+        for row, by_seed in every.items():
             points = _averaged([points_of(run) for run in by_seed.values()])
-            if len(points) >= least:
+            if len(points) > 1:
                 shown.setdefault(setting, {})[row] = points
-    if not shown:
+    if len({row for lines in shown.values() for row in lines}) < rows:
         return None
-    names = list(dict.fromkeys(row for rows in settings.values() for row in rows))
+    names = list(dict.fromkeys(row for every in settings.values() for row in every))
     figure = empty(max(5.4, 4.4 * len(shown)), 3.6)
     for place, (setting, lines) in enumerate(shown.items(), 1):
         axes = figure.add_subplot(1, len(shown), place)

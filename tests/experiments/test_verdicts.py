@@ -433,6 +433,23 @@ def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Reposito
     assert "small-made-up-levels.svg" in drawn()
 
 
+def test_exits_of_one_row_are_drawn_where_claims_compare_them(repository: Repository) -> None:
+    runs = [*flat("HeteroFL"), *drawable("ScaleFL", 10.0)]
+
+    def exits() -> set[str]:
+        return {one.name for one in built(repository.root)[1] if one.name.endswith("-exits.svg")}
+
+    repository.results(runs)
+    repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
+    assert exits() == set()
+    deeper = 'greater = { row = "ScaleFL", column = "exit 2" }\nlesser = { row = "ScaleFL", column = "exit 1" }'
+    repository.claims(table(above("clear", "ScaleFL", "HeteroFL"), claim("deeper", deeper)))
+    assert exits() == {"small-made-up-exits.svg"}
+    repository.results([*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)])
+    repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
+    assert exits() == {"small-made-up-exits.svg"}, "two rows have some"
+
+
 def test_every_line_is_named_inside_the_figure(repository: Repository) -> None:
     repository.claims(table(above("clear", "ScaleFL, as printed, 1", "ScaleFL, as printed, 0")))
     rows = [f"ScaleFL, as printed, {i}" for i in range(10)]
