@@ -10,8 +10,6 @@ its multiply-adds, calibrated on validation data with temperatures. On a machine
 """
 
 import argparse
-import os
-import platform
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +20,9 @@ import torch
 import fleetfit as ff
 from benchmarks.ship import TURNS, Work, loader, quartiles_ms, stopping
 from fleetfit.api.inference import shipped
+from fleetfit.config.tables import read_table
 from fleetfit.inference.export.checked import session
+from fleetfit.records import environment
 from fleetfit.report.results import ComparisonResults, RunResult, to_json
 
 FILE = "experiments/small/devices.toml"  # the name by which experiments/claims.toml asks for these numbers
@@ -44,9 +44,12 @@ def main(given: list[str] | None = None) -> None:
     if len(set(seeds)) < len(seeds):
         parser.error(f"one run for each seed of one row in one setting, got the seeds {', '.join(map(str, seeds))}")
     runs = tuple(measured(run, options.row, options.setting, options.turns) for run in opened)
-    versions = {"fleetfit": ff.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count() or 0}
-    found = ComparisonResults("devices", FILE, versions, None, machine, options.row, {}, runs)
+    here = environment()  # where it is measured; where the runs were trained stands in their own results
+    versions = {name: here[name] for name in ("fleetfit", "torch", "python")}
+    machine = {"processor": here["processor"], "cores": here["processors"]}
+    table = read_table(opened[0].folder / "config.toml")
+    settings = {key: table[key] for key in ("data", "model", "fleet", "local", "cohort")}
+    found = ComparisonResults("devices", FILE, versions, here["fleetfit_commit"], machine, options.row, settings, runs)
     options.record.mkdir(parents=True, exist_ok=True)
     (options.record / "devices.json").write_text(to_json(found))
 

@@ -8,6 +8,7 @@ import fleetfit as ff
 from experiments.devices import main
 from experiments.verdicts.__main__ import ROOT
 from experiments.verdicts.claims import contrasts, read
+from fleetfit.records import environment
 from fleetfit.report.results import read_results
 
 pytest.importorskip("onnxruntime")
@@ -27,12 +28,15 @@ def test_every_number_that_the_claims_ask_for_is_measured(tmp_path: Path, capsys
     asked = {
         place.column.replace("level 2", "level 1").replace("level 4", "level 2")
         for table in read(ROOT / "experiments" / "claims.toml").table
-        for claim in table.claim
+        for claim in table.every
         for contrast in contrasts(table, claim)
         for place in (*contrast.plus, *contrast.minus)
         if f"experiments/{place.file}" == found.file
     }
-    assert len(asked) == 7
+    assert len(asked) == 9
+    here = environment()
+    assert (found.commit, found.machine["processor"]) == (here["fleetfit_commit"], here["processor"])
+    assert found.settings["data"]["partition"]["clients"] == 4
     assert asked <= set(run.final)
     assert run.final["parameters of level 1"] < run.final["parameters of level 2"]
     assert run.final["latency_ms of level 1"] > 0
