@@ -16,8 +16,8 @@ PLACES = {"README.md": "docs/", "docs/index.md": ""}
 """The pages that have the table, and how docs/ is reached from each."""
 WIDTH = 120
 NOTE = (
-    "Verdicts are corrected for all claims of the table, intervals are not: one may exclude zero where nothing can be told. "
-    '"Of 4": so many differences make the claim, and the one that has least for it decides.'
+    "Verdicts are corrected for all claims of the table, intervals are not: one may exclude zero where nothing can be "
+    'told. "Of 4": so many differences make the claim, and the one that has least for it decides.'
 )
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
 
