@@ -10,7 +10,8 @@ Differs from the paper: ScaleFL evaluates with each batch's own statistics, so t
 neighbours. The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the
 clients' sums over some of their training data, added up. They belong to a level and stay outside the server's state.
 Batch statistics are a second column, which states batch size and order. Federated training itself keeps no running
-statistics.
+statistics. ReeFL's mean over the exits is on the whole test set; `mean_over_exits`, `exits` and `ensemble` are means
+over the clients, as `global` is, and `test_exits` has the exits on the whole test set.
 """
 
 import contextlib
