@@ -17,6 +17,7 @@ from sklearn.datasets import load_iris
 from sklearn.metrics import mean_absolute_error, r2_score
 
 import fleetfit as ff
+from fleetfit.api.inference import other_data, shipped
 from fleetfit.cli import main
 from fleetfit.cli.listing import keys_of
 from fleetfit.config import experiment_of
@@ -135,6 +136,71 @@ def test_from_memory(tmp_path: Path) -> None:
     assert table.class_names == tuple(IRIS.target_names) and table.columns
     pair = experiment_of(data=((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))).data.name
     assert pair.splits["test"].tolist() == list(range(100, 150))
+
+
+def by_hand(run: ff.Run, x: Any, y: Any) -> float:
+    """Accuracy of the full model, with the run's means, of samples whose classes stand in the run's order."""
+    data = run.assembly.data
+    assert isinstance(data, ff.Data)
+    standard = (torch.tensor(x, dtype=torch.float32) - torch.tensor(data.mean)) / torch.tensor(data.std)
+    return float((run.predict(standard).argmax(1) == torch.tensor(y)).float().mean())
+
+
+def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path) -> None:
+    """Nothing is fitted to them: neither means nor the order of classes; all of them are for testing."""
+    names = IRIS.target_names[IRIS.target]
+    run = ff.run(data=(IRIS.data, names), out=tmp_path / "run", **{**QUICK, "rounds": 3})
+    moved, last = IRIS.data * 2 + 1, IRIS.target > 0  # two of the three classes
+    for x, y, labels in ((IRIS.data, IRIS.target, names), (moved[last], IRIS.target[last], names[last])):
+        columns = run.evaluate(data=(x, labels))["static"]
+        assert columns["samples"] == len(x) and columns["full"] == pytest.approx(by_hand(run, x, y), abs=1e-6)
+    pairs = ((IRIS.data[:10], names[:10]), (moved, names))
+    assert run.evaluate(data=pairs)["static"]["full"] == pytest.approx(by_hand(run, moved, IRIS.target), abs=1e-6)
+    with pytest.raises(DataError, match="y has ape, and the run was trained on the classes setosa, versicolor"):
+        run.evaluate(data=(IRIS.data[:2], ["ape", "setosa"]))
+    with pytest.raises(DataError, match="x has 2 samples, y has 1 labels"):
+        run.evaluate(data=(IRIS.data[:2], ["setosa"]))
+    with pytest.raises(DataError, match="x holds uint8 and the run was trained on float64"):
+        run.evaluate(data=(IRIS.data.astype(np.uint8), names))
+
+
+def test_another_frame_is_read_as_the_run_s_columns_say(tmp_path: Path) -> None:
+    """A category that it lacks, or has for the first time, moves no feature: as with the same rows in a file."""
+    frame = pandas.DataFrame(IRIS.data, columns=list("abcd")).assign(
+        colour=np.where(IRIS.data[:, 0] > 5.5, "red", "green"), kind=IRIS.target_names[IRIS.target]
+    )
+    run = ff.run(data=frame, out=tmp_path / "run", **{**QUICK, "rounds": 3})
+    other = frame[60:].assign(a=frame.a * 3, colour="zinc")
+    other.to_csv(tmp_path / "other.csv", index=False)
+    in_memory, in_a_file = run.evaluate(data=other)["static"], run.evaluate(data=str(tmp_path / "other.csv"))["static"]
+    assert in_memory == in_a_file and in_memory["samples"] == 90
+
+
+def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
+    """1 - (mean squared error / variance of the run's training targets), on targets with another mean and spread."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)).astype(np.float32)
+    y = (10 + 5 * x[:, 0] + x[:, 1]).astype(np.float32) + 0.25
+    np.savez(tmp_path / "ours.npz", x=x, y=y)
+    np.savez(tmp_path / "theirs.npz", x=x[y > 10], y=y[y > 10])
+    table = {"data": {"path": str(tmp_path / "ours.npz"), "task": "regression"}}
+    run = ff.run({**table, **QUICK, "rounds": 6}, out=tmp_path / "run")
+    ours = run.assembly.data
+    assert isinstance(ours, ff.Data) and ours.task == "regression"
+    mean, std = ours.target_scale
+    standard = (torch.from_numpy(x[y > 10]) - torch.tensor(ours.mean)) / torch.tensor(ours.std)
+    answers, truth = (run.predict(standard) * std + mean)[:, 0], torch.from_numpy(y[y > 10])
+    wanted = 1 - float((answers - truth).square().mean() / std.square())
+    theirs = other_data(run, str(tmp_path / "theirs.npz"))
+    objects = ff.Data("theirs", torch.from_numpy(x[y > 10]), truth[:, None], {"test": torch.arange(len(truth))}, 1,
+                      mean=ours.mean, std=ours.std, task="regression")  # fmt: skip
+    for given in (str(tmp_path / "theirs.npz"), (x[y > 10], y[y > 10])):
+        assert run.evaluate(data=given)["static"]["full"] == pytest.approx(wanted, abs=1e-4)
+    for data in (theirs, objects):
+        assert [moment.tolist() for moment in shipped(run, None, data).data.target_scale] == [
+            mean.tolist(),
+            std.tolist(),
+        ]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import settings_of
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
-from fleetfit.config.usual import with_data_found
+from fleetfit.config.usual import is_frame, with_data_found
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
+from fleetfit.data.files.alike import arrays_alike, frame_alike, like
 from fleetfit.data.files.arrays import Arrays
 from fleetfit.data.files.places import set_folder
-from fleetfit.data.files.table import like
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -111,9 +111,14 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     """
     assembly, path = run.assembly, _path_in(sections.get("data"))
     if path is not None:
-        return _evaluated_on(run, path, sections)
+        return _evaluated_on(run, other_data(run, path), sections)
+    in_memory = _in_memory(run, sections.get("data"))
+    if in_memory is not None:
+        return _evaluated_on(run, in_memory, sections)
     if assembly.simulation is None:
         return _evaluated_here(run, sections)
+    if isinstance(sections.get("data"), Data):
+        sections = {**sections, "data": _in_unit_of(run.assembly.data, sections["data"])}
     if sections:
         assembly = assemble(experiment_of(visible(run.experiment), **sections), run.files.load_base() or None)
     _check_same_model(run.assembly, assembly)
@@ -183,6 +188,13 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
     return data if _has_test(place) else _for_testing(data, halves)
 
 
+def _in_unit_of(ours: Any, data: Data) -> Data:
+    """Return data whose targets are scaled as those of a run's data, which its model was trained on."""
+    if data.task != "regression" or not isinstance(ours, Data) or ours is data:
+        return data
+    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in ours.target_scale))
+
+
 def _has_test(place: Path) -> bool:
     if place.is_file():
         return place.suffix == ".npz" and any(name.startswith("x_test") for name in Arrays(place).names)
@@ -206,10 +218,23 @@ def _path_in(section: Any) -> str | None:
     return None if found.get("name") == name else name
 
 
-def _evaluated_on(run: Trained, path: str, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of all levels on what lies at a path."""
+def _in_memory(run: Trained, section: Any) -> Data | None:
+    """Return samples and labels, or a DataFrame, as the run's data were prepared; None where it is something else."""
+    ours = run.assembly.data
+    if isinstance(section, tuple) and len(section) == 2 and isinstance(ours, Data):
+        first, second = section
+        if isinstance(first, tuple) and isinstance(second, tuple) and len(second) == 2:
+            first, second = second  # of two pairs the second one is for testing
+        return arrays_alike(first, second, ours)
+    if is_frame(section) and run.files.has(COLUMNS):
+        return frame_alike(section, run.files.text(COLUMNS))
+    return None
+
+
+def _evaluated_on(run: Trained, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of all levels on data that are no clients'."""
     experiment = experiment_of(visible(run.experiment), **{k: v for k, v in sections.items() if k != "data"})
-    return _on_data(run, experiment, matching(run, other_data(run, path)))
+    return _on_data(run, experiment, matching(run, data))
 
 
 def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,7 +281,7 @@ def matching(run: Trained, data: Any, labels: bool = True) -> Data:
         )
     if labels and not data.labelled:
         raise ConfigError(f"{data.name} has no labels, so nothing can be measured on it; predict does without them.")
-    return data
+    return _in_unit_of(ours, data)
 
 
 def _check_same_model(ours: Assembly, other: Assembly) -> None:
@@ -398,7 +423,7 @@ def shipped(run: Trained, level: LevelName, data: Data | None) -> Shipped:
         sizes,
         piece.exits,
         module_of(run, level),
-        run.assembly.data if data is None else data,
+        run.assembly.data if data is None else _in_unit_of(run.assembly.data, data),
         policy,
         facts,
     )

@@ -14,8 +14,9 @@ from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fleetfit.data import Data
+from fleetfit.data.files.alike import like
 from fleetfit.data.files.columns import of_text
-from fleetfit.data.files.table import like, table
+from fleetfit.data.files.table import table
 from fleetfit.errors import DataError
 
 Write = Callable[..., Path]

@@ -90,7 +90,7 @@ def arrays(
     found = Arrays(path)
     name = path.resolve().stem
     parts = _parts(found, x)
-    samples = _samples(found.joined(list(parts.values())), vocabulary, channels_last)
+    samples = samples_of(found.joined(list(parts.values())), vocabulary, channels_last)
     labels = _joined(found, y, parts)
     if not samples.numel():
         raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.')
@@ -137,8 +137,8 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         DataError: They do not fit together.
     """
     parts = {"train": (x, y)} | ({} if held is None else {"test": held})
-    samples = {split: _array(pair[0], "x") for split, pair in parts.items()}
-    labels = {split: _array(pair[1], "y") for split, pair in parts.items()}
+    samples = {split: array_of(pair[0], "x") for split, pair in parts.items()}
+    labels = {split: array_of(pair[1], "y") for split, pair in parts.items()}
     for split in parts:
         if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
             raise DataError(
@@ -163,7 +163,7 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
     target, count, _ = _labels(answers, task, None)
-    xs = _samples(whole, 0, False)
+    xs = samples_of(whole, 0, False)
     sizes = {split: len(found) for split, found in samples.items()}
     splits = completed(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
@@ -172,7 +172,7 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task)
 
 
-def _array(given: Any, what: str) -> NDArray[Any]:
+def array_of(given: Any, what: str) -> NDArray[Any]:
     """Return an array of whatever holds numbers or text in rows."""
     try:
         found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
@@ -226,7 +226,8 @@ def _joined(found: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any
     return np.concatenate([found.one(part) for part in own.values()])
 
 
-def _samples(found: NDArray[Any], vocabulary: int, channels_last: bool) -> Tensor:
+def samples_of(found: NDArray[Any], vocabulary: int, channels_last: bool) -> Tensor:
+    """Return samples as a data set holds them: pixels as uint8, tokens as int64, other numbers as floats."""
     if found.ndim < 1 or found.dtype.kind not in "biuf":
         raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.")
     usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype in (np.uint8, np.int64)
