@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
 from fleetfit.api.described import COLUMNS, short_name, visible
@@ -80,6 +81,26 @@ def level_named(run: Trained, level: LevelName) -> str:
     if wanted not in known:
         raise ConfigError(f"this run has levels {', '.join(known)}; there is no level {level}.")
     return wanted
+
+
+def checked_samples(run: Trained, x: Any) -> Tensor:
+    """Return samples as a model of the run takes them.
+
+    Raises:
+        ConfigError: They are no tensor, or of another shape or type than the run's samples.
+    """
+    data = run.assembly.data
+    wanted, tokens = data.sample_shape, data.vocabulary > 0
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"x must be a torch.Tensor of samples {list(wanted)}, got {type(x).__name__}.")
+    fits = x.ndim == len(wanted) + 1 if tokens else tuple(x.shape[1:]) == tuple(wanted)
+    if not fits or x.is_floating_point() is tokens:
+        kind = "token ids, int64" if tokens else "floats, as Data.batch returns them"
+        raise ConfigError(
+            f"x must be samples [B, {', '.join(map(str, wanted))}] of {kind}; got {list(x.shape)} of "
+            f"{str(x.dtype).removeprefix('torch.')}."
+        )
+    return x if tokens else x.float()
 
 
 def module_of(run: Trained, level: LevelName) -> nn.Module:
@@ -450,6 +471,10 @@ def absolute_budget(budget: Amount, cost: str, costs: list[float]) -> float:
         found = absolute(budget, cost) if isinstance(budget, str) else float(budget)
     except PlanError as error:
         raise ConfigError(str(error)) from None
+    except (TypeError, ValueError):
+        raise ConfigError(f'a budget is a number, or text with a unit such as "35 ms", got {budget!r}.') from None
     if not found > 0:
         raise ConfigError(f"a budget must be above 0, got {budget}.")
+    if found == math.inf:
+        raise ConfigError(f"a budget must be finite, got {budget}; a number up to 1 is a share of the full model.")
     return found * costs[-1] if not isinstance(budget, str) and found <= 1 else found

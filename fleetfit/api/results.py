@@ -187,12 +187,12 @@ class Run:
             adaptive: The old name of `predict_exits`, which is still read.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: There is no such level, or x holds other samples than the run's.
         """
         if adaptive:
             warnings.warn("predict(x, adaptive=True) is predict_exits(x) now.", DeprecationWarning, stacklevel=2)
             return cast(Tensor, self.predict_exits(x, level))  # what it was: an iterator
-        return next(predictions(inference.served(self, level), x, every=False))
+        return next(predictions(inference.served(self, level), inference.checked_samples(self, x), every=False))
 
     def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
         """Yield a level's logits [B, classes] exit by exit, as soon as they are computed (ScaleFL, Algorithm 4).
@@ -204,10 +204,10 @@ class Run:
             level: 1..L, or its name; the largest by default.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: There is no such level, or x holds other samples than the run's.
             ModelError: The model cannot be run segment by segment.
         """
-        return predictions(inference.served(self, level), x)
+        return predictions(inference.served(self, level), inference.checked_samples(self, x))
 
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
         """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
