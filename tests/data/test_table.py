@@ -1,7 +1,9 @@
 """Tables: numbers as scikit-learn makes them, what is recognised and said, and what is refused by a sentence."""
 
 import csv
+import decimal
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,41 @@ def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> 
     frame[40:][["kind", "colour", "age", "size"]].to_csv(folder / "test.csv", index=False)
     divided = table(str(folder))
     assert divided.splits["test"].tolist() == list(range(40, 60)) and len(divided.splits["validation"]) == 4
+
+
+@pytest.mark.parametrize(("dtype", "mark"), [("int64", -999), ("float64", -999.9), ("float32", -999.9), (None, -999)])
+def test_a_number_that_means_no_value_does_so_in_parquet(dtype: Any, mark: float, tmp_path: Path, write: Write) -> None:
+    numbers = [mark if i % 7 == 3 else float(i % 5) for i in range(60)]
+    rows = [["a", "b", "kind"], *([number, i * 0.5, "xy"[i % 2]] for i, number in enumerate(numbers))]
+    frame = pandas.DataFrame(rows[1:], columns=rows[0])
+    frame["a"] = [decimal.Decimal(str(number)) for number in numbers] if dtype is None else frame["a"].astype(dtype)
+    frame.to_parquet(tmp_path / "things.parquet")
+    frame.to_csv(tmp_path / "things.csv", index=False)
+    plain = table(str(tmp_path / "things.csv"), missing=(str(frame["a"][3]),))
+    found = table(str(tmp_path / "things.parquet"), missing=("unknown", str(mark)))
+    assert of_text(found.columns, "").features == ["a", "a is missing", "b"]
+    assert torch.equal(found.x, plain.x) and found.x[3, 0] == 0 and found.x[:, 1].sum() == numbers.count(mark)
+    again = like(tmp_path / "things.parquet", found.columns)
+    assert torch.equal(again.x, found.x)
+
+
+def test_what_is_infinite_or_untrue_in_parquet_can_mean_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "things.parquet"
+    sizes = [math.inf if i == 3 else float(i % 5) for i in range(60)]
+    pandas.DataFrame({"size": sizes, "wet": [i % 3 == 0 for i in range(60)], "kind": ["x", "y"] * 30}).to_parquet(path)
+    with pytest.raises(DataError, match='column "size" is not finite there.*missing = ."inf"'):
+        table(str(path))
+    data = table(str(path), missing=("inf", "1"))
+    assert data.x[3, 0] == 0 and of_text(data.columns, "").features[-1] == "wet"
+    with pytest.raises(DataError, match='"wet", which is to be learned, has no values'):
+        table(str(path), label="wet", missing=("inf", "true", "false"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("separator", ";"), ("header", False)])
+def test_keys_of_csv_files_are_refused_beside_parquet(key: str, value: Any, tmp_path: Path) -> None:
+    pandas.DataFrame({"a": range(40), "kind": ["x", "y"] * 20}).to_parquet(tmp_path / "things.parquet")
+    with pytest.raises(DataError, match=f"{key}: .*things.parquet is a Parquet file, .* Leave {key} out"):
+        table(str(tmp_path / "things.parquet"), **{key: value})
 
 
 def text(tmp_path: Path, content: str | bytes, name: str = "bad.csv") -> str:

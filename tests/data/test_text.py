@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetfit import names, used
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
@@ -65,6 +66,17 @@ def load(path: Path, **parameters: Any) -> Data:
 def tokenizer_of(cache: Path) -> Any:
     (found,) = cache.glob("*/tokenizer.json")
     return tokenizers.Tokenizer.from_file(str(found))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_header_is_of_csv_files_only(folder: Path, suffix: str) -> None:
+    write_csv(folder.parent / "plain" / "train.csv", [list(row) for row in zip(TEXTS, LABELS, strict=True)])
+    place, names_of = (folder, ("text", "label")) if suffix == "parquet" else (folder.parent / "plain", ("1", "2"))
+    keys = {"folder": str(place), "header": False, "text": names_of[0], "label": names_of[1], "vocabulary": 60}
+    with used.reading() as found:
+        names.call(text, "text", "[data]", keys)
+    said = {"data.header": "test.parquet is no CSV or TSV file, and names its columns itself"}
+    assert found.idle == (said if suffix == "parquet" else {})
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------

@@ -75,8 +75,8 @@ def table(
         groups: Column of a natural group such as a hospital, which is not learned from; None: no groups.
         categories: Columns of numbers that are categories, such as a postcode.
         drop: Columns that are left out.
-        missing: Further texts that mean that there is no value, such as "unknown"; empty cells, NA, N/A, NaN, null,
-            None, ? and - always do.
+        missing: Further texts or numbers that mean that there is no value, such as "unknown" or "-999"; empty cells,
+            NA, N/A, NaN, null, None, ? and - always do.
         columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are;
             None: as these training rows say.
         separator: Of the cells in a CSV file; None: found out.
