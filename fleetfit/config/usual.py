@@ -53,7 +53,7 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
         return {_place_of(name, where): place, **given}
     from fleetfit.data.files.found import found_at
 
-    return {**found_at(place), **given}
+    return {**found_at(place, given), **given}
 
 
 def with_values(section: Any) -> Any:

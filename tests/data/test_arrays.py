@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fleetfit as ff
+from fleetfit.config import experiment_of
 from fleetfit.config.reading import read_experiment
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
@@ -132,6 +133,25 @@ def test_standardised_by_the_training_samples(
     train = data.batch(data.split("train"))[0]
     assert train.mean((0, 2, 3)).abs().max() < 1e-4
     assert torch.allclose(train.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
+
+
+@pytest.mark.parametrize("given", [{"mean": [0.5], "std": [2.0]}, {"mean": [0.5] * 3, "std": [2.0] * 3}])
+def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], given: dict[str, Any]) -> None:
+    x = RNG.random((40, 3))
+    file = save(x=x, y=np.arange(40) % 2)
+    found = experiment_of({"data": {"path": file, **given}}).data.settings
+    data = arrays(**found)
+    np.testing.assert_allclose(data.batch(torch.arange(40))[0].numpy(), (x - 0.5) / 2, rtol=1e-5, atol=1e-6)
+    with pytest.raises(DataError, match="mean and std must have the same length"):
+        arrays(**{**found, "std": []})
+    with pytest.raises(DataError, match=r"standardise = true takes mean .* is given, too.* standardise = false"):
+        arrays(**{**found, "standardise": True})
+
+
+def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
+    file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
+    assert experiment_of({"data": {"path": file}}).data.settings["standardise"] is True
+    assert "standardise" not in experiment_of({"data": {"path": file, "x": "grey"}}).data.settings
 
 
 @pytest.mark.parametrize(

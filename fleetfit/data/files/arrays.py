@@ -74,8 +74,8 @@ def arrays(
         padding: The token that fills short samples; -1: there is none.
         channels_last: Whether x is [N, ..., C] and is to become [N, C, ...].
         standardise: Whether mean and std are those of the training samples, for each channel (the second dimension).
-        mean: Per channel, or one for all; of uint8 scaled to [0, 1].
-        std: Per channel, or one for all.
+        mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not beside `standardise`.
+        std: Per channel, or one for all. Not beside `standardise`.
         validation: Share of the training samples that is held out, where the arrays do not say.
         test: Share of the samples that is the test set, where the arrays do not say; both are shares of each group, or
             of each class, or of all.
@@ -86,6 +86,11 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
+    if standardise and (mean or std):
+        raise DataError(
+            f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
+            "given, too. Leave one of them out; where it was found by data.path, say standardise = false."
+        )
     path = set_folder(file)
     found = Arrays(path)
     name = path.resolve().stem

@@ -26,11 +26,12 @@ Found = Mapping[str, Any]
 """Keys of `[data]`: its name and what goes with it."""
 
 
-def found_at(path: str) -> Found:
+def found_at(path: str, given: Found | None = None) -> Found:
     """Return the keys of `[data]` for what lies at a path.
 
     Args:
         path: A file or a folder; a relative path that does not exist is sought in the folder FLEETFIT_DATA.
+        given: Keys that somebody wrote beside it, which say more of what it is.
 
     Raises:
         DataError: There is nothing, or nothing that is known.
@@ -38,9 +39,9 @@ def found_at(path: str) -> Found:
     place = set_folder(path)
     try:
         if place.is_dir():
-            return _of_folder(place)
+            return _of_folder(place, given or {})
         if place.exists():
-            return _of_file(place)
+            return _of_file(place, given or {})
     except OSError as error:
         raise DataError(f"{paths.shown(place)} cannot be read: {paths.why(error)}.") from None
     here = paths.given(path, "data.path")
@@ -59,16 +60,16 @@ def _beside(place: Path) -> list[str]:
     return sorted(entry.name for entry in itertools.islice(os.scandir(place.parent), _ENTRIES))
 
 
-def _of_file(place: Path) -> Found:
+def _of_file(place: Path, given: Found) -> Found:
     suffix = place.suffix.lower()
     if suffix in table.SUFFIXES:
         return _of_rows(place, place)
     if suffix in _ROWS:
         return {"name": "text", "folder": str(place)}
     if suffix == ".npz":
-        return {"name": "arrays", "file": str(place), **_standardised(place)}
+        return {"name": "arrays", "file": str(place), **_standardised(place, given)}
     if suffix == ".npy":
-        return _of_arrays(place.parent, f"{place.name} is one array, and two are needed, samples and labels")
+        return _of_arrays(place.parent, given, f"{place.name} is one array, and two are needed, samples and labels")
     if suffix in _TEXT:
         return _running(place)
     raise DataError(
@@ -78,7 +79,7 @@ def _of_file(place: Path) -> Found:
     )
 
 
-def _of_folder(place: Path) -> Found:
+def _of_folder(place: Path, given: Found) -> Found:
     if is_saved(place):
         return _of_saved(place)
     if has_class_folders(place):
@@ -87,7 +88,7 @@ def _of_folder(place: Path) -> Found:
         return {"name": "text", "folder": str(place)}
     names = {entry.name.lower() for entry in itertools.islice(os.scandir(place), _ENTRIES) if entry.is_file()}
     if any(name.endswith(".npy") for name in names):
-        return _of_arrays(place, f"{paths.shown(place)} has no array of samples and one of labels")
+        return _of_arrays(place, given, f"{paths.shown(place)} has no array of samples and one of labels")
     try:
         files = table.files_of(place)
     except DataError:
@@ -100,7 +101,7 @@ def _of_folder(place: Path) -> Found:
         return _running(place)
     archives = [name for name in names if name.endswith(".npz")]
     if len(archives) == 1:
-        return found_at(str(place / archives[0]))
+        return found_at(str(place / archives[0]), given)
     raise DataError(
         f"data.path: nothing in {paths.shown(place)} says what it is. It may be a folder of images for each class "
         "(CLASS/*.jpg, or train/CLASS/*.jpg), of .txt files for each class, train.csv or train.parquet, x.npy and "
@@ -114,18 +115,21 @@ def _running(place: Path) -> Found:
     return {"name": "plain_text", "folder": str(place), "partition": {"kind": "natural" if several else "iid"}}
 
 
-def _of_arrays(place: Path, otherwise: str) -> Found:
+def _of_arrays(place: Path, given: Found, otherwise: str) -> Found:
     there = {file.stem for file in place.glob("*.npy")}
     if not ({"x", "y"} <= there or {"x_train", "y_train"} <= there):
         raise DataError(
             f"data.path: {otherwise}: x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
             'folder, or one .npz file. Other names: data.name = "arrays", with x = "..." and y = "...".'
         )
-    return {"name": "arrays", "file": str(place), **_standardised(place)}
+    return {"name": "arrays", "file": str(place), **_standardised(place, given)}
 
 
-def _standardised(place: Path) -> Found:
-    """Return that features are brought to mean 0 and variance 1, if the samples are rows or series of floats."""
+def _standardised(place: Path, given: Found) -> Found:
+    """Return the names of the arrays, where they are usual ones, and that features are brought to mean 0, variance 1.
+
+    So are rows and series of floats, unless somebody gave mean or std.
+    """
     from fleetfit.data.files.arrays import Arrays
 
     arrays = Arrays(place)
@@ -136,9 +140,9 @@ def _standardised(place: Path) -> Found:
             other = next((name for name in also if name in arrays or f"{name}_train" in arrays), None)
             if other is not None:
                 names[key] = other
-    x = names.get("x", "x")
+    x = given.get("x", names.get("x", "x"))
     first = next((name for name in (x, f"{x}_train") if name in arrays), None)
-    if first is None:
+    if first is None or given.get("mean") or given.get("std"):
         return names  # whoever reads them says what is there
     samples = arrays.one(first)
     return {**names, "standardise": True} if samples.dtype.kind == "f" and samples.ndim in (2, 3) else names
