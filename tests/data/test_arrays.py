@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fleetfit as ff
+from fleetfit import names, used
 from fleetfit.config import experiment_of
 from fleetfit.config.reading import read_experiment
 from fleetfit.data import partition
@@ -152,6 +153,27 @@ def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) ->
     file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
     assert experiment_of({"data": {"path": file}}).data.settings["standardise"] is True
     assert "standardise" not in experiment_of({"data": {"path": file, "x": "grey"}}).data.settings
+
+
+def test_a_number_of_classes_that_is_not_there_is_refused(save: Callable[..., str]) -> None:
+    x, texts = RNG.random((20, 3)), np.array(["walk", "run"] * 10)
+    assert arrays(save(x=x, y=texts), classes=2).classes == 2
+    for y, task, count in ((texts, "classification", 7), (RNG.random((20, 5)) > 0.5, "multi_label", 4)):
+        with pytest.raises(DataError, match=f'classes = {count}, but the labels "y" (are 2|have 5)'):
+            arrays(save(x=x, y=y), task=task, classes=count)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="classes must be at least 1, got 0"):
+        arrays(save(x=x, y=texts), classes=0)
+
+
+def test_keys_without_effect_are_said(save: Callable[..., str]) -> None:
+    file = save(x=RNG.random((20, 3)), y=RNG.random(20))
+    with used.reading() as found:
+        names.call(arrays, "arrays", "[data]", {"file": file, "task": "regression", "classes": 7, "padding": 0})
+    assert set(found.idle) == {"data.classes", "data.padding"}
+    whole = {"file": save(x=RNG.integers(0, 9, (20, 3)), y=np.arange(20) % 3), "classes": 4, "padding": 0}
+    with used.reading() as found:
+        names.call(arrays, "arrays", "[data]", {**whole, "vocabulary": 9})
+    assert not found.idle
 
 
 @pytest.mark.parametrize(

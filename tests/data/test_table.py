@@ -267,6 +267,32 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
         like(write([["size", "age", "colour", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data.columns)
 
 
+@pytest.mark.parametrize(("key", "value", "says"), [
+    ("label", "colour", 'the column "kind" is learned'), ("task", "regression", "it is a classification"),
+    ("drop", ("age",), "a column to learn from"), ("categories", ("size",), "a column of numbers"),
+])  # fmt: skip
+def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str, write: Write, tmp_path: Path) -> None:
+    path = str(write([[*row, i % 5] for i, row in enumerate(mixed())]))
+    data = table(path, label="kind", drop=("0",), categories=("colour",))
+    (tmp_path / "columns.json").write_text(data.columns)
+    known = {"columns": str(tmp_path / "columns.json")}
+    again = table(path, label="kind", task="classification", drop=("0",), categories=("colour",), **known)
+    assert torch.equal(again.x, data.x)
+    with pytest.raises(DataError, match=f'{key}: got ".*", but .*columns.json, which columns names, says .*{says}'):
+        table(path, **{key: value}, **known)
+
+
+def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> None:
+    rows = mixed()
+    (tmp_path / "columns.json").write_text(table(str(write(rows))).columns)
+    rows[1] = [rows[1][0], "unknown", *rows[1][2:]]
+    path = str(write(rows, "mine.csv"))
+    with pytest.raises(DataError, match='"unknown" in column "age" is no number'):
+        table(path, columns=str(tmp_path / "columns.json"))
+    found = table(path, columns=str(tmp_path / "columns.json"), missing=("unknown",))
+    assert found.x[0, 1:3].tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("change", [
     {"format": 2}, {"task": "magic"}, {"columns": []}, {"label": {"name": "kind", "classes": []}},
     {"columns": [{"kind": "number", "name": "size", "mean": 0, "std": 0}]},

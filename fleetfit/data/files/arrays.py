@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit import paths
+from fleetfit import paths, used
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
@@ -69,7 +69,8 @@ def arrays(
             Multi-label: 0 or 1, [N, labels]. Next token: whole numbers [N, L], -100 where nothing is scored.
         groups: Name of the natural group of each sample, whole numbers or text [N]; None: no groups.
         task: What is learned.
-        classes: Number of classes, or of tokens to predict; None: the largest label and one, or the vocabulary.
+        classes: Number of classes, or of tokens to predict; None: the largest label and one, or the vocabulary. Of
+            labels that are text, and of several labels, there are as many as are found, so that no other number fits.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; -1: there is none.
         channels_last: Whether x is [N, ..., C] and is to become [N, C, ...].
@@ -86,11 +87,7 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
-    if standardise and (mean or std):
-        raise DataError(
-            f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
-            "given, too. Leave one of them out; where it was found by data.path, say standardise = false."
-        )
+    _check_keys(task, classes, vocabulary, standardise, mean, std)
     path = set_folder(file)
     found = Arrays(path)
     name = path.resolve().stem
@@ -102,6 +99,9 @@ def arrays(
     if len(labels) != len(samples):
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.')
     target, count, names = _labels(labels, task, classes or vocabulary or None)
+    if classes not in (None, count) and task != "regression":
+        what = f"are {count} different texts" if names else f"have {count} columns"
+        raise DataError(f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or mend it.')
     group = None if groups is None else _numbered(_joined(found, groups, parts), f'{path}: "{groups}"')[0]
     sizes = {split: len(found.one(part)) for split, part in parts.items()}
     strata = _strata(group, target, task, len(samples))
@@ -124,6 +124,24 @@ def arrays(
         padding=padding,
         resize=None if resize is None else (resize, resize),
     )
+
+
+def _check_keys(
+    task: Task, classes: int | None, vocabulary: int, standardise: bool, mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> None:  # fmt: skip
+    """Refuse keys that contradict each other, and say which ones others leave without effect."""
+    if standardise and (mean or std):
+        raise DataError(
+            f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
+            "given, too. Leave one of them out; where it was found by data.path, say standardise = false."
+        )
+    if classes is not None and classes < 1:
+        raise DataError(f"classes must be at least 1, got {classes}. Without it they are found in the labels.")
+    if task == "regression":
+        used.idle("classes", because='task = "regression" has no classes')
+    if not vocabulary and task != "next_token":
+        used.idle("padding", because="vocabulary = 0 says that x holds no tokens")
 
 
 def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0) -> Data:
