@@ -58,9 +58,10 @@ def arrays(
     """Return a data set whose samples are the rows of arrays, named after the file.
 
     Where there is no array `x` but `x_train`, `x_test` (and `x_validation` or `x_val`), these are the splits, and
-    likewise for labels and groups. Samples are memory-mapped where they are uint8, int64 or float16, 32 or 64; other
-    numbers are converted in memory, to int64 where there is a vocabulary and to float32 where not. Images of one
-    channel, uint8 [N, H, W], become [N, 1, H, W].
+    likewise for labels and groups. Samples are memory-mapped where they are uint8 or float16, 32 or 64, and tokens
+    where they are int64; others are converted in memory, tokens to int64 and numbers to float32. Whole numbers are
+    tokens where there is a vocabulary, or the next one is learned. Images of one channel, uint8 [N, H, W], become
+    [N, 1, H, W].
 
     Args:
         file: An .npz file, or a folder of .npy files; a relative path that does not exist is sought in FLEETFIT_DATA.
@@ -92,7 +93,7 @@ def arrays(
     found = Arrays(path)
     name = path.resolve().stem
     parts = _parts(found, x)
-    samples = _samples(found.joined(list(parts.values())), vocabulary, channels_last)
+    samples = _samples(found.joined(list(parts.values())), bool(vocabulary) or task == "next_token", channels_last)
     labels = _joined(found, y, parts)
     if not samples.numel():
         raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.')
@@ -147,8 +148,8 @@ def _check_keys(
 def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0) -> Data:
     """Return samples and labels in memory as a data set: arrays, tensors, or lists of numbers.
 
-    Rows and series of floats [N, D] and [N, C, L] are standardised by the training samples. Labels that are text or
-    whole numbers are classes, others a regression.
+    Rows and series of numbers [N, D] and [N, C, L], other than uint8, are standardised by the training samples. Labels
+    that are text or whole numbers are classes, others a regression.
 
     Args:
         x: Samples [N, ...].
@@ -186,7 +187,7 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
     target, count, _ = _labels(answers, task, None)
-    xs = _samples(whole, 0, False)
+    xs = _samples(whole, tokens=False, channels_last=False)
     sizes = {split: len(found) for split, found in samples.items()}
     splits = completed(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
@@ -249,11 +250,11 @@ def _joined(found: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any
     return np.concatenate([found.one(part) for part in own.values()])
 
 
-def _samples(found: NDArray[Any], vocabulary: int, channels_last: bool) -> Tensor:
+def _samples(found: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
     if found.ndim < 1 or found.dtype.kind not in "biuf":
         raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.")
-    usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype in (np.uint8, np.int64)
-    if vocabulary:
+    usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype == np.uint8
+    if tokens:
         found = _whole(found, "tokens")
     elif not usual or not found.dtype.isnative:
         with np.errstate(over="ignore"):

@@ -128,7 +128,7 @@ def _of_arrays(place: Path, given: Found, otherwise: str) -> Found:
 def _standardised(place: Path, given: Found) -> Found:
     """Return the names of the arrays, where they are usual ones, and that features are brought to mean 0, variance 1.
 
-    So are rows and series of floats, unless somebody gave mean or std.
+    So are rows and series of numbers other than uint8, unless somebody gave mean or std, or says that they are tokens.
     """
     from fleetfit.data.files.arrays import Arrays
 
@@ -142,10 +142,12 @@ def _standardised(place: Path, given: Found) -> Found:
                 names[key] = other
     x = given.get("x", names.get("x", "x"))
     first = next((name for name in (x, f"{x}_train") if name in arrays), None)
-    if first is None or given.get("mean") or given.get("std"):
+    tokens = given.get("vocabulary") or given.get("task") == "next_token"
+    if first is None or tokens or given.get("mean") or given.get("std"):
         return names  # whoever reads them says what is there
     samples = arrays.one(first)
-    return {**names, "standardise": True} if samples.dtype.kind == "f" and samples.ndim in (2, 3) else names
+    numbers = samples.dtype.kind in "biuf" and samples.dtype != "uint8"
+    return {**names, "standardise": True} if numbers and samples.ndim in (2, 3) else names
 
 
 def _sides(place: Path) -> Found:
