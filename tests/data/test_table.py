@@ -17,7 +17,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fleetfit.data import Data
 from fleetfit.data.files.columns import of_text
-from fleetfit.data.files.table import like, table
+from fleetfit.data.files.table import like, of_frame, table
 from fleetfit.errors import DataError
 
 Write = Callable[..., Path]
@@ -141,6 +141,16 @@ def test_a_number_as_label_is_classes_or_a_regression(write: Write) -> None:
     assert data.batch(train)[1].mean().abs() < 1e-5 and abs(data.batch(train)[1].std(correction=0) - 1) < 1e-5
     other = like(write(rows[:20], "other.csv"), data.columns)  # in the unit of the training rows, not of its own
     assert torch.allclose(other.batch(torch.arange(19))[1], data.batch(torch.arange(19))[1])
+
+
+@pytest.mark.parametrize("names", [["a", "a", "kind"], ["a", 1, "1", "kind"], ["a", "kind", "kind"]])
+def test_a_frame_has_each_column_once(names: list[Any]) -> None:
+    rows = [[*(i * 0.5 + at for at in range(len(names) - 1)), "xy"[i % 2]] for i in range(40)]
+    twice = next(name for name in map(str, names) if [*map(str, names)].count(name) > 1)
+    with pytest.raises(DataError, match=f'the table has two columns "{twice}"; rename one of them'):
+        of_frame(pandas.DataFrame(rows, columns=names))
+    once = of_frame(pandas.DataFrame(rows, columns=[*range(len(names) - 1), "kind"]))
+    assert of_text(once.columns, "").features == [str(at) for at in range(len(names) - 1)]
 
 
 def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:

@@ -253,10 +253,15 @@ def _names(path: Path, first: Sequence[str], header: bool) -> list[str]:
             "or say header = false."
         )
     names = [name.strip() or f"column {place}" for place, name in enumerate(first, 1)]
-    return _each_once(path, names)
+    return each_once(path, names)
 
 
-def _each_once(path: Path, names: list[str]) -> list[str]:
+def each_once(path: Path | str, names: list[str]) -> list[str]:
+    """Return the names of the columns.
+
+    Raises:
+        DataError: One is there twice, or is no name.
+    """
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -353,7 +358,7 @@ class _Building:
 def _parquet(path: Path, missing: frozenset[str]) -> TableRows:
     need("pyarrow", "tables", "Reading tables from Parquet files")
     file = parquet.File(path)
-    names = _each_once(path, [name for name in file.columns if not name.startswith("__index_level_")])
+    names = each_once(path, [name for name in file.columns if not name.startswith("__index_level_")])
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{path} has {len(names):,} columns; there may be {MOST_COLUMNS:,}.")
     if file.rows * len(names) > _MOST_CELLS:

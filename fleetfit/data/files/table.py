@@ -152,7 +152,8 @@ def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
     Raises:
         DataError: As `table`.
     """
-    named = {str(name): cells.of_array(str(name), np.asarray(frame[name])) for name in frame.columns}
+    names = cells.each_once("data=frame: the table", [str(name) for name in frame.columns])
+    named = {name: cells.of_array(name, np.asarray(frame[key])) for name, key in zip(names, frame.columns, strict=True)}
     if not named or not len(frame):
         raise DataError("data=frame: the table has no rows or no columns.")
     rows = TableRows(Path("in memory"), named, len(frame))
