@@ -3,6 +3,7 @@
 Only names of files, the first bytes of some, and the first rows of a table are looked at; nothing is decoded.
 """
 
+import inspect
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from fleetfit import paths
 from fleetfit.data.files import table
 from fleetfit.data.files.images import has_class_folders, sizes_of_some
 from fleetfit.data.files.places import is_saved, set_folder
-from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders
+from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
 from fleetfit.errors import DataError, did_you_mean, shown
 
 _TEXT = (".txt", ".md")
@@ -63,7 +64,7 @@ def _beside(place: Path) -> list[str]:
 def _of_file(place: Path, given: Found) -> Found:
     suffix = place.suffix.lower()
     if suffix in table.SUFFIXES:
-        return _of_rows(place, place)
+        return _of_rows(place, place, given)
     if suffix in _ROWS:
         return {"name": "text", "folder": str(place)}
     if suffix == ".npz":
@@ -81,7 +82,7 @@ def _of_file(place: Path, given: Found) -> Found:
 
 def _of_folder(place: Path, given: Found) -> Found:
     if is_saved(place):
-        return _of_saved(place)
+        return _of_saved(place, given)
     if has_class_folders(place):
         return {"name": "images", "folder": str(place), **_sides(place)}
     if has_text_folders(place):
@@ -94,7 +95,7 @@ def _of_folder(place: Path, given: Found) -> Found:
     except DataError:
         files = {}
     if files:
-        return _of_rows(files["train"][0], place)
+        return _of_rows(files["train"][0], place, given)
     if any(name.endswith(_ROWS) for name in names):
         return {"name": "text", "folder": str(place)}
     if any(name.endswith(".txt") for name in names):
@@ -159,13 +160,19 @@ def _sides(place: Path) -> Found:
     return {"size": _LARGE if min(sides) >= _LARGE else _SMALL}
 
 
-def _of_rows(first: Path, place: Path) -> Found:
-    """Return whether the rows of a file are images, texts with labels, or a table of numbers and categories."""
+def _of_rows(first: Path, place: Path, given: Found) -> Found:
+    """Return whether the rows of a file are images, texts with labels, or a table of numbers and categories.
+
+    The label that somebody gave is none of the texts, and keys that only a table takes make it one.
+    """
     columns = dict(_columns(first))
     if any(kind == "image" for kind in columns.values()):
         return {"name": "images", "folder": str(place)}
+    if _says_table(given):
+        return {"name": "table", "folder": str(place)}
     texts = [name for name, kind in columns.items() if kind == "text"]
-    label = next((name for name in columns if name.lower() in table.LABELS), None) or list(columns)[-1]
+    label = _given_label(given, columns) or next((name for name in columns if name.lower() in table.LABELS), None)
+    label = label or list(columns)[-1]
     texts = [name for name in texts if name != label]
     known = [name for name in columns if name.lower() in TEXT_COLUMNS and name != label]
     others = [name for name in columns if name not in (*texts, label)]
@@ -176,7 +183,19 @@ def _of_rows(first: Path, place: Path) -> Found:
     return {"name": "table", "folder": str(place)}
 
 
-def _of_saved(place: Path) -> Found:
+def _given_label(given: Found, columns: Mapping[str, str]) -> str | None:
+    """Return the column that somebody gave as label; None where nobody did, or there is none of that name."""
+    label = given.get("label")
+    return label if isinstance(label, str) and label in columns else None  # whoever reads them says what there is
+
+
+def _says_table(given: Found) -> bool:
+    """Tell whether somebody gave a key that a table takes and texts do not, such as `drop`."""
+    takes, of_texts = (inspect.signature(one).parameters for one in (table.table, text))
+    return any(key in takes and key not in of_texts for key in given)
+
+
+def _of_saved(place: Path, given: Found) -> Found:
     """Return the kind of a Hugging Face data set that was saved, by what `datasets` wrote of its columns."""
     infos = sorted(place.glob("*/dataset_info.json")) or [place / "dataset_info.json"]
     try:
@@ -184,7 +203,7 @@ def _of_saved(place: Path) -> Found:
         kinds = {str(name): _feature(value) for name, value in features.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{paths.shown(infos[0])} does not say what the columns of the data set are.") from None
-    label = next((name for name in kinds if name.lower() in table.LABELS), None) or next(
+    label = _given_label(given, kinds) or next((name for name in kinds if name.lower() in table.LABELS), None) or next(
         (name for name, kind in kinds.items() if kind == "classes"), list(kinds)[-1])  # fmt: skip
     images = [name for name, kind in kinds.items() if kind == "image"]
     if images:
@@ -192,7 +211,7 @@ def _of_saved(place: Path) -> Found:
     texts = [name for name, kind in kinds.items() if kind == "string" and name != label]
     known = [name for name in texts if name.lower() in TEXT_COLUMNS]
     numbers = [name for name, kind in kinds.items() if kind == "number" and name != label]
-    if known or (texts and not numbers):
+    if (known or (texts and not numbers)) and not _says_table(given):
         chosen = known[:1] or texts
         return {"name": "text", "folder": str(place), "label": label, "text": chosen[0] if len(chosen) == 1 else chosen}
     return {"name": "table", "folder": str(place), "label": label}
