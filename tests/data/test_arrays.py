@@ -12,6 +12,7 @@ import torch
 import fleetfit as ff
 from fleetfit import names, used
 from fleetfit.config import experiment_of
+from fleetfit.config.naming import load_data, sharing_data
 from fleetfit.config.reading import read_experiment
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
@@ -185,6 +186,17 @@ def test_a_number_of_classes_that_is_not_there_is_refused(save: Callable[..., st
             arrays(save(x=x, y=y), task=task, classes=count)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="classes must be at least 1, got 0"):
         arrays(save(x=x, y=texts), classes=0)
+
+
+def test_keys_without_effect_are_said_by_all_who_share_the_data(save: Callable[..., str]) -> None:
+    own = {"name": "arrays", "file": save(x=RNG.random((20, 3)), y=RNG.random(20)), "task": "regression", "classes": 7}
+    data = experiment_of({"data": {**own, "server": own}}).data
+    assert data.server is not None
+    with sharing_data():
+        for _ in range(2):
+            with used.reading() as found:
+                assert load_data(data) is load_data(data.server, "[data] server")
+            assert set(found.idle) == {"data.classes", "data.server.classes"}
 
 
 def test_keys_without_effect_are_said(save: Callable[..., str]) -> None:
