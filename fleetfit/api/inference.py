@@ -163,7 +163,9 @@ def other_data(run: Trained, name: str, halves: bool = False) -> Data:
     Raises:
         FleetFitError: There is no such data set, or what lies there is other than the run's data.
     """
-    section = with_data_found({"name": name}, Path.cwd(), "--data")
+    asked = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
+    label = {"label": asked["label"]} if "label" in asked else {}  # by which the run's texts were told from a table
+    section = with_data_found({"name": name, **label}, Path.cwd(), "--data")
     if section.get("name") == name:
         data = names.call(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):

@@ -53,7 +53,11 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
         return {_place_of(name, where): place, **given}
     from fleetfit.data.files.found import found_at
 
-    return {**found_at(place), **given}
+    found = found_at(place, given)
+    division = given.get("partition")
+    if isinstance(division, Mapping):  # of which the kind that was found stays, unless one was given
+        given["partition"] = {**found.get("partition", {}), **division}
+    return {**found, **given}
 
 
 def with_values(section: Any) -> Any:

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.data.dataset import Data
-from fleetfit.data.files import cells, columns
+from fleetfit.data.files import columns
 from fleetfit.data.files.arrays import array_of, samples_of
 from fleetfit.data.files.cells import TableRows
 from fleetfit.data.files.columns import Columns
 from fleetfit.data.files.places import readable
-from fleetfit.data.files.table import data_of, sheets_of, strata_of
+from fleetfit.data.files.table import data_of, rows_of, sheets_of, strata_of
 from fleetfit.data.splits import completed, hold_out
 from fleetfit.errors import DataError, shown
 
@@ -61,8 +61,7 @@ def frame_alike(frame: Any, text: str) -> Data:
         DataError: A column is missing, or a label is no class that the model knows.
     """
     known = columns.of_text(text, "columns.json")
-    named = {str(name): cells.of_array(str(name), np.asarray(frame[name])) for name in frame.columns}
-    rows = TableRows(Path("in memory"), named, len(frame))
+    rows = rows_of(frame)
     x, y, notes = _encoded_as(known, rows)
     return data_of("table", x, y, {"test": torch.arange(len(frame))}, known, None, notes)
 
@@ -80,7 +79,7 @@ def arrays_alike(x: Any, y: Any, ours: Data) -> Data:
     """
     if ours.task not in ("classification", "regression"):
         raise DataError(f"data=(x, y) are samples with a class or numbers each; the run is {ours.task}. Name a path.")
-    samples, labels = samples_of(array_of(x, "x"), 0, False), array_of(y, "y")
+    samples, labels = samples_of(array_of(x, "x"), tokens=False, channels_last=False), array_of(y, "y")
     if len(samples) != len(labels):
         raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.")
     kinds = {one.dtype.is_floating_point for one in (samples, ours.x)}

@@ -9,7 +9,6 @@ the rows or are the same in all of them are left out.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import cells, columns, parquet
 from fleetfit.data.files.cells import Column, TableRows
-from fleetfit.data.files.columns import Category, Columns, Label, Number
+from fleetfit.data.files.columns import Asked, Category, Columns, Label, Number
 from fleetfit.data.files.places import locate, readable, set_folder
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, need, shown
@@ -75,10 +74,10 @@ def table(
         groups: Column of a natural group such as a hospital, which is not learned from; None: no groups.
         categories: Columns of numbers that are categories, such as a postcode.
         drop: Columns that are left out.
-        missing: Further texts that mean that there is no value, such as "unknown"; empty cells, NA, N/A, NaN, null,
-            None, ? and - always do.
-        columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are;
-            None: as these training rows say.
+        missing: Further texts or numbers that mean that there is no value, such as "unknown" or "-999"; empty cells,
+            NA, N/A, NaN, null, None, ? and - always do.
+        columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are, and
+            what the other keys say of them must be the same; None: as these training rows say.
         separator: Of the cells in a CSV file; None: found out.
         header: Whether the first line of a CSV file names the columns; if not, they are "1", "2" and so on.
         samples: So many training rows only, drawn in proportion for every class, those held out for validation
@@ -94,9 +93,12 @@ def table(
     path = set_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     path = readable(path)
-    known = None if columns is None else columns_in(columns)
-    sheets = sheets_of(path, separator, header, missing if known is None else known.missing)
     asked = Asked(label, task, groups, categories, drop, missing)
+    known = None
+    if columns is not None:
+        known = columns_in(columns)
+        asked.check(known, columns)
+    sheets = sheets_of(path, separator, header, missing if known is None else (*known.missing, *missing))
     return from_sheets(name, sheets, asked, known, samples, validation, test, seed)
 
 
@@ -116,23 +118,20 @@ def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
     Raises:
         DataError: As `table`.
     """
-    named = {str(name): cells.of_array(str(name), np.asarray(frame[name])) for name in frame.columns}
+    return from_sheets("table", {"train": rows_of(frame)}, Asked(label=label), None, None, 0.1, 0.2, seed)
+
+
+def rows_of(frame: Any) -> TableRows:
+    """Return the rows of a table in memory.
+
+    Raises:
+        DataError: It has none, or two columns of one name.
+    """
+    names = cells.each_once("data=frame: the table", [str(name) for name in frame.columns])
+    named = {name: cells.of_array(name, np.asarray(frame[key])) for name, key in zip(names, frame.columns, strict=True)}
     if not named or not len(frame):
         raise DataError("data=frame: the table has no rows or no columns.")
-    rows = TableRows(Path("in memory"), named, len(frame))
-    return from_sheets("table", {"train": rows}, Asked(label=label), None, None, 0.1, 0.2, seed)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a run file says of the columns; see `table`."""
-
-    label: str | None = None
-    task: Literal["classification", "regression"] | None = None
-    groups: str | None = None
-    categories: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    return TableRows(Path("in memory"), named, len(frame))
 
 
 def from_sheets(
