@@ -13,6 +13,9 @@ import torch
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import FleetFitError
+from fleetfit.report.page.many import grouped, page_of_runs
+from fleetfit.report.page.parts import Sheet
+from fleetfit.report.page.reading import read_run
 
 HEAD = """
 rounds = 2
@@ -284,3 +287,43 @@ data.seed = 1
     alone = ff.run(next(iter(found.runs.values()))[0].folder / "config.toml", out=tmp_path / "alone")
     first = next(iter(again.runs.values()))[0]
     assert all(torch.equal(alone.server.state[name], t) for name, t in first.server.state.items())
+
+
+# ---- on which data -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("split", "words"), [("test", "test"), ("validation", "validation"), ("train", "training")])
+def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str, words: str) -> None:
+    found = compared(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
+    said = f"Accuracy in percent on {words} data; 1 seed."
+    assert found.table.notes[0] == said and said in (tmp_path / "out" / "table.md").read_text()
+    several = page_of_runs(grouped([read_run(group[0].folder) for group in found.runs.values()]), tmp_path / "page")
+    sheets = [one.table for section in several.sections for one in section.parts if isinstance(one, Sheet)]
+    assert sheets[0].notes[0] == said
+
+
+def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> None:
+    places = [comparing.compared(tmp_path, HEAD + ROWS, out=split, overrides=["rounds=1", f"evaluate.split={split}"])
+              for split in ("validation", "test")]  # fmt: skip
+    runs = [read_run(next(iter(found.runs.values()))[0].folder) for found in places]
+    several = page_of_runs(grouped(runs), tmp_path / "page")
+    sheets = [one.table for section in several.sections for one in section.parts if isinstance(one, Sheet)]
+    assert sheets[0].notes[0].startswith("Accuracy in percent on test or validation data; 1 seed")
+    assert any("also differ in evaluate" in note for note in sheets[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            ROWS + 'evaluate = { split = "train" }\n',
+            'row "Scale" has evaluate.split = "test" and row "fedavg" has "train"',
+        ),
+        (ROWS + SETTINGS + 'evaluate.split = "validation"\n', 'setting "few" has "validation"'),
+        (ROWS + '[compare.grid]\nevaluate.split = ["validation", "test"]\n', "do not rank methods"),
+        (ROWS + '[compare.tune]\nevaluate.split = ["validation", "test"]\n', "for the whole file"),
+        (ROWS + '[compare.tune]\nevaluate = [{ split = "validation" }, { split = "test" }]\n', "for the whole file"),
+    ],
+)
+def test_rows_and_settings_on_different_data_are_refused(tmp_path: Path, more: str, said: str) -> None:
+    assert said in refused(tmp_path, more)

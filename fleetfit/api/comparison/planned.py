@@ -100,6 +100,7 @@ class ComparisonPlan:
         for entry in self.entries():
             self._check(entry)
         self._same_heads()
+        self._same_split()
 
     def entries(self) -> Iterator[ComparedRun]:
         """Yield the runs, row by row."""
@@ -242,6 +243,22 @@ class ComparisonPlan:
             f"[compare] rows have classifiers of different kinds, which hides what their methods do: {shown}. Give all "
             "of them one model.head, or say that their heads differ in compare.differs."
         )
+
+    def _same_split(self) -> None:
+        """Refuse rows and settings that are measured on different data, and values to try that would be."""
+        if any(value_at(nested(choice), "evaluate.split") for choice in self.tuning):
+            raise ConfigError(
+                "[compare.tune] evaluate.split: values are tried on validation data, and the table is of one split; "
+                "set evaluate.split once, for the whole file."
+            )
+        splits = {e.title: checked(e.table).evaluate.split for e in self.entries() if e.seed == self.seeds[0]}
+        if len(set(splits.values())) > 1:
+            (one, first), *others = splits.items()
+            other, second = next(pair for pair in others if pair[1] != first)
+            raise ConfigError(
+                f'[compare] {one} has evaluate.split = "{first}" and {other} has "{second}": numbers on different data '
+                "do not rank methods. Give all rows and settings one evaluate.split."
+            )
 
     @property
     def targets(self) -> list[float]:
