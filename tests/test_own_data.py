@@ -300,3 +300,69 @@ def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Pa
     first = ff.compare(file, out=tmp_path / "both")
     again = ff.compare(file, out=tmp_path / "both")  # nothing is trained, and nothing is refused
     assert again.tables[0].rows == first.tables[0].rows
+
+
+# ---- which samples of other data are for testing ---------------------------------------------------------------------
+
+
+def of_arrays(place: Path, test: str | None) -> Path:
+    rng = np.random.default_rng(0)
+    parts = {"_train": 40, test: 10} if test else {"": 50}
+    found = {f"X{part}": rng.normal(size=(count, 4)) for part, count in parts.items()}
+    np.savez(place / "rows.npz", **found, **{f"y{part}": np.arange(count) % 2 for part, count in parts.items()})
+    return place / "rows.npz"
+
+
+def of_parquet(place: Path, test: str | None, column: str, values: Callable[[int], list[Any]]) -> Path:
+    (place / "data").mkdir()
+    for part, count in {"train": 40, test: 10}.items() if test else [("train", 50)]:
+        rows = datasets.Dataset.from_dict({column: values(count), "label": [i % 2 for i in range(count)]})
+        rows.to_parquet(str(place / "data" / f"{part}-00000-of-00001.parquet"))
+    return place
+
+
+def of_images(place: Path, test: str | None) -> Path:
+    return of_parquet(place, test, "image", lambda count: [Image.new("L", (9, 9), 2 * i) for i in range(count)])
+
+
+def of_texts(place: Path, test: str | None) -> Path:
+    return of_parquet(place, test, "text", lambda count: [f"a {['good', 'bad'][i % 2]} film" for i in range(count)])
+
+
+def of_lines(place: Path, test: str | None) -> Path:
+    for part, count in {"train": 40, test: 10}.items() if test else [("train", 50)]:
+        rows = [{"text": f"a {['good', 'bad'][i % 2]} film", "label": i % 2} for i in range(count)]
+        (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return place
+
+
+def of_folders(place: Path, test: str | None) -> Path:
+    """Class folders, one of which begins like the folder of a test set."""
+    for part, count in {"train/": 40, f"{test}/": 10}.items() if test else [("", 50)]:
+        for i in range(count):
+            folder = place / f"{part}{'tests' if i % 2 else 'valid ones'}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (9, 9), 4 * i).save(folder / f"{i}.png")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("make", "tests"),
+    [(of_arrays, ["_test", "_validation"]), (of_images, ["test", "valid"]), (of_texts, ["test", "validation"]),
+     (of_lines, ["dev", "test"]), (of_folders, ["test", "val"])],
+)  # fmt: skip
+def test_other_data_are_tested_on_their_own_test_set_and_else_on_all_of_them(
+    tmp_path: Path, called: Called, make: Callable[[Path, str | None], Path], tests: list[str]
+) -> None:
+    """A test set is what the readers take for one; training samples used to be scored among those for testing."""
+    small = {"name": "bert", "hidden": 16, "layers": 4, "attention_heads": 4, "intermediate": 16}
+    places = {}
+    for test in (None, *tests):
+        (tmp_path / f"{make.__name__} {test}").mkdir()
+        places[test] = make(tmp_path / f"{make.__name__} {test}", test)
+    for trained_on in (None, tests[0]):
+        more = {"model": small, "fleet": {"tolerance": 0.5}} if make in (of_texts, of_lines) else {}
+        folder = tmp_path / f"run {trained_on}"
+        ff.run({"data": {"path": str(places[trained_on])}, "rounds": 1, **more}, out=folder)
+        for test, place in places.items():
+            assert f"on {10 if test else 50} test samples" in called("predict", folder, "--data", place), test
