@@ -102,6 +102,9 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     columns = json.loads(called("eval", done.folder, "--data", few, "--json"))
     assert columns["data"] == "few" and columns["static"]["full"] > 0.7
     assert "accuracy" in called("predict", done.folder, "--data", few)
+    for verb in ("predict", "eval"):
+        said = called(verb, done.folder, "--data", few, "--split", "validation", code=2)
+        assert "few has no validation samples." in said, verb
     assert "test samples over budgets" in called("calibrate", done.folder, "--data", few, "--budget", "0.8")
     called("export", done.folder, "--out", place / "device")
     assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
@@ -109,6 +112,14 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
     assert "has no labels, so nothing can be measured" in said
     assert "there is no file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
+
+
+def test_a_split_without_samples_is_no_table_of_dashes(tmp_path: Path, called: Called) -> None:
+    table = written(tmp_path / "all.csv", range(150))
+    run = ff.run({"data": {"path": str(table), "validation": 0.0}}, out=tmp_path / "run", **QUICK)
+    for verb in ("predict", "eval"):
+        assert "all has no validation samples." in called(verb, run.folder, "--split", "validation", code=2), verb
+    assert run.evaluate()["static"]["full"] == run.evaluate(evaluate={"split": "test"})["static"]["full"]
 
 
 def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:

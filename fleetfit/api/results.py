@@ -22,6 +22,7 @@ from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import RunError
+from fleetfit.evaluate import check_samples
 from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.layout import predictions
@@ -291,9 +292,13 @@ class Run:
                 run of a fleet, whose data are on its nodes, needs `data`, on all of which every level is evaluated.
 
         Raises:
+            DataError: The split that is asked for has no samples.
             ModelError: The state does not fit the model that these data need.
         """
-        return inference.evaluated(self, sections)
+        columns, data = inference.evaluated(self, sections), self.assembly.data
+        if sections and "data" not in sections and isinstance(data, Data):
+            check_samples(data, columns["split"])
+        return columns
 
     def _let_go(self) -> None:
         """Forget what can be read again: the data, the checkpoint."""
