@@ -31,6 +31,7 @@ from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, FleetFitError, RunError, refuse_on_windows, shown
+from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 _WITH_WORKERS = ("processes", "ray")
+_LONGEST = 200  # bytes of a name that is part of a folder's as it is
 
 OnProgress = Callable[[ComparisonProgress], None]
 """Called with how far a comparison is."""
@@ -99,7 +101,7 @@ def compare(
     reference = plan.reference(against)
     _check_jobs(plan, jobs)
     kept = None if record is None else record_path(file, record)
-    folder = files.expanded(out) if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
+    folder = files.expanded(out) if out is not None else RUNS / f"compare-{_folder_name(plan.name)}-{plan.fingerprint}"
     rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, file, folder, reference)
     with contextlib.ExitStack() as sharing:
         sharing.enter_context(sharing_data())
@@ -114,6 +116,11 @@ def compare(
         keep(results.results, kept)
     said = {key: label(choice) for key, choice in tuned.items()}
     return reported(plan, runs, said, results, notes, kept)
+
+
+def _folder_name(name: str) -> str:
+    """Return the part of the folder's name that the comparison's name gives: itself, where it is one."""
+    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else slug(name)
 
 
 def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
