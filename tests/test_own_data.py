@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,114 @@ def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
     after = ff.load(run.folder).assembly.data
     assert after.columns == before.columns != ""  # type: ignore[union-attr]
     assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
+
+
+class Stop(Exception):
+    pass
+
+
+def cut_off(report: Any) -> None:
+    raise Stop
+
+
+def begun(table: Path, out: Path, **more: Any) -> Path:
+    """Begin a run on a table, and cut it off after its first round."""
+    with pytest.raises(Stop):
+        ff.run({"data": {"path": str(table)}, **more}, out=out, on_round=cut_off, **QUICK)
+    return out
+
+
+def data_noted(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (range(0, 150, 2), "samples 150 then, 75 now"),
+        (range(149, -1, -1), "other labels, or the same in another order"),
+    ],
+)
+def test_a_run_that_goes_on_with_other_data_says_so(
+    tmp_path: Path, called: Called, caplog: pytest.LogCaptureFixture, rows: range, says: str
+) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    folder, other = begun(table, tmp_path / "run"), begun(table, tmp_path / "other")
+    assert data_noted(folder)["data"]["splits"] == {"train": 108, "validation": 12, "test": 30}
+    written(table, rows)
+    found = ff.resume(folder)
+    (note,) = (note for note in found.summary["notes"] if note.startswith("The data have changed since this run began"))
+    assert says in note and note in caplog.text
+    assert f"began: {says}" in " ".join(called("resume", other).split())
+
+
+@pytest.mark.parametrize("label", ["species", "sepal length (cm)"])
+def test_a_run_that_goes_on_with_the_same_data_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
+) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    with pytest.raises(Stop):
+        ff.run({"data": {"path": str(table), "label": label}}, out=tmp_path / "run", on_round=cut_off, **QUICK)
+    found = ff.resume(tmp_path / "run")
+    assert not any("changed" in note for note in found.summary["notes"]) and not caplog.text
+
+
+def test_what_a_folder_of_an_earlier_version_had_as_data_is_not_known(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    folder = begun(table, tmp_path / "run")
+    written(table, range(0, 150, 2))
+    for text in (json.dumps({**data_noted(folder), "data": 3}), "[]", "{"):
+        (folder / "environment.json").write_text(text)
+        assert not any("changed" in note for note in ff.load(folder).notes), text
+
+
+def test_nothing_is_written_of_data_that_are_withheld(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    withheld: dict[str, dict[str, Any]] = {
+        "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "key")},
+                    "method": {"name": "fedavg"}},
+        "secure": {"secure": {}, "method": {"name": "fedavg", "hooks": {"weight": "by_count"}}},
+        "open": {"method": {"name": "fedavg"}},
+    }  # fmt: skip
+    for name, sections in withheld.items():
+        run = ff.run({"data": {"path": str(table)}, **sections}, out=tmp_path / name, **{**QUICK, "rounds": 1})
+        assert ("data" in data_noted(run.folder)) == (name == "open"), name
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs: int) -> None:
+    table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "both.toml"
+    file.write_text(
+        f'rounds = 1\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
+        '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+    )
+    first = ff.compare(file, out=tmp_path / "both", jobs=jobs)
+    shutil.rmtree(tmp_path / "both" / "fedavg")
+    written(table, range(0, 150, 2))
+    told: list[str] = []
+    again = ff.compare(file, out=tmp_path / "both", jobs=jobs, on_run=lambda *found: told.extend(found[3].notes))
+    said = "The data have changed since heterofl, seed 0: samples 150 then, 75 now"
+    assert not any("changed" in note for note in first.table.notes)
+    (note,) = (note for note in again.table.notes if "changed" in note)
+    assert note.startswith(f"{said}") and "in fedavg, seed 0" in note and "do not rank methods" in note
+    assert [one for one in told if one.startswith(said)], "said before it is trained, too"
+    assert note in ff.load_comparison(tmp_path / "both").table.notes
+
+
+def test_a_comparison_says_which_of_its_runs_went_on_with_other_data(tmp_path: Path) -> None:
+    table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "one.toml"
+    file.write_text(
+        f'rounds = 2\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
+        '[[compare.row]]\nmethod.name = "fedavg"\n'
+    )
+    with pytest.raises(Stop):
+        ff.compare(file, out=tmp_path / "one", on_run=lambda *_: cut_off)
+    written(table, range(0, 150, 2))
+    for _ in range(2):  # also when it is finished
+        found = ff.compare(file, out=tmp_path / "one")
+        (note,) = (note for note in found.table.notes if "changed" in note)
+        assert note.startswith("fedavg, seed 0: The data have changed since this run began: samples 150 then, 75 now")
 
 
 def test_from_memory(tmp_path: Path) -> None:

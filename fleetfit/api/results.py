@@ -4,6 +4,7 @@ import logging
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
+from fleetfit.api.fingerprint import notes_on_change
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
@@ -324,6 +326,7 @@ class Run:
             made = assemble_fleet(self.experiment, planned_for(self.files), base or None)
         else:
             made = assemble(self.experiment, base or None)
+            made = replace(made, notes=(*made.notes, *notes_on_change(self.files, made)))
         check_base(made.federation.problem, base)
         return made
 

@@ -20,6 +20,7 @@ from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKe
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
 from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
+from fleetfit.api.comparison.same_data import SameData
 from fleetfit.api.comparison.tuned import candidates, chosen
 from fleetfit.api.described import settled
 from fleetfit.api.progress import Wanted, shown_runs
@@ -115,7 +116,7 @@ def compare(
     if kept is not None:
         keep(results.results, kept)
     said = {key: label(choice) for key, choice in tuned.items()}
-    return reported(plan, runs, said, results, notes, kept)
+    return reported(plan, runs, said, results, [*notes, *following.data.notes], kept)
 
 
 def _folder_name(name: str) -> str:
@@ -210,11 +211,15 @@ class _Following:
     """Tells how far a comparison is, and passes on what its runs report."""
 
     def __init__(self, left: Remaining, on_run: OnRun | None, on_progress: OnProgress | None) -> None:
-        self._left, self._on_run, self._on_progress = left, on_run, on_progress
+        self._left, self._on_run, self._on_progress, self.data = left, on_run, on_progress, SameData()
         self._tell()
 
     def began(self, asked: _Asked, found: Run) -> OnRound:
         """Announce a run; return what its rounds are told to."""
+        changed = self.data.known(asked.title, found)
+        self.data.mixed(asked.title, found)
+        if changed and not found.finished:
+            found._known_notes = (*found.notes, changed)
         on_round = None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
         if not found.finished:
             self._left.began(asked.entry.place)
@@ -267,6 +272,9 @@ class _RowRunner:
         """Yield the finished runs, in the order in which they are asked for."""
         there = [self._there(one) for one in asked]
         before = [(one, found) for one, found in zip(asked, there, strict=True) if found and found.finished]
+        for one, known in zip(asked, there, strict=True):
+            if known is not None:
+                self._following.data.known(one.title, known)
         if before and finished is not None:
             finished(before)
         if self._jobs > 1:
