@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ModelError
+from fleetfit.data import Data
+from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import numpy_rng, seed_of
@@ -466,9 +467,11 @@ def on_data(
             accuracy with static statistics.
 
     Raises:
+        DataError: They have no samples in the split.
         ModelError: A level cannot be evaluated on these data.
     """
     normed, split = has_batch_norm(federation), wanted.evaluation.split
+    check_samples(device.data, split)
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in wanted.norms if normed else wanted.norms[:1]:
         known = found if normed and norm == "static" else range(len(federation.levels))
@@ -482,6 +485,16 @@ def on_data(
             replies[tag[2]] = reply.metrics
         columns[norm] = columns_on_data(federation, replies)
     return columns
+
+
+def check_samples(data: Data, split: str) -> None:
+    """Refuse a split without samples, whose table would have dashes only.
+
+    Raises:
+        DataError: It has none.
+    """
+    if not len(data.split(split)):
+        raise DataError(f"{data.name} has no {split} samples.")
 
 
 def _tags(federation: Federation, wanted: EvaluationScope, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:

@@ -21,7 +21,6 @@ from fleetfit.config.usual import is_frame, with_data_found
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.alike import arrays_alike, frame_alike, like
-from fleetfit.data.files.arrays import Arrays
 from fleetfit.data.files.places import set_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
@@ -38,6 +37,8 @@ from fleetfit.values import DataDescription, Device, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
+_CUT_IN_TIME = "plain_text"
+"""The only kind of files that have no test set of their own: the end of each file is one."""
 
 
 class Trained(Protocol):
@@ -192,7 +193,7 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
                 f"{place} is taken to be {kind}, and this run was trained on {short_name(theirs.name)}; "
                 "they must be of one kind."
             )
-        if kind == "plain_text":
+        if kind == _CUT_IN_TIME:
             raise ConfigError(
                 "which character is which token is found in a text itself, so that another text has other tokens."
             )
@@ -201,6 +202,8 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
         if settings.pop("standardise", False):
             settings |= {"mean": list(ours.mean), "std": list(ours.std)}
     settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
+    if held_out := kind != _CUT_IN_TIME:
+        settings["test"] = 0.0  # so that the reader gives test samples where there is a test set, and nowhere else
     data: Data = names.call(names.resolve("data", kind), kind, "--data", settings)
     named = getattr(ours, "class_names", ())
     if named and data.class_names and named != data.class_names:
@@ -208,7 +211,7 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
             f"{place} has classes {', '.join(data.class_names[:10])}, and the run was trained on "
             f"{', '.join(named[:10])}; they must be the same."
         )
-    return data if _has_test(place) else _for_testing(data, halves)
+    return data if held_out and len(data.split("test")) else _for_testing(data, halves)
 
 
 def _in_unit_of(ours: Any, data: Data) -> Data:
@@ -216,12 +219,6 @@ def _in_unit_of(ours: Any, data: Data) -> Data:
     if data.task != "regression" or not isinstance(ours, Data) or ours is data:
         return data
     return replace(data, targets=tuple(tuple(moment.tolist()) for moment in ours.target_scale))
-
-
-def _has_test(place: Path) -> bool:
-    if place.is_file():
-        return place.suffix == ".npz" and any(name.startswith("x_test") for name in Arrays(place).names)
-    return any(place.glob("test*")) or any(place.glob("*_test.npy")) or any(place.glob("val*"))
 
 
 def _for_testing(data: Data, halves: bool) -> Data:

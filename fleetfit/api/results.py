@@ -4,6 +4,7 @@ import logging
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
+from fleetfit.api.fingerprint import notes_on_change
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
@@ -22,6 +24,7 @@ from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import RunError
+from fleetfit.evaluate import check_samples
 from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.layout import predictions
@@ -291,9 +294,13 @@ class Run:
                 run of a fleet, whose data are on its nodes, needs `data`, on all of which every level is evaluated.
 
         Raises:
+            DataError: The split that is asked for has no samples.
             ModelError: The state does not fit the model that these data need.
         """
-        return inference.evaluated(self, sections)
+        columns, data = inference.evaluated(self, sections), self.assembly.data
+        if sections and "data" not in sections and isinstance(data, Data):
+            check_samples(data, columns["split"])
+        return columns
 
     def _let_go(self) -> None:
         """Forget what can be read again: the data, the checkpoint."""
@@ -319,6 +326,7 @@ class Run:
             made = assemble_fleet(self.experiment, planned_for(self.files), base or None)
         else:
             made = assemble(self.experiment, base or None)
+            made = replace(made, notes=(*made.notes, *notes_on_change(self.files, made)))
         check_base(made.federation.problem, base)
         return made
 
