@@ -10,7 +10,8 @@ Differs from the paper: ScaleFL evaluates with each batch's own statistics, so t
 neighbours. The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the
 clients' sums over some of their training data, added up. They belong to a level and stay outside the server's state.
 Batch statistics are a second column, which states batch size and order. Federated training itself keeps no running
-statistics.
+statistics. ReeFL's mean over the exits is on the whole test set; `mean_over_exits`, `exits` and `ensemble` are means
+over the clients, as `global` is, and `test_exits` has the exits on the whole test set.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ModelError
+from fleetfit.data import Data
+from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.layout.meta import on_meta
 from fleetfit.seeds import numpy_rng, seed_of
@@ -465,9 +467,11 @@ def on_data(
             accuracy with static statistics.
 
     Raises:
+        DataError: They have no samples in the split.
         ModelError: A level cannot be evaluated on these data.
     """
     normed, split = has_batch_norm(federation), wanted.evaluation.split
+    check_samples(device.data, split)
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in wanted.norms if normed else wanted.norms[:1]:
         known = found if normed and norm == "static" else range(len(federation.levels))
@@ -481,6 +485,16 @@ def on_data(
             replies[tag[2]] = reply.metrics
         columns[norm] = columns_on_data(federation, replies)
     return columns
+
+
+def check_samples(data: Data, split: str) -> None:
+    """Refuse a split without samples, whose table would have dashes only.
+
+    Raises:
+        DataError: It has none.
+    """
+    if not len(data.split(split)):
+        raise DataError(f"{data.name} has no {split} samples.")
 
 
 def _tags(federation: Federation, wanted: EvaluationScope, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:

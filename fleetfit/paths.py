@@ -5,6 +5,9 @@
 
 import errno
 import os
+import re
+from collections.abc import Collection
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,6 +36,7 @@ _WORDS = {
 """What the system says of files, in words."""
 _OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/", "/dev/stdout", "/dev/stderr")
 _SHOWN = 200  # characters of a path in a message
+_LONGEST = 200  # bytes of a name that a label gives; file systems take 255, and plots and copies add to them
 
 
 def given(text: str | Path, what: str = "a path") -> Path:
@@ -179,3 +183,24 @@ def _looked_at(text: str | Path, what: str) -> tuple[Path, str]:
         return path, ""
     except OSError as error:
         raise ConfigError(f"{shown(path)} cannot be used: {why(error)}.") from None
+
+
+# ---- names that labels give ------------------------------------------------------------------------------------------
+
+
+def slug(label: str, taken: Collection[str] = ()) -> str:
+    """Return a label as the name of a file or a folder, of letters, digits, dots and hyphens.
+
+    A label that would give one that leads elsewhere, is hidden, is too long or is taken gets a short hash, so that it
+    stays apart from others.
+
+    Args:
+        label: What people call it; an empty one gives an empty name.
+        taken: Names of something else.
+    """
+    plain = re.sub(r"[^\w.]+", "-", label).strip("-").lower()
+    kept = plain.lstrip(".-").encode()[:_LONGEST].decode(errors="ignore")
+    if not label or (kept and kept == plain and plain not in taken):
+        return plain
+    mark = sha256(label.encode(errors="surrogatepass")).hexdigest()[:8]
+    return "-".join(filter(None, [kept, mark]))

@@ -205,11 +205,11 @@ def _reported(place: Path) -> dict[str, Any]:
             report = json.loads(line)
             if report["round"] != number:
                 raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
+            if "evaluate" in report:
+                accuracies = _accuracies(next(v for v in report["evaluate"].values() if isinstance(v, Mapping)))
+                break
+        except (ValueError, TypeError, KeyError, AttributeError, StopIteration, OverflowError, RecursionError):
             raise ValueError(f"metrics.jsonl is damaged in line {number}") from None
-        if "evaluate" in report:
-            accuracies = _accuracies(next(v for v in report["evaluate"].values() if isinstance(v, Mapping)))
-            break
     return {"rounds": len(lines), **accuracies}
 
 
@@ -222,11 +222,12 @@ def _summed_up(place: Path) -> dict[str, Any]:
         names = {key: _short(found[key]) for key in ("method", "model", "data")}
         if type(found["rounds"]) is not int:
             raise KeyError("rounds")
-    except ValueError as error:
+        accuracies = _accuracies(found)
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"summary.json is damaged: {error}") from None
     except (TypeError, KeyError):
         raise ValueError("summary.json is damaged: it lacks something") from None
-    return {**names, "finished": True, "rounds": found["rounds"], **_accuracies(found)}
+    return {**names, "finished": True, "rounds": found["rounds"], **accuracies}
 
 
 def _accuracies(columns: Mapping[str, Any]) -> dict[str, Any]:

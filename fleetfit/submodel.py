@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ __all__ = [
     "put_back",
     "random",
     "recut",
+    "rising",
     "rolling",
     "shapes_of",
     "submodel_of",
@@ -107,6 +108,25 @@ def _within(some: Channels, kept: Channels) -> bool:
     return set(some) <= set(kept)
 
 
+def _rises(kept: Channels) -> bool:
+    return isinstance(kept, range) or all(a < b for a, b in pairwise(kept))
+
+
+def rising(axis: str, kept: Iterable[int]) -> Channels:
+    """Return the channels that a method's hook chose for an axis, a range where they are one.
+
+    Raises:
+        ModelError: They are not in rising order, or one of them is there twice.
+    """
+    found = tidy(kept)
+    if not _rises(found):
+        raise ModelError(
+            f'the method\'s channels hook must give the channels of axis "{axis}" in rising order, each once; '
+            f"it gave {found}."
+        )
+    return found
+
+
 def tidy(channels: Iterable[int]) -> Channels:
     """Return a range where the channels are one, else a tuple."""
     if isinstance(channels, range) and channels.step == 1:
@@ -162,9 +182,10 @@ def misfit(layout: Layout, piece: Submodel) -> str | None:
     for axis, kept in piece.channels.items():
         size = layout.axes[axis].size if axis in layout.axes else 0
         ends = (kept.start, kept.stop - 1) if isinstance(kept, range) else kept[: size + 1]
-        distinct = isinstance(kept, range) or (len(kept) <= size and len(set(kept)) == len(kept))
-        if not len(ends) or min(ends) < 0 or max(ends) >= size or not len(kept) or not distinct:
+        if not len(ends) or min(ends) < 0 or max(ends) >= size or not len(kept) or len(kept) > size:
             return "its sub-model keeps channels that the model does not have."
+        if not _rises(kept):
+            return "its sub-model keeps channels twice, or not in rising order."
     if not piece.exits or not set(piece.exits) <= set(layout.exits) or tuple(sorted(set(piece.exits))) != piece.exits:
         return "its sub-model has exits that the model does not have."
     return None

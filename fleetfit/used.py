@@ -94,6 +94,13 @@ def idle(*parameters: str, because: str) -> None:
             found.idle[f"{dotted(where)}.{name}"] = because
 
 
+def said(idle: Mapping[str, str]) -> None:
+    """Say again what `idle` said when something was made that is now used once more: by dotted key, and why."""
+    found = _READING.get()
+    if found is not None:
+        found.idle |= idle
+
+
 def dotted(where: str) -> str:
     """Return the place of a section, such as "[data] partition", as a key is written: data.partition."""
     return where.replace("[", "").replace("] ", ".").replace("]", "")

@@ -13,6 +13,9 @@ import torch
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import FleetFitError
+from fleetfit.report.page.many import grouped, page_of_runs
+from fleetfit.report.page.parts import Sheet
+from fleetfit.report.page.reading import read_run
 
 HEAD = """
 rounds = 2
@@ -284,3 +287,100 @@ data.seed = 1
     alone = ff.run(next(iter(found.runs.values()))[0].folder / "config.toml", out=tmp_path / "alone")
     first = next(iter(again.runs.values()))[0]
     assert all(torch.equal(alone.server.state[name], t) for name, t in first.server.state.items())
+
+
+# ---- on which data -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("split", "words"), [("test", "test"), ("validation", "validation"), ("train", "training")])
+def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str, words: str) -> None:
+    found = compared(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
+    said = f"Accuracy in percent on {words} data; 1 seed."
+    assert found.table.notes[0] == said and said in (tmp_path / "out" / "table.md").read_text()
+    several = page_of_runs(grouped([read_run(group[0].folder) for group in found.runs.values()]), tmp_path / "page")
+    sheets = [one.table for section in several.sections for one in section.parts if isinstance(one, Sheet)]
+    assert sheets[0].notes[0] == said
+
+
+def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> None:
+    places = [comparing.compared(tmp_path, HEAD + ROWS, out=split, overrides=["rounds=1", f"evaluate.split={split}"])
+              for split in ("validation", "test")]  # fmt: skip
+    runs = [read_run(next(iter(found.runs.values()))[0].folder) for found in places]
+    several = page_of_runs(grouped(runs), tmp_path / "page")
+    sheets = [one.table for section in several.sections for one in section.parts if isinstance(one, Sheet)]
+    assert sheets[0].notes[0].startswith("Accuracy in percent on test or validation data; 1 seed")
+    assert any("also differ in evaluate" in note for note in sheets[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            ROWS + 'evaluate = { split = "train" }\n',
+            'row "Scale" has evaluate.split = "test" and row "fedavg" has "train"',
+        ),
+        (ROWS + SETTINGS + 'evaluate.split = "validation"\n', 'setting "few" has "validation"'),
+        (ROWS + '[compare.grid]\nevaluate.split = ["validation", "test"]\n', "do not rank methods"),
+        (ROWS + '[compare.tune]\nevaluate.split = ["validation", "test"]\n', "for the whole file"),
+        (ROWS + '[compare.tune]\nevaluate = [{ split = "validation" }, { split = "test" }]\n', "for the whole file"),
+    ],
+)
+def test_rows_and_settings_on_different_data_are_refused(tmp_path: Path, more: str, said: str) -> None:
+    assert said in refused(tmp_path, more)
+
+
+# ---- folders -------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_what_they_were(tmp_path: Path) -> None:
+    labels = [
+        "..",
+        "...",
+        ".hidden",
+        "hidden",
+        "Tune",
+        "results.json",
+        "ü" * 200,
+        "ü" * 199 + "u",
+        "!!",
+        "Scale FL, v1.0",
+    ]
+    rows = "".join(f'[[compare.row]]\nlabel = "{label}"\nmethod.name = "fedavg"\n' for label in labels)
+    found = compared(tmp_path, rows, "rounds=1")
+    places = [runs[0].folder.relative_to(tmp_path / "out").parts for runs in found.runs.values()]
+    assert len(set(places)) == len(labels) and all(len(parts) == 2 for parts in places)
+    names = [parts[0] for parts in places]
+    assert not any(name.startswith(".") or name in ("tune", "results.json") for name in names)
+    assert all(len(name.encode()) < 255 for name in names)
+    assert (names[3], names[9]) == ("hidden", "scale-fl-v1.0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "two.toml"], "nothing lies elsewhere"
+    children = next(one for one in ff.runs(tmp_path) if one.kind == "comparison").children
+    assert len(children) == len(labels) and len(ff.load_comparison(tmp_path / "out").runs) == len(labels)
+
+
+def test_a_row_called_tune_keeps_apart_from_the_runs_that_tune(tmp_path: Path) -> None:
+    rows = '[[compare.row]]\nlabel = "tune"\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "scalefl"\n'
+    found = compared(tmp_path, rows + "[compare.tune]\nlocal.lr = [0.1, 0.05]\n", "rounds=1")
+    assert len(list((tmp_path / "out" / "tune").rglob("summary.json"))) == 4
+    assert len(ff.load_comparison(tmp_path / "out").runs) == len(found.runs) == 2
+    one = next(one for one in ff.runs(tmp_path) if one.kind == "comparison")
+    assert (one.rounds, one.asked, len(one.children)) == (2, 2, 6)
+
+
+def test_long_settings_have_folders_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of tables make labels that no file system takes."""
+    monkeypatch.undo()  # with plots, whose files are called after settings too
+    long = f'[{{ budget = 0.4, name = "{"small " * 30}" }}, {{ budget = 1.0, name = "{"large " * 30}" }}]'
+    grid = f"[compare.grid]\nfleet.groups = [{long}, {long.replace('0.4', '0.5')}]\n"
+    found = compared(tmp_path, ROWS + grid, "rounds=1", "evaluate.every=1")
+    assert len({runs[0].folder for runs in found.runs.values()}) == 4
+    assert len(list((tmp_path / "out" / "plots").glob("accuracy-*.png"))) == 2
+
+
+def test_a_name_leads_to_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.toml").write_text(HEAD + ROWS)
+    for name in ("../../elsewhere", "ö" * 190, "Two Rows"):
+        folder = ff.compare("two.toml", overrides=["rounds=1", f"name={json.dumps(name)}"]).folder
+        assert folder.parent == Path("runs") and folder.is_dir(), name
+    assert folder.name.startswith("compare-Two Rows-")

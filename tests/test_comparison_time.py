@@ -42,7 +42,9 @@ def runs(**groups: tuple[str, str]) -> dict[Any, ExpectedRun]:
 def test_nothing_is_known_before_the_first_round() -> None:
     clock = Clock()
     left = Remaining(runs(a=("A", ""), b=("A", "")), clock=clock)
-    assert left.progress == ComparisonProgress(runs=2, tuning=0, finished=0, jobs=1, seconds_left=None)
+    assert left.progress == ComparisonProgress(
+        runs=2, tuning=0, finished=0, jobs=1, seconds_left=None, rows=1, rows_measured=0
+    )
     left.began("a")
     clock.now += 30
     assert left.seconds_left() is None
@@ -93,6 +95,7 @@ def test_a_row_that_has_not_run_goes_by_its_multiply_adds() -> None:
     rounds(left, clock, "a", range(1, 11), 3.0)
     left.finished("a")
     assert left.seconds_left() == 10 * 10.0 + 10 * 3.0
+    assert (left.progress.rows, left.progress.rows_measured) == (3, 1)
 
 
 def test_another_setting_of_the_row_is_nearer_than_another_row() -> None:
@@ -152,7 +155,9 @@ def test_runs_that_tune_come_before_the_others() -> None:
     rounds(left, clock, "t0", range(1, 11), 4.0)
     left.finished("t0")
     assert left.seconds_left() == 80.0 + 40.0
-    assert left.progress == ComparisonProgress(runs=5, tuning=4, finished=1, jobs=2, seconds_left=120.0)
+    assert left.progress == ComparisonProgress(
+        runs=5, tuning=4, finished=1, jobs=2, seconds_left=120.0, rows=1, rows_measured=1
+    )
 
 
 def test_what_was_measured_before_counts_until_it_is_measured_anew() -> None:
@@ -242,9 +247,11 @@ def test_the_command_says_it_in_words(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = said()
     assert "8 runs, of which 4 tune before the others." in lines
     whole = [line for line in lines if line.startswith("The whole comparison takes about ")]
-    assert len(whole) == 1 and whole[0].endswith("more, by the rounds measured so far.")
+    assert len(whole) == 1 and whole[0].endswith("more, by the rounds measured so far, of 1 row of 2.")
     rounds = [line for line in lines if "round 2/3" in line]
     assert len(rounds) == 8 and all(" left of all" in line for line in rounds)
+    guessed = ["  perhaps " in line for line in rounds]
+    assert guessed == [True, True] + [False] * 6, "the first row tunes twice, and then the second one"
     again = said()
     assert "8 runs, of which 4 tune before the others; 8 are finished." in again
     assert not any("takes about" in line for line in again)

@@ -16,12 +16,14 @@ from test_train import close, failed, job_for, last_exit, of_the_batch, plain_ou
 from tiny import plain, tiny_federation
 from torch import Tensor
 
+from fleetfit.config import assemble, experiment_of
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
-from fleetfit.errors import ConfigError
-from fleetfit.layout import State
+from fleetfit.errors import ConfigError, ModelError
+from fleetfit.layout import Axis, State
 from fleetfit.method import build, round_submodel
-from fleetfit.methods.heterofl import kept_fractions, width_loss
+from fleetfit.methods.decoupled import shared
+from fleetfit.methods.heterofl import class_axis, kept_fractions, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, one_round, start
@@ -254,6 +256,24 @@ def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
     assert found[True] != pytest.approx(found[False], rel=1e-3)
 
 
+@pytest.mark.parametrize("peft", ["full", "frozen", "lora"])
+def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
+    """Two norms a block, one of them at the classifier, of a transformer of two blocks; half of the heads are kept."""
+    table = {
+        "data": {"partition": {"kind": "iid", "clients": 8}}, "peft": {"name": peft},
+        "model": {"name": "vit", "patch": 4, "hidden": 16, "depth": 2, "attention_heads": 4},
+        "fleet": {"levels": [0.5], "tolerance": 0.5, "groups": [{"budget": 0.5}, {"budget": 1.0}]},
+        "method": {"name": "heterofl", "scaler": True},
+    }  # fmt: skip
+    found = assemble(experiment_of(table))
+    federation, simulation = found.federation, found.simulation
+    assert simulation is not None
+    fractions = kept_fractions(job_for(federation, 0, 0), simulation.device(0))
+    piece = local_model_of(federation.problem, federation.levels[0].submodel, torch.device("cpu"))
+    norms = {name for name, module in piece.module.named_modules() if isinstance(module, torch.nn.LayerNorm)}
+    assert set(fractions) == norms and len(norms) >= 5
+
+
 def test_the_full_level_is_not_scaled() -> None:
     federation, simulation = tiny_federation({"name": "heterofl", "scaler": True})
     assert kept_fractions(job_for(width_levels(federation), 2, 2), simulation.device(2)) == {}
@@ -285,6 +305,24 @@ def missing_classes(simulation: Simulation, lacking: Mapping[int, set[int]]) -> 
         keep = torch.tensor([int(c) not in lacking.get(client, set()) for c in y[part["train"]]])
         parts.append({**part, "train": part["train"][keep]})
     return replace(simulation, parts=parts)
+
+
+def test_the_axis_of_the_classes_is_the_one_of_that_name_or_the_only_one_that_can_be() -> None:
+    hidden, classes = Axis(8), Axis(4, scaled=False)
+    places = Axis(4, scaled=False, ordered=True)
+    assert class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
+    assert class_axis({"tokens": Axis(4, scaled=False), "classes": classes}) == "classes"
+    assert class_axis({"tokens": Axis(4, scaled=False), "labels": classes}) is None
+    assert class_axis({"a": hidden}) is None
+
+
+def test_masking_needs_an_axis_of_the_classes() -> None:
+    problem = tiny_federation({"name": "heterofl"})[0].problem
+    axes = {name: axis for name, axis in problem.layout.axes.items() if name != "classes"}
+    without = replace(problem)
+    without.__dict__["layout"] = replace(problem.layout, axes=axes)
+    with pytest.raises(ConfigError, match='call it "classes"'):
+        build({"name": "heterofl", "masked": True}).levels(without, Targets((1.0,), (0.1,)))
 
 
 def test_label_masked_averaging_of_the_output_rows() -> None:
@@ -410,6 +448,13 @@ def test_decoupled_levels_never_mix() -> None:
         assert not torch.equal(states[0][level + "stem.weight"], states[1][level + "stem.weight"])
 
 
+def test_decoupled_s_initial_model_has_tensors_whose_names_begin_with_level() -> None:
+    """They are not those of a level's own model, `level1/...`."""
+    tensor = torch.zeros(1)
+    state = {"level_embedding": tensor, "levels.0.weight": tensor, "level2/levels.0.weight": tensor}
+    assert set(shared(state)) == {"level_embedding", "levels.0.weight"}
+
+
 def test_decoupled_averages_each_level_among_its_own() -> None:
     """level2/ is the mean of clients 1 and 4, by samples; the initial model itself never changes."""
     federation, simulation = decoupled_fleet()
@@ -467,6 +512,13 @@ def test_fedrolex_windows_by_hand() -> None:
         assert (list(channels["a"]), list(channels["b"])) == (a, b)
         assert list(channels["classes"]) == [0, 1, 2, 3]
         assert round_submodel(federation, round, 0) == round_submodel(federation, round, 3)
+
+
+def test_channels_that_do_not_rise_are_refused() -> None:
+    federation = width_levels(tiny_federation({"name": "fedrolex"})[0])
+    method = replace(federation.method, channels=lambda axis, n, round, client, rng: range(n)[::-1])
+    with pytest.raises(ModelError, match='channels hook must give the channels of axis "a" in rising order'):
+        round_submodel(replace(federation, method=method), 0, 0)
 
 
 def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sklearn.datasets import load_iris
 from sklearn.metrics import mean_absolute_error, r2_score
 
 import fleetfit as ff
+from fleetfit.api.inference import other_data, shipped
 from fleetfit.cli import main
 from fleetfit.cli.listing import keys_of
 from fleetfit.config import experiment_of
@@ -102,6 +104,9 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     columns = json.loads(called("eval", done.folder, "--data", few, "--json"))
     assert columns["data"] == "few" and columns["static"]["full"] > 0.7
     assert "accuracy" in called("predict", done.folder, "--data", few)
+    for verb in ("predict", "eval"):
+        said = called(verb, done.folder, "--data", few, "--split", "validation", code=2)
+        assert "few has no validation samples." in said, verb
     assert "test samples over budgets" in called("calibrate", done.folder, "--data", few, "--budget", "0.8")
     called("export", done.folder, "--out", place / "device")
     assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
@@ -109,6 +114,14 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
     assert "has no labels, so nothing can be measured" in said
     assert "there is no file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
+
+
+def test_a_split_without_samples_is_no_table_of_dashes(tmp_path: Path, called: Called) -> None:
+    table = written(tmp_path / "all.csv", range(150))
+    run = ff.run({"data": {"path": str(table), "validation": 0.0}}, out=tmp_path / "run", **QUICK)
+    for verb in ("predict", "eval"):
+        assert "all has no validation samples." in called(verb, run.folder, "--split", "validation", code=2), verb
+    assert run.evaluate()["static"]["full"] == run.evaluate(evaluate={"split": "test"})["static"]["full"]
 
 
 def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
@@ -119,6 +132,114 @@ def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
     after = ff.load(run.folder).assembly.data
     assert after.columns == before.columns != ""  # type: ignore[union-attr]
     assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
+
+
+class Stop(Exception):
+    pass
+
+
+def cut_off(report: Any) -> None:
+    raise Stop
+
+
+def begun(table: Path, out: Path, **more: Any) -> Path:
+    """Begin a run on a table, and cut it off after its first round."""
+    with pytest.raises(Stop):
+        ff.run({"data": {"path": str(table)}, **more}, out=out, on_round=cut_off, **QUICK)
+    return out
+
+
+def data_noted(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (range(0, 150, 2), "samples 150 then, 75 now"),
+        (range(149, -1, -1), "other labels, or the same in another order"),
+    ],
+)
+def test_a_run_that_goes_on_with_other_data_says_so(
+    tmp_path: Path, called: Called, caplog: pytest.LogCaptureFixture, rows: range, says: str
+) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    folder, other = begun(table, tmp_path / "run"), begun(table, tmp_path / "other")
+    assert data_noted(folder)["data"]["splits"] == {"train": 108, "validation": 12, "test": 30}
+    written(table, rows)
+    found = ff.resume(folder)
+    (note,) = (note for note in found.summary["notes"] if note.startswith("The data have changed since this run began"))
+    assert says in note and note in caplog.text
+    assert f"began: {says}" in " ".join(called("resume", other).split())
+
+
+@pytest.mark.parametrize("label", ["species", "sepal length (cm)"])
+def test_a_run_that_goes_on_with_the_same_data_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
+) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    with pytest.raises(Stop):
+        ff.run({"data": {"path": str(table), "label": label}}, out=tmp_path / "run", on_round=cut_off, **QUICK)
+    found = ff.resume(tmp_path / "run")
+    assert not any("changed" in note for note in found.summary["notes"]) and not caplog.text
+
+
+def test_what_a_folder_of_an_earlier_version_had_as_data_is_not_known(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    folder = begun(table, tmp_path / "run")
+    written(table, range(0, 150, 2))
+    for text in (json.dumps({**data_noted(folder), "data": 3}), "[]", "{"):
+        (folder / "environment.json").write_text(text)
+        assert not any("changed" in note for note in ff.load(folder).notes), text
+
+
+def test_nothing_is_written_of_data_that_are_withheld(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", range(150))
+    withheld: dict[str, dict[str, Any]] = {
+        "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "key")},
+                    "method": {"name": "fedavg"}},
+        "secure": {"secure": {}, "method": {"name": "fedavg", "hooks": {"weight": "by_count"}}},
+        "open": {"method": {"name": "fedavg"}},
+    }  # fmt: skip
+    for name, sections in withheld.items():
+        run = ff.run({"data": {"path": str(table)}, **sections}, out=tmp_path / name, **{**QUICK, "rounds": 1})
+        assert ("data" in data_noted(run.folder)) == (name == "open"), name
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs: int) -> None:
+    table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "both.toml"
+    file.write_text(
+        f'rounds = 1\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
+        '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+    )
+    first = ff.compare(file, out=tmp_path / "both", jobs=jobs)
+    shutil.rmtree(tmp_path / "both" / "fedavg")
+    written(table, range(0, 150, 2))
+    told: list[str] = []
+    again = ff.compare(file, out=tmp_path / "both", jobs=jobs, on_run=lambda *found: told.extend(found[3].notes))
+    said = "The data have changed since heterofl, seed 0: samples 150 then, 75 now"
+    assert not any("changed" in note for note in first.table.notes)
+    (note,) = (note for note in again.table.notes if "changed" in note)
+    assert note.startswith(f"{said}") and "in fedavg, seed 0" in note and "do not rank methods" in note
+    assert [one for one in told if one.startswith(said)], "said before it is trained, too"
+    assert note in ff.load_comparison(tmp_path / "both").table.notes
+
+
+def test_a_comparison_says_which_of_its_runs_went_on_with_other_data(tmp_path: Path) -> None:
+    table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "one.toml"
+    file.write_text(
+        f'rounds = 2\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
+        '[[compare.row]]\nmethod.name = "fedavg"\n'
+    )
+    with pytest.raises(Stop):
+        ff.compare(file, out=tmp_path / "one", on_run=lambda *_: cut_off)
+    written(table, range(0, 150, 2))
+    for _ in range(2):  # also when it is finished
+        found = ff.compare(file, out=tmp_path / "one")
+        (note,) = (note for note in found.table.notes if "changed" in note)
+        assert note.startswith("fedavg, seed 0: The data have changed since this run began: samples 150 then, 75 now")
 
 
 def test_from_memory(tmp_path: Path) -> None:
@@ -135,6 +256,71 @@ def test_from_memory(tmp_path: Path) -> None:
     assert table.class_names == tuple(IRIS.target_names) and table.columns
     pair = experiment_of(data=((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))).data.name
     assert pair.splits["test"].tolist() == list(range(100, 150))
+
+
+def by_hand(run: ff.Run, x: Any, y: Any) -> float:
+    """Accuracy of the full model, with the run's means, of samples whose classes stand in the run's order."""
+    data = run.assembly.data
+    assert isinstance(data, ff.Data)
+    standard = (torch.tensor(x, dtype=torch.float32) - torch.tensor(data.mean)) / torch.tensor(data.std)
+    return float((run.predict(standard).argmax(1) == torch.tensor(y)).float().mean())
+
+
+def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path) -> None:
+    """Nothing is fitted to them: neither means nor the order of classes; all of them are for testing."""
+    names = IRIS.target_names[IRIS.target]
+    run = ff.run(data=(IRIS.data, names), out=tmp_path / "run", **{**QUICK, "rounds": 3})
+    moved, last = IRIS.data * 2 + 1, IRIS.target > 0  # two of the three classes
+    for x, y, labels in ((IRIS.data, IRIS.target, names), (moved[last], IRIS.target[last], names[last])):
+        columns = run.evaluate(data=(x, labels))["static"]
+        assert columns["samples"] == len(x) and columns["full"] == pytest.approx(by_hand(run, x, y), abs=1e-6)
+    pairs = ((IRIS.data[:10], names[:10]), (moved, names))
+    assert run.evaluate(data=pairs)["static"]["full"] == pytest.approx(by_hand(run, moved, IRIS.target), abs=1e-6)
+    with pytest.raises(DataError, match="y has ape, and the run was trained on the classes setosa, versicolor"):
+        run.evaluate(data=(IRIS.data[:2], ["ape", "setosa"]))
+    with pytest.raises(DataError, match="x has 2 samples, y has 1 labels"):
+        run.evaluate(data=(IRIS.data[:2], ["setosa"]))
+    with pytest.raises(DataError, match="x holds uint8 and the run was trained on float64"):
+        run.evaluate(data=(IRIS.data.astype(np.uint8), names))
+
+
+def test_another_frame_is_read_as_the_run_s_columns_say(tmp_path: Path) -> None:
+    """A category that it lacks, or has for the first time, moves no feature: as with the same rows in a file."""
+    frame = pandas.DataFrame(IRIS.data, columns=list("abcd")).assign(
+        colour=np.where(IRIS.data[:, 0] > 5.5, "red", "green"), kind=IRIS.target_names[IRIS.target]
+    )
+    run = ff.run(data=frame, out=tmp_path / "run", **{**QUICK, "rounds": 3})
+    other = frame[60:].assign(a=frame.a * 3, colour="zinc")
+    other.to_csv(tmp_path / "other.csv", index=False)
+    in_memory, in_a_file = run.evaluate(data=other)["static"], run.evaluate(data=str(tmp_path / "other.csv"))["static"]
+    assert in_memory == in_a_file and in_memory["samples"] == 90
+
+
+def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
+    """1 - (mean squared error / variance of the run's training targets), on targets with another mean and spread."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3)).astype(np.float32)
+    y = (10 + 5 * x[:, 0] + x[:, 1]).astype(np.float32) + 0.25
+    np.savez(tmp_path / "ours.npz", x=x, y=y)
+    np.savez(tmp_path / "theirs.npz", x=x[y > 10], y=y[y > 10])
+    table = {"data": {"path": str(tmp_path / "ours.npz"), "task": "regression"}}
+    run = ff.run({**table, **QUICK, "rounds": 6}, out=tmp_path / "run")
+    ours = run.assembly.data
+    assert isinstance(ours, ff.Data) and ours.task == "regression"
+    mean, std = ours.target_scale
+    standard = (torch.from_numpy(x[y > 10]) - torch.tensor(ours.mean)) / torch.tensor(ours.std)
+    answers, truth = (run.predict(standard) * std + mean)[:, 0], torch.from_numpy(y[y > 10])
+    wanted = 1 - float((answers - truth).square().mean() / std.square())
+    theirs = other_data(run, str(tmp_path / "theirs.npz"))
+    objects = ff.Data("theirs", torch.from_numpy(x[y > 10]), truth[:, None], {"test": torch.arange(len(truth))}, 1,
+                      mean=ours.mean, std=ours.std, task="regression")  # fmt: skip
+    for given in (str(tmp_path / "theirs.npz"), (x[y > 10], y[y > 10])):
+        assert run.evaluate(data=given)["static"]["full"] == pytest.approx(wanted, abs=1e-4)
+    for data in (theirs, objects):
+        assert [moment.tolist() for moment in shipped(run, None, data).data.target_scale] == [
+            mean.tolist(),
+            std.tolist(),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -300,3 +486,69 @@ def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Pa
     first = ff.compare(file, out=tmp_path / "both")
     again = ff.compare(file, out=tmp_path / "both")  # nothing is trained, and nothing is refused
     assert again.tables[0].rows == first.tables[0].rows
+
+
+# ---- which samples of other data are for testing ---------------------------------------------------------------------
+
+
+def of_arrays(place: Path, test: str | None) -> Path:
+    rng = np.random.default_rng(0)
+    parts = {"_train": 40, test: 10} if test else {"": 50}
+    found = {f"X{part}": rng.normal(size=(count, 4)) for part, count in parts.items()}
+    np.savez(place / "rows.npz", **found, **{f"y{part}": np.arange(count) % 2 for part, count in parts.items()})
+    return place / "rows.npz"
+
+
+def of_parquet(place: Path, test: str | None, column: str, values: Callable[[int], list[Any]]) -> Path:
+    (place / "data").mkdir()
+    for part, count in {"train": 40, test: 10}.items() if test else [("train", 50)]:
+        rows = datasets.Dataset.from_dict({column: values(count), "label": [i % 2 for i in range(count)]})
+        rows.to_parquet(str(place / "data" / f"{part}-00000-of-00001.parquet"))
+    return place
+
+
+def of_images(place: Path, test: str | None) -> Path:
+    return of_parquet(place, test, "image", lambda count: [Image.new("L", (9, 9), 2 * i) for i in range(count)])
+
+
+def of_texts(place: Path, test: str | None) -> Path:
+    return of_parquet(place, test, "text", lambda count: [f"a {['good', 'bad'][i % 2]} film" for i in range(count)])
+
+
+def of_lines(place: Path, test: str | None) -> Path:
+    for part, count in {"train": 40, test: 10}.items() if test else [("train", 50)]:
+        rows = [{"text": f"a {['good', 'bad'][i % 2]} film", "label": i % 2} for i in range(count)]
+        (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return place
+
+
+def of_folders(place: Path, test: str | None) -> Path:
+    """Class folders, one of which begins like the folder of a test set."""
+    for part, count in {"train/": 40, f"{test}/": 10}.items() if test else [("", 50)]:
+        for i in range(count):
+            folder = place / f"{part}{'tests' if i % 2 else 'valid ones'}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (9, 9), 4 * i).save(folder / f"{i}.png")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("make", "tests"),
+    [(of_arrays, ["_test", "_validation"]), (of_images, ["test", "valid"]), (of_texts, ["test", "validation"]),
+     (of_lines, ["dev", "test"]), (of_folders, ["test", "val"])],
+)  # fmt: skip
+def test_other_data_are_tested_on_their_own_test_set_and_else_on_all_of_them(
+    tmp_path: Path, called: Called, make: Callable[[Path, str | None], Path], tests: list[str]
+) -> None:
+    """A test set is what the readers take for one; training samples used to be scored among those for testing."""
+    small = {"name": "bert", "hidden": 16, "layers": 4, "attention_heads": 4, "intermediate": 16}
+    places = {}
+    for test in (None, *tests):
+        (tmp_path / f"{make.__name__} {test}").mkdir()
+        places[test] = make(tmp_path / f"{make.__name__} {test}", test)
+    for trained_on in (None, tests[0]):
+        more = {"model": small, "fleet": {"tolerance": 0.5}} if make in (of_texts, of_lines) else {}
+        folder = tmp_path / f"run {trained_on}"
+        ff.run({"data": {"path": str(places[trained_on])}, "rounds": 1, **more}, out=folder)
+        for test, place in places.items():
+            assert f"on {10 if test else 50} test samples" in called("predict", folder, "--data", place), test

@@ -1,6 +1,8 @@
 """Eq. 1 against plain loops over all pairs; budgets to levels; clients to levels; plans saved and read again."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations, product
 from typing import Any
 
@@ -160,6 +162,22 @@ def test_levels_are_measured_where_costs_are_estimates(wrong: float) -> None:
         assert split.further["size_bytes"] == other.exactly(split.width, split.exits) / other.full
 
 
+def test_what_the_full_model_costs_corrects_no_other_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cost(M) is without the early heads that the full model's estimate has: their ratio is no error of an estimate."""
+    used: list[LevelShape] = []
+    searching = import_module("fleetfit.planner.search")  # the package has a function of that name
+    plainly = searching._corrections
+
+    def corrections(grid: Grid, primary: bool, seen: Sequence[LevelShape]) -> Any:
+        used.extend(seen)
+        return plainly(grid, primary, seen)
+
+    monkeypatch.setattr(searching, "_corrections", corrections)
+    grid = estimated(cost_grid(resnet(depth=20), CIFAR), 2.0)
+    assert search(grid, QUARTERS)[-1].depth == grid.blocks
+    assert used and all(split.depth < grid.blocks for split in used)
+
+
 def test_measurements_that_never_agree_are_an_error() -> None:
     grid = cost_grid(resnet(depth=20), CIFAR)
 
@@ -305,6 +323,15 @@ def test_few_distinct_budgets_are_a_level_each() -> None:
     budgets = [0.25, 1.0, 0.125, 0.5, 0.5, 2.0]
     assert levels_of_budgets(budgets).ratios == (0.125, 0.25, 0.5, 1.0)
     assert levels_of_budgets([1.0, 1.0]).ratios == (1.0,)
+
+
+@pytest.mark.parametrize("clients", [5_000, 10_007, 50_000, 1_000_000])
+def test_budgets_that_a_sample_misses_do_not_stop_the_clustering(clients: int) -> None:
+    """Half have 0.25, half 1, and seven clients something between."""
+    budgets = np.where(np.arange(clients) % 2 == 0, 0.25, 1.0)
+    budgets[: 7 * 2 : 2] = np.linspace(0.30, 0.36, 7)
+    assert levels_of_budgets(budgets).ratios == (0.25, 1.0)
+    assert levels_of_budgets(np.where(np.arange(clients) == 7, 0.5, 0.25)).ratios[-1] == 1.0
 
 
 def test_many_budgets_are_clustered_and_the_smallest_counts() -> None:

@@ -562,6 +562,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cohort": {"quorum": 0.8}}, "leave quorum and over_selection out"),
     ({"cohort": {"over_selection": 0.2}}, "leave quorum and over_selection out"),
     ({"model": {"name": "tiny:tiny"}}, "batch-norm layers"),
+    ({"local": {"compress": "int8"}}, "a client remembers exactly what was lost by it"),
     ({"evaluate": {"split": "train"}}, "gives them away"),
 ]
 

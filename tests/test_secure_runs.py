@@ -294,6 +294,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "chosen by loss": ({"cohort": {"choose": "loss"}}, "cohort.choose learns from what each client did"),
     "random channels": ({"method": {"hooks": {"channels": "random"}}}, "channels of its own"),
     "compression": ({"local": {"compress": "int8"}}, "masked numbers cannot be compressed"),
+    "clients that remember": ({"method": {"plus": {"feddyn": {}}}}, r"\[method.plus.feddyn\] each client remembers"),
     "batch norm": ({"model": {"norm": True}}, "batch-norm layers, whose statistics"),
     "small cohort": ({"cohort": {"fraction": 0.1}}, "3 clients at least are to be added up, and a cohort has 1"),
     "half": ({"secure": {"threshold": 0.5}}, "threshold"),

@@ -165,7 +165,19 @@ def test_other_folders_are_no_runs(own: Path) -> None:
         ("config.toml", "\udcff", "config.toml is damaged: it is no UTF-8 text"),
         ("metrics.jsonl", '{"round": 7}\n', "metrics.jsonl is damaged in line 1"),
         ("metrics.jsonl", "[]\n[" + "[" * 100_000 + "\n", "metrics.jsonl is damaged in line 2"),
+        ("metrics.jsonl", '{"round": 1, "evaluate": {}}\n', "metrics.jsonl is damaged in line 1"),
+        ("metrics.jsonl", '{"round": 1, "evaluate": 7}\n', "metrics.jsonl is damaged in line 1"),
+        (
+            "metrics.jsonl",
+            f'{{"round": 1, "evaluate": {{"static": {{"local": 1{"0" * 400}}}}}}}\n',
+            "metrics.jsonl is damaged",
+        ),
         ("summary.json", "{", "summary.json is damaged: "),
+        (
+            "summary.json",
+            f'{{"method": "", "model": "", "data": "", "rounds": 3, "local": 1{"0" * 400}}}',
+            "summary.json is",
+        ),
         ("summary.json", "[]", "summary.json is damaged: it lacks something"),
     ],
 )

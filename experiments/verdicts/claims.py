@@ -142,10 +142,12 @@ class Claims(_Table):
     """All of the file.
 
     Attributes:
+        about: What a reader has to know of a paper's claims as a whole, by paper.
         table: The papers' tables and figures.
         left_out: What is not judged, and why.
     """
 
+    about: dict[Text, Text] = Field(default_factory=dict)
     table: Annotated[list[ClaimTable], Field(min_length=1)]
     left_out: list[LeftOut] = Field(default_factory=list)
 
@@ -166,6 +168,9 @@ def read(path: Path) -> Claims:
     except pydantic.ValidationError as error:
         first = max(error.errors(), key=lambda e: (e["type"] == "extra_forbidden", len(e["loc"])))
         raise ConfigError(f"{path}: {_sentence(first, table)}") from None
+    lost = set(found.about) - {one.paper for one in found.table}
+    if lost:
+        raise ConfigError(f'{path}: about: no table is of "{min(lost)}".')
     counts = Counter(claim.id for table in found.table for claim in table.every)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:

@@ -15,6 +15,10 @@ PREFERRED = ("small/scalefl-table3.toml", "small/fedavg-mnist-2nn.toml")
 PLACES = {"README.md": "docs/", "docs/index.md": ""}
 """The pages that have the table, and how docs/ is reached from each."""
 WIDTH = 120
+NOTE = (
+    "Verdicts are corrected for all claims of the table, intervals are not: one may exclude zero where nothing can be "
+    'told. "Of 4": so many differences make the claim, and the one that has least for it decides.'
+)
 BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence -->"
 
 
@@ -33,8 +37,10 @@ def evidence(
     verdicts = {"holds": Verdict.HOLDS, "contradicted": Verdict.CONTRADICTED,
                 "cannot be told at the size that was run": Verdict.OPEN, "not run yet": Verdict.NOT_RUN}  # fmt: skip
     told = ", ".join(f"{name} {counts[verdict]}" for name, verdict in verdicts.items() if counts[verdict])
+    asked = sum(one.table.paper.startswith("Critique") for one in judged)
+    whose = f", {len(judged) - asked} of the papers and {asked} that critiques of them suggest," if asked else ""
     total = (
-        f"The {len(judged)} claims of the papers by verdict: {told}. All of them, with figures: "
+        f"The {len(judged)} claims{whose or ' of the papers'} by verdict: {told}. All of them, with figures: "
         f"[what the papers claim, and what came out]({docs}results.md)."
     )
     shown = first_table(judged)
@@ -53,6 +59,7 @@ def evidence(
         textwrap.fill(said, WIDTH, break_long_words=False),
         "",
         made,
+        textwrap.fill(NOTE, WIDTH) + "\n",
         textwrap.fill(total, WIDTH, break_long_words=False),
     ]
     return "\n".join(parts) + "\n"

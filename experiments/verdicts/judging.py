@@ -138,6 +138,9 @@ def _corrected(judged: Judged, p: float) -> Judged:
 def _exact(table: ClaimTable, claim: Claim, estimates: Sequence[Estimate]) -> Judged:
     """Judge numbers without chance: they are above the threshold, or not."""
     at = _threshold(claim)
+    unfit = next((e for e in estimates if e.problem), None)
+    if unfit is not None:
+        return Judged(table, claim, Verdict.OPEN, unfit, len(estimates), None, unfit.problem)
     weakest = min(estimates, key=lambda e: e.mean)
     holds = weakest.mean >= at if claim.by is not None else weakest.mean > at
     verdict = Verdict.HOLDS if holds else Verdict.CONTRADICTED

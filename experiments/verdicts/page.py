@@ -23,7 +23,8 @@ The papers print tables of full-size experiments; here a small one, which two co
 claimed, by how much, and which rows decide it was written down from the papers' texts before these runs, in
 [experiments/claims.toml](../experiments/claims.toml), with claims that may well fail at this size; what was found
 along the way, and earlier trials, stand in [experiments/LOG.md](../experiments/LOG.md). What was written after the
-runs says so: notes, and orders of the same tables that were looked at later, which are judged alike and not counted.
+runs says so: notes, and orders of the same tables that were looked at later, which are judged alike and not counted. A
+claim that was added or changed later says below its table when and why, and whether runs had been seen by then.
 
 How a verdict is made: runs are paired by seed, since a seed fixes the clients' data, the first weights and who takes
 part in which round, and the differences (of ratios, their logarithms) give the mean and the 95% interval of a t-test.
@@ -44,7 +45,10 @@ TERMS = """Words: *local* is the accuracy of each client's own level on its own 
 *global* that of the largest model there; *avg* and *full* are on the whole test set, the mean over all levels' models
 and the largest alone; accuracies are in percent. *Rounds* are those to the target accuracy that the experiment's file
 names. *Level 1* is the smallest piece, *exit 1* the earliest classifier of the largest model, *ensemble* the mean of
-all its exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. More: [runs](runs.md).
+all its exits' probabilities. *4:3:3* are the shares of weak, medium and strong devices. *alpha* is that of the
+Dirichlet shares of classes: the lower, the more skewed. *C* is the share of the clients in a round (0: one client), *E*
+the local epochs, *B* the batch (all: a client's data at once). *Credit* is what a row of AdaptiveFL's table earns by
+what comes back. More: [runs](runs.md), [methods](methods.md), [the papers](papers.md).
 """
 
 
@@ -71,6 +75,7 @@ def page(
     log = _headings(root)
     for paper in dict.fromkeys(table.paper for table in claims.table):
         parts.append(f"## {paper}\n")
+        parts += [claims.about[paper] + "\n"] if paper in claims.about else []
         parts += _figures(left, paper=paper)
         for table in claims.table:
             if table.paper == paper:
@@ -98,10 +103,15 @@ def _spent(claims: Claims, results: Mapping[str, ExperimentResults]) -> str:
 
 
 def _spending(*every: ExperimentResults) -> str:
-    """Return how many runs there are and how long they took; each had one core, most beside other runs."""
+    """Return how many runs there are and how long they took; each had one core, most beside other runs.
+
+    What has taken no time was measured on the models of other runs.
+    """
     seconds = [run.seconds for found in every for by_seed in found.runs.values() for run in by_seed.values()]
-    hours = f", {sum(seconds) / 3600:.1f} core-hours" if any(seconds) else ""
-    return f"{len(seconds)} {'run' if len(seconds) == 1 else 'runs'}{hours}"
+    trained = [each for each in seconds if each]
+    if not trained:
+        return f"measured on the models of {len(seconds)} {'run' if len(seconds) == 1 else 'runs'}"
+    return f"{len(trained)} {'run' if len(trained) == 1 else 'runs'}, {sum(trained) / 3600:.1f} core-hours"
 
 
 def _headings(root: Path) -> dict[str, str]:

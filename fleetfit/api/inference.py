@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
 from fleetfit.api.described import COLUMNS, short_name, visible
@@ -16,12 +17,11 @@ from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.assembly import settings_of
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
-from fleetfit.config.usual import with_data_found
+from fleetfit.config.usual import is_frame, with_data_found
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
-from fleetfit.data.files.arrays import Arrays
+from fleetfit.data.files.alike import arrays_alike, frame_alike, like
 from fleetfit.data.files.places import set_folder
-from fleetfit.data.files.table import like
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -37,6 +37,8 @@ from fleetfit.values import DataDescription, Device, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
+_CUT_IN_TIME = "plain_text"
+"""The only kind of files that have no test set of their own: the end of each file is one."""
 
 
 class Trained(Protocol):
@@ -82,6 +84,26 @@ def level_named(run: Trained, level: LevelName) -> str:
     return wanted
 
 
+def checked_samples(run: Trained, x: Any) -> Tensor:
+    """Return samples as a model of the run takes them.
+
+    Raises:
+        ConfigError: They are no tensor, or of another shape or type than the run's samples.
+    """
+    data = run.assembly.data
+    wanted, tokens = data.sample_shape, data.vocabulary > 0
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"x must be a torch.Tensor of samples {list(wanted)}, got {type(x).__name__}.")
+    fits = x.ndim == len(wanted) + 1 if tokens else tuple(x.shape[1:]) == tuple(wanted)
+    if not fits or x.is_floating_point() is tokens:
+        kind = "token ids, int64" if tokens else "floats, as Data.batch returns them"
+        raise ConfigError(
+            f"x must be samples [B, {', '.join(map(str, wanted))}] of {kind}; got {list(x.shape)} of "
+            f"{str(x.dtype).removeprefix('torch.')}."
+        )
+    return x if tokens else x.float()
+
+
 def module_of(run: Trained, level: LevelName) -> nn.Module:
     """Return a level's model in eval mode, with the statistics of its last evaluation, or new ones if it has none."""
     assembly, name = run.assembly, level_named(run, level)
@@ -111,9 +133,14 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     """
     assembly, path = run.assembly, _path_in(sections.get("data"))
     if path is not None:
-        return _evaluated_on(run, path, sections)
+        return _evaluated_on(run, other_data(run, path), sections)
+    in_memory = _in_memory(run, sections.get("data"))
+    if in_memory is not None:
+        return _evaluated_on(run, in_memory, sections)
     if assembly.simulation is None:
         return _evaluated_here(run, sections)
+    if isinstance(sections.get("data"), Data):
+        sections = {**sections, "data": _in_unit_of(run.assembly.data, sections["data"])}
     if sections:
         assembly = assemble(experiment_of(visible(run.experiment), **sections), run.files.load_base() or None)
     _check_same_model(run.assembly, assembly)
@@ -137,7 +164,9 @@ def other_data(run: Trained, name: str, halves: bool = False) -> Data:
     Raises:
         FleetFitError: There is no such data set, or what lies there is other than the run's data.
     """
-    section = with_data_found({"name": name}, Path.cwd(), "--data")
+    asked = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
+    label = {"label": asked["label"]} if "label" in asked else {}  # by which the run's texts were told from a table
+    section = with_data_found({"name": name, **label}, Path.cwd(), "--data")
     if section.get("name") == name:
         data = names.call(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):
@@ -164,7 +193,7 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
                 f"{place} is taken to be {kind}, and this run was trained on {short_name(theirs.name)}; "
                 "they must be of one kind."
             )
-        if kind == "plain_text":
+        if kind == _CUT_IN_TIME:
             raise ConfigError(
                 "which character is which token is found in a text itself, so that another text has other tokens."
             )
@@ -173,6 +202,8 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
         if settings.pop("standardise", False):
             settings |= {"mean": list(ours.mean), "std": list(ours.std)}
     settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
+    if held_out := kind != _CUT_IN_TIME:
+        settings["test"] = 0.0  # so that the reader gives test samples where there is a test set, and nowhere else
     data: Data = names.call(names.resolve("data", kind), kind, "--data", settings)
     named = getattr(ours, "class_names", ())
     if named and data.class_names and named != data.class_names:
@@ -180,13 +211,14 @@ def _as_trained(run: Trained, section: Mapping[str, Any], place: Path, halves: b
             f"{place} has classes {', '.join(data.class_names[:10])}, and the run was trained on "
             f"{', '.join(named[:10])}; they must be the same."
         )
-    return data if _has_test(place) else _for_testing(data, halves)
+    return data if held_out and len(data.split("test")) else _for_testing(data, halves)
 
 
-def _has_test(place: Path) -> bool:
-    if place.is_file():
-        return place.suffix == ".npz" and any(name.startswith("x_test") for name in Arrays(place).names)
-    return any(place.glob("test*")) or any(place.glob("*_test.npy")) or any(place.glob("val*"))
+def _in_unit_of(ours: Any, data: Data) -> Data:
+    """Return data whose targets are scaled as those of a run's data, which its model was trained on."""
+    if data.task != "regression" or not isinstance(ours, Data) or ours is data:
+        return data
+    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in ours.target_scale))
 
 
 def _for_testing(data: Data, halves: bool) -> Data:
@@ -206,10 +238,23 @@ def _path_in(section: Any) -> str | None:
     return None if found.get("name") == name else name
 
 
-def _evaluated_on(run: Trained, path: str, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of all levels on what lies at a path."""
+def _in_memory(run: Trained, section: Any) -> Data | None:
+    """Return samples and labels, or a DataFrame, as the run's data were prepared; None where it is something else."""
+    ours = run.assembly.data
+    if isinstance(section, tuple) and len(section) == 2 and isinstance(ours, Data):
+        first, second = section
+        if isinstance(first, tuple) and isinstance(second, tuple) and len(second) == 2:
+            first, second = second  # of two pairs the second one is for testing
+        return arrays_alike(first, second, ours)
+    if is_frame(section) and run.files.has(COLUMNS):
+        return frame_alike(section, run.files.text(COLUMNS))
+    return None
+
+
+def _evaluated_on(run: Trained, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of all levels on data that are no clients'."""
     experiment = experiment_of(visible(run.experiment), **{k: v for k, v in sections.items() if k != "data"})
-    return _on_data(run, experiment, matching(run, other_data(run, path)))
+    return _on_data(run, experiment, matching(run, data))
 
 
 def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,7 +301,7 @@ def matching(run: Trained, data: Any, labels: bool = True) -> Data:
         )
     if labels and not data.labelled:
         raise ConfigError(f"{data.name} has no labels, so nothing can be measured on it; predict does without them.")
-    return data
+    return _in_unit_of(ours, data)
 
 
 def _check_same_model(ours: Assembly, other: Assembly) -> None:
@@ -398,7 +443,7 @@ def shipped(run: Trained, level: LevelName, data: Data | None) -> Shipped:
         sizes,
         piece.exits,
         module_of(run, level),
-        run.assembly.data if data is None else data,
+        run.assembly.data if data is None else _in_unit_of(run.assembly.data, data),
         policy,
         facts,
     )
@@ -425,6 +470,10 @@ def absolute_budget(budget: Amount, cost: str, costs: list[float]) -> float:
         found = absolute(budget, cost) if isinstance(budget, str) else float(budget)
     except PlanError as error:
         raise ConfigError(str(error)) from None
+    except (TypeError, ValueError):
+        raise ConfigError(f'a budget is a number, or text with a unit such as "35 ms", got {budget!r}.') from None
     if not found > 0:
         raise ConfigError(f"a budget must be above 0, got {budget}.")
+    if found == math.inf:
+        raise ConfigError(f"a budget must be finite, got {budget}; a number up to 1 is a share of the full model.")
     return found * costs[-1] if not isinstance(budget, str) and found <= 1 else found

@@ -4,6 +4,7 @@ import logging
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
+from fleetfit.api.fingerprint import notes_on_change
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
@@ -22,6 +24,7 @@ from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import RunError
+from fleetfit.evaluate import check_samples
 from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.layout import predictions
@@ -187,12 +190,12 @@ class Run:
             adaptive: The old name of `predict_exits`, which is still read.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: There is no such level, or x holds other samples than the run's.
         """
         if adaptive:
             warnings.warn("predict(x, adaptive=True) is predict_exits(x) now.", DeprecationWarning, stacklevel=2)
             return cast(Tensor, self.predict_exits(x, level))  # what it was: an iterator
-        return next(predictions(inference.served(self, level), x, every=False))
+        return next(predictions(inference.served(self, level), inference.checked_samples(self, x), every=False))
 
     def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
         """Yield a level's logits [B, classes] exit by exit, as soon as they are computed (ScaleFL, Algorithm 4).
@@ -204,10 +207,10 @@ class Run:
             level: 1..L, or its name; the largest by default.
 
         Raises:
-            ConfigError: There is no such level.
+            ConfigError: There is no such level, or x holds other samples than the run's.
             ModelError: The model cannot be run segment by segment.
         """
-        return predictions(inference.served(self, level), x)
+        return predictions(inference.served(self, level), inference.checked_samples(self, x))
 
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
         """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
@@ -291,9 +294,13 @@ class Run:
                 run of a fleet, whose data are on its nodes, needs `data`, on all of which every level is evaluated.
 
         Raises:
+            DataError: The split that is asked for has no samples.
             ModelError: The state does not fit the model that these data need.
         """
-        return inference.evaluated(self, sections)
+        columns, data = inference.evaluated(self, sections), self.assembly.data
+        if sections and "data" not in sections and isinstance(data, Data):
+            check_samples(data, columns["split"])
+        return columns
 
     def _let_go(self) -> None:
         """Forget what can be read again: the data, the checkpoint."""
@@ -319,6 +326,7 @@ class Run:
             made = assemble_fleet(self.experiment, planned_for(self.files), base or None)
         else:
             made = assemble(self.experiment, base or None)
+            made = replace(made, notes=(*made.notes, *notes_on_change(self.files, made)))
         check_base(made.federation.problem, base)
         return made
 

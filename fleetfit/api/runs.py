@@ -11,6 +11,7 @@ method never calls is a contradiction, and refused.
 import contextlib
 import functools
 import json
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import Any
 
 from fleetfit import rounds
 from fleetfit.api.described import COLUMNS, settled, short_name
+from fleetfit.api.fingerprint import DATA, fingerprint, notes_on_change
 from fleetfit.api.listening import Telling, listeners, split, telling
 from fleetfit.api.progress import Rounds, Wanted, progress_of
 from fleetfit.api.results import Run, load, usable_checkpoint
@@ -297,7 +299,9 @@ def new_folder(
     }
     if isinstance(assembly.data, Data) and assembly.data.columns:
         files[COLUMNS] = assembly.data.columns
-    files["environment.json"] = json.dumps({**environment(), "sha256": checksums(files)}, indent=2) + "\n"
+    data = fingerprint(assembly)
+    where = environment() | ({} if data is None else {DATA: data})
+    files["environment.json"] = json.dumps({**where, "sha256": checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[secure_file.FILE] = secure_file.written(assembly.settings.secure)
     if privacy is not None:
@@ -329,6 +333,8 @@ def resume(
     written, objects = split(callbacks)
     if not found.finished:
         found._listeners = listeners([*found.experiment.callbacks, *_checked_callbacks(written)], objects)
+        for sentence in notes_on_change(found.files, found.assembly):
+            logging.getLogger("fleetfit").warning("fleetfit: %s", sentence)
         _proceed_shown(found, on_round, progress)
     return found
 

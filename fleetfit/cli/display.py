@@ -153,9 +153,10 @@ class ComparedRuns:
             self._say(runs_in_words(found))
         if found.seconds_left:
             first, about = not self._left, duration(found.seconds_left)
-            self._left = f"{about} left of all"
+            guessed = found.rows_measured < found.rows
+            self._left = f"{'perhaps ' * guessed}{about} left of all"
             if first:
-                self._say(f"The whole comparison takes about {about} more, by the rounds measured so far.")
+                self._say(f"The whole comparison takes about {about} more, by the rounds measured so far{_of(found)}.")
 
     def _say(self, text: str) -> None:
         """Print a line, above the bars where there are some."""
@@ -168,6 +169,13 @@ class ComparedRuns:
         """Leave the terminal as it was."""
         if self._bars is not None:
             self._bars.stop()
+
+
+def _of(found: ComparisonProgress) -> str:
+    """Return in how many rows rounds were measured, where others may take another time."""
+    if found.rows_measured == found.rows:
+        return ""
+    return f", of {found.rows_measured} row{'' if found.rows_measured == 1 else 's'} of {found.rows}"
 
 
 def runs_in_words(found: ComparisonProgress) -> str:

@@ -323,5 +323,5 @@ def export_table(found: Export) -> Table:
         scores = [percent(a) for a in each.accuracies] or ["-"] * exits
         same = percent(min(each.agreement)) if each.agreement else "-"
         rows.append((each.name, f"{each.size_bytes / 1000:.0f}", *scores, same, f"{each.difference:.1e}"))
-    title = f"level {found.level} on {found.variants[0].samples} test samples"
+    title = f"level {found.level} on {found.variants[0].samples} {found.samples} samples"
     return Table(heads, tuple(rows), title, found.notes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fleetfit import names
+from fleetfit import names, used
 from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data
 from fleetfit.data.partition import KINDS
@@ -137,7 +137,8 @@ def without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MOST_SHARED = 2  # a run's data, and those of its server
-_SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
+_SHARED: ContextVar[dict[str, tuple[Data, dict[str, str]]] | None] = ContextVar("shared", default=None)
+"""By what it is: a data set, and which of its keys have no effect, and why."""
 
 
 @contextlib.contextmanager
@@ -159,8 +160,14 @@ def load_data(section: DataSection | ServerDataSection, where: str = "[data]", *
     shared, key = _SHARED.get(), _key(section.name, section.settings | settings)
     if shared is None or key is None:
         return _loaded(section, where, settings)
-    data = shared.pop(key, None) or _loaded(section, where, settings)
-    shared[key] = data  # the newest is the last
+    if key in shared:
+        data, idle = shared.pop(key)
+    else:
+        with used.reading() as found:
+            data = _loaded(section, where, settings)
+        idle = {of.removeprefix(f"{used.dotted(where)}."): because for of, because in found.idle.items()}
+    shared[key] = data, idle  # the newest is the last
+    used.said({f"{used.dotted(where)}.{of}": because for of, because in idle.items()})  # by whoever shares it, too
     while len(shared) > _MOST_SHARED:
         shared.pop(next(iter(shared)))
     return data

@@ -127,6 +127,11 @@ def _check(experiment: Experiment, federation: Federation) -> None:
             "[privacy]: a round has everybody who was drawn, and its denominators are fixed before; leave quorum and "
             "over_selection out of [cohort]."
         )
+    if experiment.local.compress is not None and not experiment.is_secure:  # which refuses it itself
+        raise ConfigError(
+            "[privacy]: with [local] compress a client remembers exactly what was lost by it, and a checkpoint holds "
+            "what clients remember; leave compress out."
+        )
     if experiment.evaluate.split == "train":
         raise ConfigError("[privacy]: [evaluate] split: accuracy on what clients train on gives them away; use test.")
 

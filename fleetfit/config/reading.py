@@ -521,7 +521,8 @@ def _data_anchored(data: Table, folder: Path) -> Table:
     if isinstance(division, dict) and isinstance(division.get("kind"), str):
         division["kind"] = names.anchored(division["kind"], folder)
     if isinstance(data.get("server"), dict):
-        data["server"] = with_data_found(data["server"], folder, "[data] server")
+        found = with_data_found(data["server"], folder, "[data] server")
+        data["server"] = {k: v for k, v in found.items() if k != "partition" or k in data["server"]}  # is not divided
     return with_data_found(data, folder)
 
 

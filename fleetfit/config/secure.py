@@ -90,6 +90,13 @@ def _check_method(experiment: Experiment, federation: Federation) -> None:
                 f"[secure]: {_whose(experiment, hook)} {what} (hook {hook!r}). Leave it out, or take fedavg, scalefl, "
                 "heterofl, fedrolex or another method that averages plainly."
             )
+    remembers = getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember
+    if remembers and federation.device is not None:
+        raise ConfigError(
+            f"[secure]: with {_whose(experiment, 'remember')} each client remembers what its update tells (hook "
+            "'remember'), and a simulation's checkpoint holds what clients remember. Leave it out; on a fleet it stays "
+            "on the nodes."
+        )
     if method.weight is not by_count:
         raise ConfigError(
             "[secure]: sums count every client alike, and here clients weigh by what they have. Set "

@@ -53,7 +53,11 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
         return {_place_of(name, where): place, **given}
     from fleetfit.data.files.found import found_at
 
-    return {**found_at(place), **given}
+    found = found_at(place, given)
+    division = given.get("partition")
+    if isinstance(division, Mapping):  # of which the kind that was found stays, unless one was given
+        given["partition"] = {**found.get("partition", {}), **division}
+    return {**found, **given}
 
 
 def with_values(section: Any) -> Any:
@@ -74,11 +78,16 @@ def with_values(section: Any) -> Any:
         if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second) == 2:
             return {"name": in_memory(first[0], first[1], held=second)}
         return {"name": in_memory(first, second)}
-    if not isinstance(section, Mapping | str) and hasattr(section, "columns") and hasattr(section, "iloc"):
+    if is_frame(section):
         from fleetfit.data.files.table import of_frame
 
         return {"name": of_frame(section)}
     return section
+
+
+def is_frame(section: Any) -> bool:
+    """Tell whether a section `[data]` is a DataFrame."""
+    return not isinstance(section, Mapping | str) and hasattr(section, "columns") and hasattr(section, "iloc")
 
 
 def _is_path(name: str, folder: Path) -> bool:

@@ -23,6 +23,7 @@ from fleetfit.method import Method, Weight
 from fleetfit.methods._pool import pool, pool_levels
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, extract
+from fleetfit.training.start import OF_LEVEL
 from fleetfit.values import Federation, Level, Problem, Server, Update
 
 
@@ -89,7 +90,7 @@ def apart(federation: Federation, server: Server, updates: Iterator[Update], wei
 
 def shared(state: State) -> State:
     """Return the initial model, from which a level that nobody trained yet is cut."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith("level")}
+    return {name: tensor for name, tensor in state.items() if not OF_LEVEL.match(name)}
 
 
 def _prefix(level: int) -> str:

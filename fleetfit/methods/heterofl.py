@@ -10,7 +10,7 @@ a layer really keeps, not the level's nominal one; levels are fixed per client a
 label-masked averaging of the output rows goes with `masked`, as in the authors' text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError
-from fleetfit.layout import State, outputs
+from fleetfit.layout import Axis, State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, all_of_it, by_count
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, narrowed
 from fleetfit.values import Device, Job, Level, Problem
-
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def heterofl(scaler: bool = False, masked: bool = False) -> Method:
@@ -48,7 +46,19 @@ def levels_of_classes(problem: Problem, targets: Targets) -> list[Level]:
     """Return the width-only levels of a task with classes; another task has none to mask."""
     if problem.task.name != "classification":
         raise ConfigError(f"heterofl's masked = true needs a classification; the task here is {problem.task.name}.")
+    if class_axis(problem.layout.axes) is None:
+        raise ConfigError(
+            "heterofl's masked = true averages the output rows of a client's own classes, so the model needs an axis "
+            'of its classes that is not scaled: call it "classes", as in {"classes": Axis(10, scaled=False)}; the '
+            f"axes here are {', '.join(problem.layout.axes)}."
+        )
     return split_levels(problem, targets, mode="width")
+
+
+def class_axis(axes: Mapping[str, Axis]) -> str | None:
+    """Return the axis of the classes: by its name, or the only one that is neither scaled nor of places."""
+    whole = [name for name, axis in axes.items() if not axis.scaled and not axis.ordered]
+    return "classes" if "classes" in whole else whole[0] if len(whole) == 1 else None
 
 
 def classes_of(device: Device) -> Tensor:
@@ -64,7 +74,12 @@ def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
     fractions = kept_fractions(job, device) if scaler else {}
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
-        hooks = [module.get_submodule(name).register_forward_pre_hook(_dividing(f)) for name, f in fractions.items()]
+        named = {name: module.get_submodule(name) for name in fractions}
+        hooks = [
+            norm.register_forward_pre_hook(_dividing(fractions[name]))
+            for name, norm in named.items()
+            if not isinstance(norm, nn.PReLU)
+        ]
         try:
             return criterion(outputs(module, x)[-1], y)
         finally:
@@ -75,8 +90,8 @@ def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
 
 
 def kept_fractions(job: Job, device: Device) -> dict[str, float]:
-    """Return the kept fraction of the channels of each norm layer that the sub-model narrows."""
-    layout = device.problem.layout
+    """Return the kept fraction of the channels of each norm layer that the sub-model narrows, trained or frozen."""
+    layout = device.problem.layout.complete
     mine, full = layout.shapes(job.submodel.sizes, job.submodel.exits), layout.shapes({}, layout.exits)
     found = {}
     for name, shape in mine.items():
@@ -95,12 +110,12 @@ def _dividing(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], tupl
 
 def own_classes(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
     """Send back only the output rows of the classes that the client has: the others learned nothing but to be zero."""
-    layout = device.problem.layout
+    axes = device.problem.layout.axes
     present = torch.nonzero(classes_of(device)).flatten().tolist()
-    axes = [name for name, axis in layout.axes.items() if not axis.scaled and axis.size == device.data.classes]
-    if not axes or len(present) == device.data.classes:
+    axis = class_axis(axes)
+    if axis is None or axes[axis].size != device.data.classes or len(present) == device.data.classes:
         return job.submodel, state
-    return rows_of(job, device, state, axes[0], present)
+    return rows_of(job, device, state, axis, present)
 
 
 def rows_of(job: Job, device: Device, state: State, axis: str, kept: list[int]) -> tuple[Submodel, State]:

@@ -86,7 +86,11 @@ def merge(
         return Aggregate({}, {}, {}, before={})
     found = mean.result()
     before = {name: server.state.get(name, server.state[source]) for name, source in blocks.source.items()}
-    received = (server.memory or {}).get("movement", {})
+    memory = server.memory or {}
+    of_last_round = (
+        memory.get("movement_round", server.round) == server.round
+    )  # in a round without clients none is kept
+    received = memory.get("movement", {}) if of_last_round else {}
     mixed, movements = distilled(blocks, replace(found, before=before), seen, received, beta, damped)
     trained = frozenset[str]().union(*(blocks.kept[depth] for depth in seen))
     names = [name for name, source in blocks.source.items() if name == source or name in trained]
@@ -102,7 +106,8 @@ def keep_movements(
     federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
 ) -> Server:
     """Remember this round's movements for the next one."""
-    return replace(server, memory={**(server.memory or {}), "movement": aggregate.extra})
+    kept = {"movement": aggregate.extra, "movement_round": server.round}
+    return replace(server, memory={**(server.memory or {}), **kept})
 
 
 def distilled(

@@ -341,9 +341,12 @@ def _edges(budgets: Floats) -> Floats:
     points = np.sort(budgets)
     if len(points) > _SAMPLE:
         points = points[np.linspace(0, len(points) - 1, _SAMPLE).round().astype(np.int64)]
+    distinct = np.log(np.unique(points))
+    if len(distinct) <= 2:  # the rest is so rare that the sample has none of it
+        return np.asarray(np.exp((distinct[1:] + distinct[:-1]) / 2))
     logs = np.log(points)[:, None]
     best: tuple[float, Any] = (-np.inf, None)
-    for count in range(2, min(_MOST_LEVELS, len(np.unique(points)) - 1) + 1):
+    for count in range(2, min(_MOST_LEVELS, len(distinct) - 1) + 1):
         model = KMeans(count, n_init=10, random_state=0).fit(logs)
         score = float(silhouette_score(logs, model.labels_))
         if score > best[0] + _SLACK:

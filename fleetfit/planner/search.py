@@ -252,7 +252,7 @@ def search(
         counted = tuple(_counted(split, grid, others) for split in found)
         if all(_within(wanted, level, split) for level, split in enumerate(counted[:-1])):
             return counted
-        seen += counted
+        seen += counted[:-1]  # level L costs cost(M), without the early heads that its estimate has
         factors = {g.cost: _corrections(g, g is grid, seen) for g in (grid, *others.values()) if g.measure is not None}
         wanted = replace(wanted, factors=factors, key=(np.inf, np.inf, 0), pairs=())
     raise PlanError(

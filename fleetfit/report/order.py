@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fleetfit.report.text import data_of
+
 BEHIND = 0.02
 """Two points of percent: a larger piece that lies further behind a smaller one is in the wrong order."""
 _ERRORS = 2
@@ -143,7 +145,7 @@ def exits_of(summaries: Sequence[Mapping[str, Any]]) -> MeasuredPieces:
     known = [_final(summary) for summary in summaries]
     for key, count, where in (
         ("test_exits", "test_samples", "on the server's test set"),
-        ("exits", "global_samples", "on all clients' test data"),
+        ("exits", "global_samples", f"on all clients' {data_of(*summaries)}"),
     ):
         found = _seeds([dict(enumerate(columns.get(key, ()), 1)) for columns in known])
         if found:

@@ -62,6 +62,8 @@ def _markdown_line(cells: Sequence[str]) -> str:
 # ---- numbers as text -----------------------------------------------------------------------------------------------
 
 
+_SPLITS = {"test": "test", "validation": "validation", "train": "training"}
+
 EXITS = "exits (after block)"
 """The title of a column of `exit_names`."""
 
@@ -84,6 +86,18 @@ def score_of(*summaries: Mapping[str, Any]) -> str:
     """
     names = {str(summary.get("score", "accuracy")) for summary in summaries}
     return names.pop() if len(names) == 1 else "score" if names else "accuracy"
+
+
+def data_of(*summaries: Mapping[str, Any]) -> str:
+    """Return on which data the accuracies of runs were measured, "test data" say, by `[evaluate] split`.
+
+    Args:
+        *summaries: Their final numbers; those of a run that was not evaluated do not say it.
+    """
+    evaluations = [summary.get("evaluate") for summary in summaries]
+    found = {one.get("split") for one in evaluations if isinstance(one, Mapping)}
+    names = [name for split, name in _SPLITS.items() if split in found]
+    return f"{' or '.join(names or ['test'])} data"
 
 
 def percent(value: Any) -> str:

@@ -13,7 +13,7 @@ from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import checkpoint_of
 from fleetfit.values import Problem
 
-_OF_LEVEL = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model
+OF_LEVEL = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _end_of(folder: str) -> tuple[State, str]:
         raise RunError(f"the run {folder} has no checkpoint yet, so nothing can start from it.")
     server = found["server"]
     state: State = server["state"]
-    levels = {int(match[1]) for name in state if (match := _OF_LEVEL.match(name))}
+    levels = {int(match[1]) for name in state if (match := OF_LEVEL.match(name))}
     if levels:
         prefix = f"level{max(levels)}/"
         state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

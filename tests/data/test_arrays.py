@@ -10,10 +10,13 @@ import pytest
 import torch
 
 import fleetfit as ff
+from fleetfit import names, used
+from fleetfit.config import experiment_of
+from fleetfit.config.naming import load_data, sharing_data
 from fleetfit.config.reading import read_experiment
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
-from fleetfit.data.files.arrays import arrays
+from fleetfit.data.files.arrays import arrays, in_memory
 from fleetfit.data.sets import widar
 from fleetfit.errors import ConfigError, DataError
 
@@ -47,16 +50,17 @@ def test_classification_with_groups(save: Callable[..., str]) -> None:
 def test_samples_are_mapped(
     save: Callable[..., str], monkeypatch: pytest.MonkeyPatch, compressed: bool, dtype: str
 ) -> None:
-    x = (RNG.random((30, 2, 3, 3)) * 200).astype(dtype)
+    tokens: dict[str, Any] = {"vocabulary": 200} if dtype == "int64" else {}
+    x = (RNG.random((30, 18) if tokens else (30, 2, 3, 3)) * 200).astype(dtype)
     file = save(compressed, x=x, y=np.arange(30) % 2, other=np.zeros(1000))
     before = Path(file).read_bytes()
-    data = arrays(file)
+    data = arrays(file, **tokens)
     assert np.array_equal(data.x.numpy(), x) and str(data.x.dtype) == f"torch.{dtype}"
     assert isinstance(arrays_module.Arrays(Path(file)).one("x"), np.memmap)
     data.x.fill_(1)
-    assert Path(file).read_bytes() == before and np.array_equal(arrays(file).x.numpy(), x)
+    assert Path(file).read_bytes() == before and np.array_equal(arrays(file, **tokens).x.numpy(), x)
     monkeypatch.setattr(arrays_module.zipfile.ZipFile, "extract", None)  # unpacked once only
-    assert np.array_equal(arrays(file).x.numpy(), x)
+    assert np.array_equal(arrays(file, **tokens).x.numpy(), x)
 
 
 def test_fortran_order_and_empty_arrays(save: Callable[..., str]) -> None:
@@ -134,6 +138,78 @@ def test_standardised_by_the_training_samples(
     assert torch.allclose(train.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
 
 
+@pytest.mark.parametrize("given", [{"mean": [0.5], "std": [2.0]}, {"mean": [0.5] * 3, "std": [2.0] * 3}])
+def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], given: dict[str, Any]) -> None:
+    x = RNG.random((40, 3))
+    file = save(x=x, y=np.arange(40) % 2)
+    found = experiment_of({"data": {"path": file, **given}}).data.settings
+    data = arrays(**found)
+    np.testing.assert_allclose(data.batch(torch.arange(40))[0].numpy(), (x - 0.5) / 2, rtol=1e-5, atol=1e-6)
+    with pytest.raises(DataError, match="mean and std must have the same length"):
+        arrays(**{**found, "std": []})
+    with pytest.raises(DataError, match=r"standardise = true takes mean .* is given, too.* standardise = false"):
+        arrays(**{**found, "standardise": True})
+
+
+def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
+    file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
+    assert experiment_of({"data": {"path": file}}).data.settings["standardise"] is True
+    assert "standardise" not in experiment_of({"data": {"path": file, "x": "grey"}}).data.settings
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, np.bool_])
+def test_whole_numbers_are_numbers_where_nothing_says_that_they_are_tokens(
+    save: Callable[..., str], tmp_path: Path, dtype: Any
+) -> None:
+    x, y = RNG.integers(0, 2 if dtype == np.bool_ else 90, (60, 3)).astype(dtype), np.arange(60) % 2
+    file = save(x=x, y=y)
+    assert arrays(file).x.dtype == torch.float32
+    named = arrays(**experiment_of({"data": {"path": file}}).data.settings)
+    for data in (named, in_memory(x, y), in_memory(x.tolist(), y.tolist())):
+        train = data.batch(data.split("train"))[0]
+        assert train.dtype == torch.float32 and train.mean(0).abs().max() < 1e-5
+        assert (train.std(0, correction=0) - 1).abs().max() < 1e-4
+    for tokens in ({"vocabulary": 90}, {"task": "next_token"}):
+        assert "standardise" not in experiment_of({"data": {"path": file, **tokens}}).data.settings
+    following = arrays(save(x=x, y=x.astype(np.int64)), task="next_token")
+    assert following.x.dtype == torch.int64 and following.x.tolist() == x.astype(int).tolist()
+    model = {"name": "mlp", "hidden": 8, "layers": 4}
+    run = ff.run(data=(x, y), rounds=1, model=model, local={"epochs": 1}, evaluate={"every": 0}, out=tmp_path / "run")
+    assert run.folder.is_dir()
+
+
+def test_a_number_of_classes_that_is_not_there_is_refused(save: Callable[..., str]) -> None:
+    x, texts = RNG.random((20, 3)), np.array(["walk", "run"] * 10)
+    assert arrays(save(x=x, y=texts), classes=2).classes == 2
+    for y, task, count in ((texts, "classification", 7), (RNG.random((20, 5)) > 0.5, "multi_label", 4)):
+        with pytest.raises(DataError, match=f'classes = {count}, but the labels "y" (are 2|have 5)'):
+            arrays(save(x=x, y=y), task=task, classes=count)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="classes must be at least 1, got 0"):
+        arrays(save(x=x, y=texts), classes=0)
+
+
+def test_keys_without_effect_are_said_by_all_who_share_the_data(save: Callable[..., str]) -> None:
+    own = {"name": "arrays", "file": save(x=RNG.random((20, 3)), y=RNG.random(20)), "task": "regression", "classes": 7}
+    data = experiment_of({"data": {**own, "server": own}}).data
+    assert data.server is not None
+    with sharing_data():
+        for _ in range(2):
+            with used.reading() as found:
+                assert load_data(data) is load_data(data.server, "[data] server")
+            assert set(found.idle) == {"data.classes", "data.server.classes"}
+
+
+def test_keys_without_effect_are_said(save: Callable[..., str]) -> None:
+    file = save(x=RNG.random((20, 3)), y=RNG.random(20))
+    with used.reading() as found:
+        names.call(arrays, "arrays", "[data]", {"file": file, "task": "regression", "classes": 7, "padding": 0})
+    assert set(found.idle) == {"data.classes", "data.padding"}
+    whole = {"file": save(x=RNG.integers(0, 9, (20, 3)), y=np.arange(20) % 3), "classes": 4, "padding": 0}
+    with used.reading() as found:
+        names.call(arrays, "arrays", "[data]", {**whole, "vocabulary": 9})
+    assert not found.idle
+
+
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
@@ -150,7 +226,7 @@ def test_standardised_by_the_training_samples(
         ({"x": np.zeros((4, 2)), "y": np.zeros(4, int)}, {"test": 1.0}, "below 1"),
         ({"x": np.zeros(4), "y": np.zeros(4, int)}, {"channels_last": True}, "channels_last needs"),
         ({"x": np.zeros((4, 2)), "y": np.arange(4)}, {"classes": 3}, "labels must lie in 0..2"),
-        ({"x": np.zeros((4, 2), int), "y": np.arange(4)}, {"standardise": True}, "no tokens"),
+        ({"x": np.zeros((4, 2), int), "y": np.arange(4)}, {"standardise": True, "vocabulary": 9}, "no tokens"),
     ],
 )
 def test_says_what_is_wrong(

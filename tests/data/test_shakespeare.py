@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetfit.config import experiment_of, participants
 from fleetfit.data import Data, partition
 from fleetfit.data.files.leaf import leaf_files, leaf_users
 from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, most_frequent, plain_text, windows, words_of
@@ -325,6 +326,34 @@ def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
     assert plain_text(str(tmp_path / "t.txt"), vocabulary=3, length=4).vocabulary == 3
     (tmp_path / "w.txt").write_text("so it goes. " * 30)
     assert plain_text(str(tmp_path / "w.txt"), level="words", length=4).vocabulary == 6
+
+
+@pytest.mark.parametrize(
+    ("several", "wanted", "kind", "clients"),
+    [
+        (False, {"clients": 5}, "iid", 5),
+        (False, {"seed": 3}, "iid", 5),  # of 162 training samples
+        (True, {"clients": 2}, "natural", 2),
+        (True, {"seed": 3}, "natural", 3),
+        (True, {"kind": "iid", "clients": 5}, "iid", 5),
+    ],
+)
+def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
+    tmp_path: Path, several: bool, wanted: dict[str, Any], kind: str, clients: int
+) -> None:
+    for number in range(3 if several else 1):
+        (tmp_path / f"{number}.txt").write_text("to be or not to be. " * 100)
+    place = str(tmp_path if several else tmp_path / "0.txt")
+    experiment = experiment_of({"data": {"path": place, "partition": wanted}})
+    assert experiment.data.partition.model_dump(exclude_none=True) == {"kind": kind, **wanted}
+    assert len(participants.divided(experiment, plain_text(place, length=10))) == clients
+
+
+def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
+    (tmp_path / "0.txt").write_text("to be or not to be. " * 100)
+    data = {"path": str(tmp_path / "0.txt"), "server": {"path": str(tmp_path / "0.txt")}}
+    server = experiment_of({"data": data}).data.server
+    assert server is not None and list(server.settings) == ["folder"]
 
 
 def test_plain_text_says_what_is_wrong(tmp_path: Path) -> None:

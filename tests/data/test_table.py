@@ -1,7 +1,9 @@
 """Tables: numbers as scikit-learn makes them, what is recognised and said, and what is refused by a sentence."""
 
 import csv
+import decimal
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from sklearn.datasets import load_breast_cancer, load_iris, load_wine
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fleetfit.data import Data
+from fleetfit.data.files.alike import like
 from fleetfit.data.files.columns import of_text
-from fleetfit.data.files.table import like, table
+from fleetfit.data.files.table import of_frame, table
 from fleetfit.errors import DataError
 
 Write = Callable[..., Path]
@@ -141,6 +144,16 @@ def test_a_number_as_label_is_classes_or_a_regression(write: Write) -> None:
     assert torch.allclose(other.batch(torch.arange(19))[1], data.batch(torch.arange(19))[1])
 
 
+@pytest.mark.parametrize("names", [["a", "a", "kind"], ["a", 1, "1", "kind"], ["a", "kind", "kind"]])
+def test_a_frame_has_each_column_once(names: list[Any]) -> None:
+    rows = [[*(i * 0.5 + at for at in range(len(names) - 1)), "xy"[i % 2]] for i in range(40)]
+    twice = next(name for name in map(str, names) if [*map(str, names)].count(name) > 1)
+    with pytest.raises(DataError, match=f'the table has two columns "{twice}"; rename one of them'):
+        of_frame(pandas.DataFrame(rows, columns=names))
+    once = of_frame(pandas.DataFrame(rows, columns=[*range(len(names) - 1), "kind"]))
+    assert of_text(once.columns, "").features == [str(at) for at in range(len(names) - 1)]
+
+
 def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
     rows = mixed()
     data = table(str(write(rows)))
@@ -165,6 +178,41 @@ def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> 
     frame[40:][["kind", "colour", "age", "size"]].to_csv(folder / "test.csv", index=False)
     divided = table(str(folder))
     assert divided.splits["test"].tolist() == list(range(40, 60)) and len(divided.splits["validation"]) == 4
+
+
+@pytest.mark.parametrize(("dtype", "mark"), [("int64", -999), ("float64", -999.9), ("float32", -999.9), (None, -999)])
+def test_a_number_that_means_no_value_does_so_in_parquet(dtype: Any, mark: float, tmp_path: Path, write: Write) -> None:
+    numbers = [mark if i % 7 == 3 else float(i % 5) for i in range(60)]
+    rows = [["a", "b", "kind"], *([number, i * 0.5, "xy"[i % 2]] for i, number in enumerate(numbers))]
+    frame = pandas.DataFrame(rows[1:], columns=rows[0])
+    frame["a"] = [decimal.Decimal(str(number)) for number in numbers] if dtype is None else frame["a"].astype(dtype)
+    frame.to_parquet(tmp_path / "things.parquet")
+    frame.to_csv(tmp_path / "things.csv", index=False)
+    plain = table(str(tmp_path / "things.csv"), missing=(str(frame["a"][3]),))
+    found = table(str(tmp_path / "things.parquet"), missing=("unknown", str(mark)))
+    assert of_text(found.columns, "").features == ["a", "a is missing", "b"]
+    assert torch.equal(found.x, plain.x) and found.x[3, 0] == 0 and found.x[:, 1].sum() == numbers.count(mark)
+    again = like(tmp_path / "things.parquet", found.columns)
+    assert torch.equal(again.x, found.x)
+
+
+def test_what_is_infinite_or_untrue_in_parquet_can_mean_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "things.parquet"
+    sizes = [math.inf if i == 3 else float(i % 5) for i in range(60)]
+    pandas.DataFrame({"size": sizes, "wet": [i % 3 == 0 for i in range(60)], "kind": ["x", "y"] * 30}).to_parquet(path)
+    with pytest.raises(DataError, match='column "size" is not finite there.*missing = ."inf"'):
+        table(str(path))
+    data = table(str(path), missing=("inf", "1"))
+    assert data.x[3, 0] == 0 and of_text(data.columns, "").features[-1] == "wet"
+    with pytest.raises(DataError, match='"wet", which is to be learned, has no values'):
+        table(str(path), label="wet", missing=("inf", "true", "false"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("separator", ";"), ("header", False)])
+def test_keys_of_csv_files_are_refused_beside_parquet(key: str, value: Any, tmp_path: Path) -> None:
+    pandas.DataFrame({"a": range(40), "kind": ["x", "y"] * 20}).to_parquet(tmp_path / "things.parquet")
+    with pytest.raises(DataError, match=f"{key}: .*things.parquet is a Parquet file, .* Leave {key} out"):
+        table(str(tmp_path / "things.parquet"), **{key: value})
 
 
 def text(tmp_path: Path, content: str | bytes, name: str = "bad.csv") -> str:
@@ -228,6 +276,32 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
         like(write([["size", "age", "colour", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data.columns)
     with pytest.raises(DataError, match='row 1: "big" in column "size" is no number'):
         like(write([["size", "age", "colour", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data.columns)
+
+
+@pytest.mark.parametrize(("key", "value", "says"), [
+    ("label", "colour", 'the column "kind" is learned'), ("task", "regression", "it is a classification"),
+    ("drop", ("age",), "a column to learn from"), ("categories", ("size",), "a column of numbers"),
+])  # fmt: skip
+def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str, write: Write, tmp_path: Path) -> None:
+    path = str(write([[*row, i % 5] for i, row in enumerate(mixed())]))
+    data = table(path, label="kind", drop=("0",), categories=("colour",))
+    (tmp_path / "columns.json").write_text(data.columns)
+    known = {"columns": str(tmp_path / "columns.json")}
+    again = table(path, label="kind", task="classification", drop=("0",), categories=("colour",), **known)
+    assert torch.equal(again.x, data.x)
+    with pytest.raises(DataError, match=f'{key}: got ".*", but .*columns.json, which columns names, says .*{says}'):
+        table(path, **{key: value}, **known)
+
+
+def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> None:
+    rows = mixed()
+    (tmp_path / "columns.json").write_text(table(str(write(rows))).columns)
+    rows[1] = [rows[1][0], "unknown", *rows[1][2:]]
+    path = str(write(rows, "mine.csv"))
+    with pytest.raises(DataError, match='"unknown" in column "age" is no number'):
+        table(path, columns=str(tmp_path / "columns.json"))
+    found = table(path, columns=str(tmp_path / "columns.json"), missing=("unknown",))
+    assert found.x[0, 1:3].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("change", [

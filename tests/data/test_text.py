@@ -18,9 +18,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fleetfit as ff
+from fleetfit import names, used
+from fleetfit.api.inference import other_data
+from fleetfit.config import experiment_of
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
+from fleetfit.data.files.found import found_at
 from fleetfit.data.files.text import read_corpus, text
 from fleetfit.data.files.tokens import word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
@@ -65,6 +70,44 @@ def load(path: Path, **parameters: Any) -> Data:
 def tokenizer_of(cache: Path) -> Any:
     (found,) = cache.glob("*/tokenizer.json")
     return tokenizers.Tokenizer.from_file(str(found))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_header_is_of_csv_files_only(folder: Path, suffix: str) -> None:
+    write_csv(folder.parent / "plain" / "train.csv", [list(row) for row in zip(TEXTS, LABELS, strict=True)])
+    place, names_of = (folder, ("text", "label")) if suffix == "parquet" else (folder.parent / "plain", ("1", "2"))
+    keys = {"folder": str(place), "header": False, "text": names_of[0], "label": names_of[1], "vocabulary": 60}
+    with used.reading() as found:
+        names.call(text, "text", "[data]", keys)
+    said = {"data.header": "test.parquet is no CSV or TSV file, and names its columns itself"}
+    assert found.idle == (said if suffix == "parquet" else {})
+
+
+def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -> None:
+    texts = [f"{t} and so on, number {i}" for i, t in enumerate(TEXTS)]
+    columns = {"sentiment": LABELS, "stars": [str(i % 5) for i in range(12)], "text": texts}
+    write_csv(tmp_path / "reviews.csv", [list(columns), *map(list, zip(*columns.values(), strict=True))])
+    write_parquet(tmp_path / "reviews.parquet", **columns)
+    for place in (str(tmp_path / "reviews.csv"), str(tmp_path / "reviews.parquet")):
+        found = experiment_of({"data": {"path": place, "label": "sentiment"}}).data
+        assert (found.name, found.settings["text"], found.settings["label"]) == ("text", "text", "sentiment")
+        assert load(Path(place), text="text", label="sentiment").class_names == ("bad", "good")
+        dropped = experiment_of({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
+        assert (dropped.name, dropped.settings["drop"]) == ("table", ["text"])
+        assert found_at(place)["name"] == found_at(place, {"label": "nobody's"})["name"] == "table"
+    section = {"path": str(tmp_path / "reviews.csv"), "label": "sentiment", "partition": {"kind": "iid", "clients": 2}}
+    keys: dict[str, Any] = {"method": "fedavg", "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0}}
+    model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
+    run = ff.run(data=section, model=model, rounds=1, **keys, out=tmp_path / "run")
+    assert other_data(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
+
+
+def test_the_label_of_what_datasets_saved_is_the_given_one(tmp_path: Path) -> None:
+    columns = {"label": TEXTS, "sentiment": LABELS}
+    pytest.importorskip("datasets").Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
+    given = {"label": "sentiment"}
+    assert found_at(str(tmp_path / "saved"), given) == {**found_at(str(tmp_path / "saved")), **given, "text": "label"}
+    assert found_at(str(tmp_path / "saved"), {**given, "drop": ["label"]})["name"] == "table"
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------

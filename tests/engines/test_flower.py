@@ -683,6 +683,7 @@ def test_without_data_the_sentence_says_where_they_are(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = fleet_folder(tmp_path, monkeypatch)
+    assert "data" not in json.loads((run / "environment.json").read_text()), "nothing to compare them by is written"
     code, text = said(capsys, verb, run)
     assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
     code, text = said(capsys, verb, run, "--data", "digits")

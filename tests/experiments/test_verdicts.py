@@ -223,6 +223,9 @@ def test_numbers_without_chance_need_one_run(repository: Repository) -> None:
     found = repository.judged()
     assert found["smaller"] == ["4.00x; claimed: at least 3.6x", "4.00x", "1", "exact", "holds"]
     assert found["too-much"][-1] == "contradicted"
+    repository.results([run("A", 0, {"size 4": 400.0, "size 2": 0.0})])
+    assert set(repository.verdicts().values()) == {"cannot be told at this size"}
+    assert "a number that is divided by is not above zero" in repository.page
 
 
 # ---- rounds to a target ----------------------------------------------------------------------------------------------
@@ -581,6 +584,34 @@ def test_an_experiment_is_told_of_once_with_its_cost_and_its_place_in_the_log(re
     assert "In all: 6 runs, 1.5 core-hours" in repository.page
     assert repository.page.count("All of it.") == 1
     assert repository.page.count(f"Experiment: [experiments/{FILE}](../experiments/{FILE}), as above.\n") == 1
+
+
+def test_models_that_were_measured_are_no_runs(repository: Repository) -> None:
+    other = "small/measured.toml"
+    repository.claims(table(above("one", "Ten")), table(above("two", "Ten"), title="Table 2", file=other))
+    repository.results([*flat(), *spread("Ten", 10)])
+    repository.results([one | {"seconds": 0.0} for one in (*flat(), *spread("Ten", 10))], name="measured", file=other)
+    assert "measured.json](../experiments/results/measured.json); measured on the models of 6 runs." in repository.page
+    assert "In all: 6 runs, 0.0 core-hours" in repository.page
+
+
+def test_what_a_reader_has_to_know_of_a_paper_stands_in_its_chapter(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository.claims('[about]\nPaper = "Know this."\n', table(above("one", "Ten")))
+    assert "\n## Paper\n\nKnow this.\n\n" in repository.page
+    repository.claims('[about]\nPapre = "Know this."\n', table(above("one", "Ten")))
+    assert main([], repository.root) == 2
+    assert 'about: no table is of "Papre"' in capsys.readouterr().err
+
+
+def test_what_critiques_suggest_is_counted_apart(repository: Repository) -> None:
+    (repository.root / "README.md").write_text(f"{headline.BEGIN}\n{headline.END}\n")
+    own, asked = table(above("one", "Ten"), above("two", "Ten")), table(above("three", "Ten"), title="2")
+    repository.claims(own, asked.replace('"Paper"', '"Critique of Paper"'))
+    assert main([], repository.root) == 0
+    said = " ".join((repository.root / "README.md").read_text().split())
+    assert "The 3 claims, 2 of the papers and 1 that critiques of them suggest, by verdict: not run yet 3." in said
 
 
 def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:

@@ -16,12 +16,14 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.inference import level_named
+from fleetfit.cli.predicting import export_table
 from fleetfit.data import Data
 from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.inference import Policy, stop_early
 from fleetfit.inference.export import Shipped, export
 from fleetfit.inference.export.checked import in_segments, in_whole, session
 from fleetfit.inference.export.graphs import Prepared
+from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import modelled
 from fleetfit.seeds import own_randomness
@@ -166,6 +168,15 @@ def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: P
     assert found[:, 1].tolist() == (expected.exits + 1).tolist()
     last = on_device(out, x)
     assert last[:, 0].tolist() == logits_of(shipped, x)[-1].argmax(1).tolist() and set(last[:, 1]) == {2}
+
+
+def test_the_loader_makes_no_pixels_of_fractions() -> None:
+    """Pixels from 0 to 1 would all be 0 or 1; whole numbers of another type are what they are."""
+    loader = Loader.__new__(Loader)
+    loader.config, loader.segments = {"input": {"dtype": "uint8"}, "policy": None}, []
+    with pytest.raises(TypeError, match=r"dtype\('float32'\) to dtype\('uint8'\)"):
+        loader.predict(np.full((2, 1, 8, 8), 0.5, dtype=np.float32))
+    assert loader.predict(np.ones((2, 1, 8, 8), dtype=np.int64))[0].tolist() == [0, 0]
 
 
 def test_the_loader_is_short() -> None:
@@ -380,6 +391,8 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None
     [z] = in_whole(tmp_path / "out" / "model.onnx", x)
     assert torch.allclose(z, (there.module(x) * std + mean).detach(), rtol=1e-5)
     assert found.variants[1].agreement == () and found.variants[1].samples == 10
+    assert found.samples == "validation" and "On 10 validation samples: " in (found.folder / "README.md").read_text()
+    assert export_table(found).title == "level 1 on 10 validation samples"
 
 
 def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tiny import tiny_federation
 from torch import nn
 
 import fleetfit as ff
-from fleetfit.errors import ModelError
+from fleetfit.errors import ConfigError, ModelError
 from fleetfit.evaluate import level_module
 from fleetfit.layout import predictions
 from fleetfit.rounds import start
@@ -106,3 +106,20 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
     assert 1 <= run.best_exit(2, client=3) <= len(run.model(2).exits)
     with pytest.raises(ff.FleetFitError, match="clients 0 to 3"):
         run.best_exit(2, client=4)
+    assert torch.equal(run.predict(x.double(), 2), run.predict(x, 2))
+    for wrong, says in (
+        (x.numpy(), r"x must be a torch.Tensor of samples \[1, 4, 4\], got ndarray"),
+        (x[:, :, 1:], r"got \[\d+, 1, 3, 4\] of float32"),
+        (x[0], r"x must be samples \[B, 1, 4, 4\] of floats, as Data.batch returns them; got \[1, 4, 4\]"),
+        (data.x[:2], "of uint8"),
+    ):
+        for predict in (run.predict, run.predict_exits):
+            with pytest.raises(ConfigError, match=says):
+                predict(wrong)
+    for budget, says in (
+        (float("inf"), "must be finite"),
+        ("1e400 M", "must be finite"),
+        (None, "is a number, or text"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            run.calibrate(2, budget)  # type: ignore[arg-type]

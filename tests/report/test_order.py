@@ -45,6 +45,14 @@ def test_the_same_data_are_taken_where_there_are_some() -> None:
     assert not out_of_order([summary(exits=[0.6, 0.7], test_levels={"1": 0.4, "2": 0.5})])
 
 
+@pytest.mark.parametrize(("split", "words"), [("validation", "validation data"), ("train", "training data")])
+def test_exits_are_said_to_be_on_the_data_that_they_were_measured_on(split: str, words: str) -> None:
+    exits, _ = out_of_order(
+        [summary(exits=[0.7, 0.6]) | {"evaluate": {"split": split, "static": {"exits": [0.7, 0.6]}}}]
+    )
+    assert f"on all clients' {words}." in exits
+
+
 def test_of_several_seeds_the_means_count() -> None:
     right, wrong = summary(test_exits=[0.5, 0.9]), summary(test_exits=[0.5, 0.3])
     assert not any("exit" in sentence for sentence in out_of_order([right, wrong]))

@@ -20,6 +20,7 @@ from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKe
 from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
 from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
+from fleetfit.api.comparison.same_data import SameData
 from fleetfit.api.comparison.tuned import candidates, chosen
 from fleetfit.api.described import settled
 from fleetfit.api.progress import Wanted, shown_runs
@@ -31,6 +32,7 @@ from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
 from fleetfit.errors import ConfigError, FleetFitError, RunError, refuse_on_windows, shown
+from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.training.devices import give_back_freed_memory
@@ -55,6 +57,7 @@ __all__ = [
 ]
 
 _WITH_WORKERS = ("processes", "ray")
+_LONGEST = 200  # bytes of a name that is part of a folder's as it is
 
 OnProgress = Callable[[ComparisonProgress], None]
 """Called with how far a comparison is."""
@@ -99,7 +102,7 @@ def compare(
     reference = plan.reference(against)
     _check_jobs(plan, jobs)
     kept = None if record is None else record_path(file, record)
-    folder = files.expanded(out) if out is not None else RUNS / f"compare-{plan.name}-{plan.fingerprint}"
+    folder = files.expanded(out) if out is not None else RUNS / f"compare-{_folder_name(plan.name)}-{plan.fingerprint}"
     rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, file, folder, reference)
     with contextlib.ExitStack() as sharing:
         sharing.enter_context(sharing_data())
@@ -113,7 +116,12 @@ def compare(
     if kept is not None:
         keep(results.results, kept)
     said = {key: label(choice) for key, choice in tuned.items()}
-    return reported(plan, runs, said, results, notes, kept)
+    return reported(plan, runs, said, results, [*notes, *following.data.notes], kept)
+
+
+def _folder_name(name: str) -> str:
+    """Return the part of the folder's name that the comparison's name gives: itself, where it is one."""
+    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else slug(name)
 
 
 def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
@@ -203,11 +211,15 @@ class _Following:
     """Tells how far a comparison is, and passes on what its runs report."""
 
     def __init__(self, left: Remaining, on_run: OnRun | None, on_progress: OnProgress | None) -> None:
-        self._left, self._on_run, self._on_progress = left, on_run, on_progress
+        self._left, self._on_run, self._on_progress, self.data = left, on_run, on_progress, SameData()
         self._tell()
 
     def began(self, asked: _Asked, found: Run) -> OnRound:
         """Announce a run; return what its rounds are told to."""
+        changed = self.data.known(asked.title, found)
+        self.data.mixed(asked.title, found)
+        if changed and not found.finished:
+            found._known_notes = (*found.notes, changed)
         on_round = None if self._on_run is None else self._on_run(asked.title, asked.number, asked.count, found)
         if not found.finished:
             self._left.began(asked.entry.place)
@@ -260,6 +272,9 @@ class _RowRunner:
         """Yield the finished runs, in the order in which they are asked for."""
         there = [self._there(one) for one in asked]
         before = [(one, found) for one, found in zip(asked, there, strict=True) if found and found.finished]
+        for one, known in zip(asked, there, strict=True):
+            if known is not None:
+                self._following.data.known(one.title, known)
         if before and finished is not None:
             finished(before)
         if self._jobs > 1:

@@ -19,6 +19,7 @@ from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
 from fleetfit.method import build, hyperparameters
+from fleetfit.paths import slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
 TunedKeys = tuple[tuple[str, Any], ...]
@@ -26,6 +27,9 @@ TunedKeys = tuple[tuple[str, Any], ...]
 
 _OF_A_ROW = ("label", "printed")
 """Keys of a row or a setting that are no keys of a run file."""
+_TAKEN = ("tune", "runs.json", "results.json", "compare.json", "differences.json", "table.md", "table.csv",
+          "report.html", "config.toml", "plan.toml", "metrics.jsonl", "summary.json")  # fmt: skip
+"""What a comparison's own folder has, or a run's, by which that is known: no row's folder is called so."""
 _OF_ALL = {
     "seed": "all rows and settings have the same seeds: set seed, or [compare.grid] seed = [0, 1, 2]",
     "name": "it is the name of the whole comparison; a row and a setting have a label",
@@ -100,13 +104,15 @@ class ComparisonPlan:
         for entry in self.entries():
             self._check(entry)
         self._same_heads()
+        self._same_split()
 
     def entries(self) -> Iterator[ComparedRun]:
         """Yield the runs, row by row."""
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             written = merged(self.rows[row], self.settings[setting])
             table = merged(written, self.change) | {"seed": seed, "name": row}
-            yield ComparedRun(row, setting, seed, table, Path(slug(row)) / slug(setting) / f"seed-{seed}", written)
+            place = Path(slug(row, _TAKEN)) / slug(setting) / f"seed-{seed}"
+            yield ComparedRun(row, setting, seed, table, place, written)
 
     def reference(self, against: str | None = None) -> str:
         """Return the label of the row that the others are measured against.
@@ -242,6 +248,22 @@ class ComparisonPlan:
             f"[compare] rows have classifiers of different kinds, which hides what their methods do: {shown}. Give all "
             "of them one model.head, or say that their heads differ in compare.differs."
         )
+
+    def _same_split(self) -> None:
+        """Refuse rows and settings that are measured on different data, and values to try that would be."""
+        if any(value_at(nested(choice), "evaluate.split") for choice in self.tuning):
+            raise ConfigError(
+                "[compare.tune] evaluate.split: values are tried on validation data, and the table is of one split; "
+                "set evaluate.split once, for the whole file."
+            )
+        splits = {e.title: checked(e.table).evaluate.split for e in self.entries() if e.seed == self.seeds[0]}
+        if len(set(splits.values())) > 1:
+            (one, first), *others = splits.items()
+            other, second = next(pair for pair in others if pair[1] != first)
+            raise ConfigError(
+                f'[compare] {one} has evaluate.split = "{first}" and {other} has "{second}": numbers on different data '
+                "do not rank methods. Give all rows and settings one evaluate.split."
+            )
 
     @property
     def targets(self) -> list[float]:
@@ -430,8 +452,3 @@ def label(choice: TunedKeys) -> str:
         *_, last = key.split(".")
         parts.append(str(value) if last in ("name", "kind") else f"{last} = {value}")
     return ", ".join(parts)
-
-
-def slug(text: str) -> str:
-    """Return a label as a folder's name."""
-    return re.sub(r"[^\w.]+", "-", text).strip("-").lower()

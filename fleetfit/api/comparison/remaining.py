@@ -25,6 +25,8 @@ class ComparisonProgress:
         finished: How many are finished.
         jobs: How many run at a time.
         seconds_left: Wall seconds that are left, by the rounds measured so far; None before any was.
+        rows: How many rows it has.
+        rows_measured: Of how many of them a round was measured. What the others take is a guess.
     """
 
     runs: int
@@ -32,6 +34,8 @@ class ComparisonProgress:
     finished: int
     jobs: int
     seconds_left: float | None
+    rows: int
+    rows_measured: int
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,15 @@ class Remaining:
     @property
     def progress(self) -> ComparisonProgress:
         """How far the comparison is."""
-        tuning = sum(run.tunes for run in self._expected.values())
-        return ComparisonProgress(len(self._expected), tuning, len(self._finished), self._jobs, self.seconds_left())
+        return ComparisonProgress(
+            runs=len(self._expected),
+            tuning=sum(run.tunes for run in self._expected.values()),
+            finished=len(self._finished),
+            jobs=self._jobs,
+            seconds_left=self.seconds_left(),
+            rows=len({run.group[0] for run in self._expected.values()}),
+            rows_measured=len({row for (row, _), found in self._groups().items() if found.round is not None}),
+        )
 
     def seconds_left(self) -> float | None:
         """Return the wall seconds that are left; None before a round was measured."""
@@ -216,6 +227,10 @@ class Remaining:
         own, others = self._own(group, what), self._others(group, what)
         return own if own is not None or not others else sum(others.values()) / len(others)
 
+    def _groups(self) -> dict[Group, _Measured]:
+        """Return what was measured, by group: now, or before where it was not measured anew."""
+        return {**self._before, **self._now}
+
     def _own(self, group: Group, what: Callable[[_Measured], float | None]) -> float | None:
         for measured in (self._now, self._before):
             found = what(measured[group]) if group in measured else None
@@ -225,6 +240,6 @@ class Remaining:
 
     def _others(self, group: Group, what: Callable[[_Measured], float | None]) -> dict[Group, float]:
         """Return what other groups took: those of the same row where there are some."""
-        every = {one: self._own(one, what) for one in {**self._before, **self._now}}
+        every = {one: self._own(one, what) for one in self._groups()}
         known = {one: value for one, value in every.items() if value is not None}
         return {one: value for one, value in known.items() if one[0] == group[0]} or known

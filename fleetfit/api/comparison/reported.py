@@ -21,7 +21,7 @@ from fleetfit.report.lines import table_csv
 from fleetfit.report.order import rows_out_of_order
 from fleetfit.report.results import TuningResult
 from fleetfit.report.tables import OF_THE_PAPER, compare_table
-from fleetfit.report.text import Table, score_of
+from fleetfit.report.text import Table, data_of, score_of
 from fleetfit.report.tuning import tuning_table
 
 Runs = dict[tuple[str, str], list[Run]]
@@ -85,7 +85,8 @@ def reported(
     }
     score = score_of(*(summary for found in summaries.values() for summary in found))
     pieces = rows_out_of_order({", ".join(filter(None, key)): found for key, found in summaries.items()})
-    notes = [*_notes(plan, tuned, score), *pieces, *known]
+    where = data_of(*(summary for found in summaries.values() for summary in found))
+    notes = [*_notes(plan, tuned, f"{score} in percent on {where}"), *pieces, *known]
     table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
     compared = differences(found_out, plan.columns)
     beside = difference_table(compared, found_out.against) if compared else None
@@ -122,11 +123,11 @@ def _differences_json(found: Sequence[Difference], against: str) -> str:
     return json.dumps({"format": 1, "against": against, "level": LEVEL, "differences": lines}, indent=2) + "\n"
 
 
-def _notes(plan: ComparisonPlan, tuned: Tuned, score: str) -> list[str]:
-    """Return the sentences below the table."""
+def _notes(plan: ComparisonPlan, tuned: Tuned, what: str) -> list[str]:
+    """Return the sentences below the table, the first of which says what its numbers are."""
     section, seeds = plan.section, len(plan.seeds)
-    notes = [f"{score[:1].upper()}{score[1:]} in percent on test data; {seeds} seed{'s' if seeds > 1 else ''}"
-             f"{', mean ± standard deviation' if seeds > 1 else ''}."]  # fmt: skip
+    several = "s, mean ± standard deviation" if seeds > 1 else ""
+    notes = [f"{what[:1].upper()}{what[1:]}; {seeds} seed{several}."]
     if any(map(is_rounds, plan.columns)):
         every = sorted({checked(entry.table).evaluate.every for entry in plan.entries()})
         said = ", ".join(map(_often, every))

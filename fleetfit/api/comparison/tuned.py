@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested, slug
+from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
 from fleetfit.api.results import Run
 from fleetfit.config.reading import merged
 from fleetfit.errors import ConfigError
+from fleetfit.paths import slug
 from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
 from fleetfit.report.results import TriedValues, TuningResult
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit import paths
+from fleetfit import paths, used
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
@@ -58,9 +58,10 @@ def arrays(
     """Return a data set whose samples are the rows of arrays, named after the file.
 
     Where there is no array `x` but `x_train`, `x_test` (and `x_validation` or `x_val`), these are the splits, and
-    likewise for labels and groups. Samples are memory-mapped where they are uint8, int64 or float16, 32 or 64; other
-    numbers are converted in memory, to int64 where there is a vocabulary and to float32 where not. Images of one
-    channel, uint8 [N, H, W], become [N, 1, H, W].
+    likewise for labels and groups. Samples are memory-mapped where they are uint8 or float16, 32 or 64, and tokens
+    where they are int64; others are converted in memory, tokens to int64 and numbers to float32. Whole numbers are
+    tokens where there is a vocabulary, or the next one is learned. Images of one channel, uint8 [N, H, W], become
+    [N, 1, H, W].
 
     Args:
         file: An .npz file, or a folder of .npy files; a relative path that does not exist is sought in FLEETFIT_DATA.
@@ -69,13 +70,14 @@ def arrays(
             Multi-label: 0 or 1, [N, labels]. Next token: whole numbers [N, L], -100 where nothing is scored.
         groups: Name of the natural group of each sample, whole numbers or text [N]; None: no groups.
         task: What is learned.
-        classes: Number of classes, or of tokens to predict; None: the largest label and one, or the vocabulary.
+        classes: Number of classes, or of tokens to predict; None: the largest label and one, or the vocabulary. Of
+            labels that are text, and of several labels, there are as many as are found, so that no other number fits.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; -1: there is none.
         channels_last: Whether x is [N, ..., C] and is to become [N, C, ...].
         standardise: Whether mean and std are those of the training samples, for each channel (the second dimension).
-        mean: Per channel, or one for all; of uint8 scaled to [0, 1].
-        std: Per channel, or one for all.
+        mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not beside `standardise`.
+        std: Per channel, or one for all. Not beside `standardise`.
         validation: Share of the training samples that is held out, where the arrays do not say.
         test: Share of the samples that is the test set, where the arrays do not say; both are shares of each group, or
             of each class, or of all.
@@ -86,17 +88,21 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
+    _check_keys(task, classes, vocabulary, standardise, mean, std)
     path = set_folder(file)
     found = Arrays(path)
     name = path.resolve().stem
     parts = _parts(found, x)
-    samples = _samples(found.joined(list(parts.values())), vocabulary, channels_last)
+    samples = samples_of(found.joined(list(parts.values())), bool(vocabulary) or task == "next_token", channels_last)
     labels = _joined(found, y, parts)
     if not samples.numel():
         raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.')
     if len(labels) != len(samples):
         raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.')
     target, count, names = _labels(labels, task, classes or vocabulary or None)
+    if classes not in (None, count) and task != "regression":
+        what = f"are {count} different texts" if names else f"have {count} columns"
+        raise DataError(f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or mend it.')
     group = None if groups is None else _numbered(_joined(found, groups, parts), f'{path}: "{groups}"')[0]
     sizes = {split: len(found.one(part)) for split, part in parts.items()}
     strata = _strata(group, target, task, len(samples))
@@ -121,11 +127,29 @@ def arrays(
     )
 
 
+def _check_keys(
+    task: Task, classes: int | None, vocabulary: int, standardise: bool, mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> None:  # fmt: skip
+    """Refuse keys that contradict each other, and say which ones others leave without effect."""
+    if standardise and (mean or std):
+        raise DataError(
+            f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
+            "given, too. Leave one of them out; where it was found by data.path, say standardise = false."
+        )
+    if classes is not None and classes < 1:
+        raise DataError(f"classes must be at least 1, got {classes}. Without it they are found in the labels.")
+    if task == "regression":
+        used.idle("classes", because='task = "regression" has no classes')
+    if not vocabulary and task != "next_token":
+        used.idle("padding", because="vocabulary = 0 says that x holds no tokens")
+
+
 def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0) -> Data:
     """Return samples and labels in memory as a data set: arrays, tensors, or lists of numbers.
 
-    Rows and series of floats [N, D] and [N, C, L] are standardised by the training samples. Labels that are text or
-    whole numbers are classes, others a regression.
+    Rows and series of numbers [N, D] and [N, C, L], other than uint8, are standardised by the training samples. Labels
+    that are text or whole numbers are classes, others a regression.
 
     Args:
         x: Samples [N, ...].
@@ -137,8 +161,8 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         DataError: They do not fit together.
     """
     parts = {"train": (x, y)} | ({} if held is None else {"test": held})
-    samples = {split: _array(pair[0], "x") for split, pair in parts.items()}
-    labels = {split: _array(pair[1], "y") for split, pair in parts.items()}
+    samples = {split: array_of(pair[0], "x") for split, pair in parts.items()}
+    labels = {split: array_of(pair[1], "y") for split, pair in parts.items()}
     for split in parts:
         if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
             raise DataError(
@@ -163,7 +187,7 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
     target, count, _ = _labels(answers, task, None)
-    xs = _samples(whole, 0, False)
+    xs = samples_of(whole, tokens=False, channels_last=False)
     sizes = {split: len(found) for split, found in samples.items()}
     splits = completed(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
@@ -172,7 +196,7 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
     return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task)
 
 
-def _array(given: Any, what: str) -> NDArray[Any]:
+def array_of(given: Any, what: str) -> NDArray[Any]:
     """Return an array of whatever holds numbers or text in rows."""
     try:
         found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
@@ -226,11 +250,12 @@ def _joined(found: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any
     return np.concatenate([found.one(part) for part in own.values()])
 
 
-def _samples(found: NDArray[Any], vocabulary: int, channels_last: bool) -> Tensor:
+def samples_of(found: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
+    """Return samples as a data set holds them: pixels as uint8, tokens as int64, other numbers as floats."""
     if found.ndim < 1 or found.dtype.kind not in "biuf":
         raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.")
-    usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype in (np.uint8, np.int64)
-    if vocabulary:
+    usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype == np.uint8
+    if tokens:
         found = _whole(found, "tokens")
     elif not usual or not found.dtype.isnative:
         with np.errstate(over="ignore"):

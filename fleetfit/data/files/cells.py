@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fleetfit import paths
 from fleetfit.data.files import parquet
@@ -101,13 +101,16 @@ def read(path: Path, separator: str | None, header: bool, missing: Sequence[str]
         path: A file that ends in .parquet, or else a file of separated cells.
         separator: Of the cells; None: found out.
         header: Whether the first line names the columns; if not, they are "1", "2" and so on.
-        missing: Further texts that mean that there is no value.
+        missing: Further texts that mean that there is no value; numbers in a Parquet file that they say have none, too.
 
     Raises:
-        DataError: The file cannot be read, or is no table.
+        DataError: The file cannot be read, or is no table; or it is a Parquet file, and a key is one of other files.
         MissingExtra: It is a Parquet file and pyarrow is not installed.
     """
     if path.suffix.lower() == ".parquet":
+        if separator is not None or not header:
+            key, of = ("header", "no first line of names") if separator is None else ("separator", "no separators")
+            raise DataError(f"{key}: {path} is a Parquet file, which has {of}, and names its columns. Leave {key} out.")
         return _parquet(path, _without_value(missing))
     if path.suffix.lower() in (".gz", ".zip", ".bz2", ".xz", ".zst"):
         raise DataError(f"{path} is packed; unpack it first.")
@@ -250,10 +253,15 @@ def _names(path: Path, first: Sequence[str], header: bool) -> list[str]:
             "or say header = false."
         )
     names = [name.strip() or f"column {place}" for place, name in enumerate(first, 1)]
-    return _each_once(path, names)
+    return each_once(path, names)
 
 
-def _each_once(path: Path, names: list[str]) -> list[str]:
+def each_once(path: Path | str, names: list[str]) -> list[str]:
+    """Return the names of the columns.
+
+    Raises:
+        DataError: One is there twice, or is no name.
+    """
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -350,7 +358,7 @@ class _Building:
 def _parquet(path: Path, missing: frozenset[str]) -> TableRows:
     need("pyarrow", "tables", "Reading tables from Parquet files")
     file = parquet.File(path)
-    names = _each_once(path, [name for name in file.columns if not name.startswith("__index_level_")])
+    names = each_once(path, [name for name in file.columns if not name.startswith("__index_level_")])
     if len(names) > MOST_COLUMNS:
         raise DataError(f"{path} has {len(names):,} columns; there may be {MOST_COLUMNS:,}.")
     if file.rows * len(names) > _MOST_CELLS:
@@ -372,9 +380,14 @@ def _arrow(file: parquet.File, name: str, missing: frozenset[str]) -> Column:
         return Column(name, np.full(rows, np.nan), None, (), values.null_count, 0, (0, ""), (), what)
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         numbers = compute.cast(values, "float64", safe=False).to_numpy(zero_copy_only=False).astype(np.float64)
+        stored = np.dtype(kind.to_pandas_dtype()) if types.is_floating(kind) else np.dtype(np.float64)
+        numbers = _unmarked(numbers, missing, bool if types.is_boolean(kind) else stored)
         infinite = np.flatnonzero(np.isinf(numbers))
         if len(infinite):
-            raise DataError(f'{file.place(int(infinite[0]))}: column "{shown(name)}" is not finite there. Mend it.')
+            raise DataError(
+                f'{file.place(int(infinite[0]))}: column "{shown(name)}" is not finite there. Mend it, or have it '
+                f'taken as no value: missing = ["{numbers[infinite[0]]}"].'
+            )
         return _of_numbers(name, numbers)
     if not (types.is_string(kind) or types.is_large_string(kind)):
         return Column(name, np.full(rows, np.nan), None, (), values.null_count, 0, (0, ""), (), "nested values")
@@ -388,12 +401,29 @@ def of_array(name: str, values: Sequence[Any] | NDArray[Any], missing: Sequence[
     """Return a column of values in memory: numbers, or whatever their text says; None and NaN are no value."""
     found = np.asarray(values)
     if found.dtype.kind in "biuf":
-        return _of_numbers(name, found.astype(np.float64))
+        return _of_numbers(name, _unmarked(found.astype(np.float64), _without_value(missing), found.dtype))
     if found.dtype.kind == "M":
         return Column(name, np.full(len(found), np.nan), None, (), 0, 0, (0, ""), (), "dates")
     building = _Building(name, _without_value(missing), False)
     building.add(Path("the table"), ["" if v is None or v != v else str(v) for v in found.tolist()], 0)
     return building.done()
+
+
+def _unmarked(numbers: NDArray[np.float64], missing: frozenset[str], stored: DTypeLike) -> NDArray[np.float64]:
+    """Return numbers with NaN where a mark says that there is no value, as it does in a CSV file of the same cells.
+
+    Args:
+        numbers: As they are in the file.
+        missing: The marks, in small letters; those that are no numbers mark none.
+        stored: What the file stores; -999.9 in fewer bits is another number.
+    """
+    if np.dtype(stored).kind == "b":
+        marks = [float(value) for value in (False, True) if str(value).lower() in missing]
+    else:
+        with np.errstate(over="ignore"):
+            said = [number for mark in missing if (number := _number(mark, False)) is not None]
+            marks = np.array(said).astype(stored if np.dtype(stored).kind == "f" else np.float64).tolist()
+    return np.where(np.isin(numbers, marks), np.nan, numbers)
 
 
 def _of_numbers(name: str, numbers: NDArray[np.float64]) -> Column:

@@ -10,6 +10,7 @@ The same file makes the same numbers of other rows: new ones that are to be pred
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,6 +150,43 @@ class Columns(_Part):
                     )
             at += len(column.features)
         return x, notes
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run file says of the columns; see `fleetfit.data.files.table`."""
+
+    label: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    groups: str | None = None
+    categories: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    def check(self, known: Columns, file: str) -> None:
+        """Refuse what a `columns.json` beside it says otherwise.
+
+        Args:
+            known: What that says.
+            file: Its name, for the message.
+
+        Raises:
+            DataError: They do not agree.
+        """
+        kinds = {column.name: column.kind for column in known.columns}
+        dropped = next((name for name in self.drop if name in kinds), None)
+        number = next((name for name in self.categories if kinds.get(name) == "number"), None)
+        for key, got, here, otherwise in (
+            ("label", self.label, known.label.name, f'the column "{shown(known.label.name)}" is learned'),
+            ("task", self.task, known.task, f"it is a {known.task}"),
+            ("drop", dropped, None, "it is a column to learn from"),
+            ("categories", number, None, "it is a column of numbers"),
+        ):
+            if got not in (None, here):
+                raise DataError(
+                    f'{key}: got "{shown(got)}", but {file}, which columns names, says that {otherwise}. Leave {key} '
+                    "out, or have the columns found in these rows: leave columns out."
+                )
 
 
 def numbers_of(sheet: TableRows, column: Column) -> NDArray[np.float64]:

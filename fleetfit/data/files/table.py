@@ -9,7 +9,6 @@ the rows or are the same in all of them are left out.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import cells, columns, parquet
 from fleetfit.data.files.cells import Column, TableRows
-from fleetfit.data.files.columns import Category, Columns, Label, Number
+from fleetfit.data.files.columns import Asked, Category, Columns, Label, Number
 from fleetfit.data.files.places import locate, readable, set_folder
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, need, shown
@@ -75,10 +74,10 @@ def table(
         groups: Column of a natural group such as a hospital, which is not learned from; None: no groups.
         categories: Columns of numbers that are categories, such as a postcode.
         drop: Columns that are left out.
-        missing: Further texts that mean that there is no value, such as "unknown"; empty cells, NA, N/A, NaN, null,
-            None, ? and - always do.
-        columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are;
-            None: as these training rows say.
+        missing: Further texts or numbers that mean that there is no value, such as "unknown" or "-999"; empty cells,
+            NA, N/A, NaN, null, None, ? and - always do.
+        columns: A `columns.json` of a run: the columns become numbers as they did there, whatever these rows are, and
+            what the other keys say of them must be the same; None: as these training rows say.
         separator: Of the cells in a CSV file; None: found out.
         header: Whether the first line of a CSV file names the columns; if not, they are "1", "2" and so on.
         samples: So many training rows only, drawn in proportion for every class, those held out for validation
@@ -94,49 +93,18 @@ def table(
     path = set_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     path = readable(path)
-    known = None if columns is None else columns_in(columns)
-    sheets = _sheets(path, separator, header, missing if known is None else known.missing)
     asked = Asked(label, task, groups, categories, drop, missing)
+    known = None
+    if columns is not None:
+        known = columns_in(columns)
+        asked.check(known, columns)
+    sheets = sheets_of(path, separator, header, missing if known is None else (*known.missing, *missing))
     return from_sheets(name, sheets, asked, known, samples, validation, test, seed)
 
 
 def columns_in(file: str) -> Columns:
     """Return what a `columns.json` says, whose relative path may be sought in FLEETFIT_DATA."""
     return columns.read(set_folder(file))
-
-
-def like(path: Path, text: str, halves: bool = False) -> Data:
-    """Return the rows of another table as the numbers that a model was trained on; none of them are for training.
-
-    Args:
-        path: A file or a folder, as of `table`; what has no split of its own is for testing.
-        text: The `columns.json` of the model.
-        halves: Whether one half of it is for validation.
-
-    Raises:
-        DataError: As `table`; or a column is missing, or a label is no class that the model knows.
-        MissingExtra: It is a Parquet file, and pyarrow is not installed.
-    """
-    known = columns.of_text(text, "columns.json")
-    sheets = _sheets(readable(path), None, True, known.missing)
-    whole = columns.joined(sheets)
-    x, notes = known.encoded(whole)
-    y = columns.labels_of(whole, known)
-    lacking = 0 if y is None else int(_unlabelled(y).sum())
-    if lacking:
-        notes.append(f"{lacking} of {whole.rows} rows have no label, so nothing is measured.")
-        y = None
-    rows = torch.arange(whole.rows)
-    if len(sheets) > 1:
-        sizes = {split: sheet.rows for split, sheet in sheets.items()}
-        given = completed(sizes, np.zeros(whole.rows, dtype=np.int64), 0.0, 0.0, 0)
-        splits = {split: torch.from_numpy(indices) for split, indices in given.items()}
-    elif halves:
-        kept, held = hold_out(rows.numpy(), _strata(known, y, None, whole.rows), 0.5, 0)
-        splits = {"validation": torch.from_numpy(kept), "test": torch.from_numpy(held)}
-    else:
-        splits = {"test": rows}
-    return _data(path.resolve().stem, x, y, splits, known, None, tuple(notes))
 
 
 def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
@@ -150,23 +118,20 @@ def of_frame(frame: Any, label: str | None = None, seed: int = 0) -> Data:
     Raises:
         DataError: As `table`.
     """
-    named = {str(name): cells.of_array(str(name), np.asarray(frame[name])) for name in frame.columns}
+    return from_sheets("table", {"train": rows_of(frame)}, Asked(label=label), None, None, 0.1, 0.2, seed)
+
+
+def rows_of(frame: Any) -> TableRows:
+    """Return the rows of a table in memory.
+
+    Raises:
+        DataError: It has none, or two columns of one name.
+    """
+    names = cells.each_once("data=frame: the table", [str(name) for name in frame.columns])
+    named = {name: cells.of_array(name, np.asarray(frame[key])) for name, key in zip(names, frame.columns, strict=True)}
     if not named or not len(frame):
         raise DataError("data=frame: the table has no rows or no columns.")
-    rows = TableRows(Path("in memory"), named, len(frame))
-    return from_sheets("table", {"train": rows}, Asked(label=label), None, None, 0.1, 0.2, seed)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a run file says of the columns; see `table`."""
-
-    label: str | None = None
-    task: Literal["classification", "regression"] | None = None
-    groups: str | None = None
-    categories: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    return TableRows(Path("in memory"), named, len(frame))
 
 
 def from_sheets(
@@ -207,7 +172,7 @@ def from_sheets(
     y = columns.labels_of(whole, learned)
     assert y is not None
     group = _groups(whole, asked.groups)
-    strata = _strata(learned, y, group, whole.rows)
+    strata = strata_of(learned, y, group, whole.rows)
     splits = completed(sizes, strata, validation if samples is None else 0.0, test, seed)
     if samples is not None:
         splits["train"] = drawn(name, splits["train"], strata[splits["train"]], samples, seed)
@@ -225,13 +190,14 @@ def from_sheets(
     file = name if whole.path.stem in splits else whole.path.name  # train.csv and the like say nothing
     notes = [f"table {file}: {notes[0]}, {what}", *notes[1:]]
     held = {split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()}
-    return _data(name, x, y, held, learned, group, tuple(notes))
+    return data_of(name, x, y, held, learned, group, tuple(notes))
 
 
-def _data(
+def data_of(
     name: str, x: NDArray[np.float32], y: NDArray[np.generic] | None, splits: dict[str, torch.Tensor], known: Columns,
     group: NDArray[np.int64] | None, notes: tuple[str, ...],
 ) -> Data:  # fmt: skip
+    """Return encoded rows as a data set."""
     regression = known.task == "regression"
     labels = np.zeros((len(x), 1) if regression else len(x), np.float32 if regression else np.int64) if y is None else y
     return Data(
@@ -269,7 +235,8 @@ def _named(label: str, asked: Asked, known: Columns | None) -> str:
 # ---- the files -------------------------------------------------------------------------------------------------------
 
 
-def _sheets(path: Path, separator: str | None, header: bool, missing: Sequence[str]) -> dict[str, TableRows]:
+def sheets_of(path: Path, separator: str | None, header: bool, missing: Sequence[str]) -> dict[str, TableRows]:
+    """Return the rows of each split that has files."""
     found = {}
     for split, parts in files_of(path).items():
         read = {str(part): cells.read(part, separator, header, missing) for part in parts}
@@ -399,14 +366,10 @@ def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
     return Label(name=column.name, classes=classes)
 
 
-def _unlabelled(y: NDArray[np.generic]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isnan(y[:, 0]) if y.ndim == 2 else y < 0  # type: ignore[operator]
-    return found
-
-
-def _strata(
+def strata_of(
     known: Columns, y: NDArray[np.generic] | None, group: NDArray[np.int64] | None, rows: int
 ) -> NDArray[np.int64]:
+    """Return what held out rows are drawn in proportion for: groups, else classes."""
     if group is not None:
         return group
     if y is None or known.task == "regression":

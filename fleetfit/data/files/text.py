@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfit import paths
+from fleetfit import paths, used
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import folder_of, from_hub, locate, readable, set_folder
@@ -201,6 +201,8 @@ def _opened(path: Path, header: bool) -> TextTable:
         DataError: The file cannot be read, or has another suffix.
         MissingExtra: pyarrow is not installed.
     """
+    if path.suffix in (".parquet", ".jsonl", ".json"):
+        used.idle("header", because=f"{path.name} is no CSV or TSV file, and names its columns itself")
     if path.suffix == ".parquet":
         need("pyarrow", "text", "Reading text from Parquet files")
         return parquet.File(path)

@@ -26,7 +26,7 @@ class Variant:
     Attributes:
         name: "pytorch", "float", "int8", "static-int8", "executorch".
         size_bytes: Of its files.
-        accuracies: Of each exit on test samples [E]; () where there are no labels.
+        accuracies: Of each exit [E]; () where there are no labels.
         agreement: Share of the samples for which each exit answers as in PyTorch [E]; () of a regression.
         difference: The largest difference of a logit.
         samples: How many samples were looked at.

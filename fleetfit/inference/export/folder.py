@@ -59,14 +59,16 @@ class Export:
     Attributes:
         folder: Where it is.
         level: Of the model.
-        variants: The model in PyTorch, then each of its forms, on the same test samples.
+        variants: The model in PyTorch, then each of its forms, on the same samples.
         notes: Sentences that the user must see.
+        samples: Which ones: "test"; where there are none "validation", and then "training"; "drawn" without data.
     """
 
     folder: Path
     level: str
     variants: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
+    samples: str = "test"
 
 
 def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), say: Say = lambda what: None) -> Export:
@@ -110,7 +112,7 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
                 part.rename(target)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
-    return Export(target, shipped.level, tuple(found.variants), tuple(found.notes))
+    return Export(target, shipped.level, tuple(found.variants), tuple(found.notes), shipped.looked_at)
 
 
 class _Writing:
@@ -351,19 +353,19 @@ def card(shipped: Shipped, variants: Sequence[Variant], notes: Sequence[str], lo
              "cut out with FleetFit.", "", "| | |", "| --- | --- |"]  # fmt: skip
     lines += [f"| {name} | {value} |" for name, value in rows.items() if value]
     lines += [line for note in notes for line in ("", note)]
-    lines += ["", "## How good it is", "", *_measured(variants), *_calibration(shipped), ""]
+    lines += ["", "## How good it is", "", *_measured(variants, shipped.looked_at), *_calibration(shipped), ""]
     example = f"torch.zeros(1, {', '.join(map(str, x.shape[1:]))}, dtype={x.dtype})"
     lines.append(_RUN.format(example=example))
     found = "\n".join(lines)
     return found + (_DEVICE.format(stop=" --stop" if shipped.policy else "") if loader else "")
 
 
-def _measured(variants: Sequence[Variant]) -> list[str]:
+def _measured(variants: Sequence[Variant], which: str) -> list[str]:
     """Return the table of the model's forms."""
     scored = any(variant.accuracies for variant in variants)
     exits = variants[0].exits
     heads = [f"exit {i + 1}" for i in range(exits)]
-    lines = [f"On {variants[0].samples} test samples: " + ("accuracy in percent, and " if scored else "")
+    lines = [f"On {variants[0].samples} {which} samples: " + ("accuracy in percent, and " if scored else "")
              + "how often the answer is PyTorch's.", ""]  # fmt: skip
     lines += [f"| form | kB | {' | '.join(heads)} | same answer | largest difference of a logit |",
               f"| --- | --- | {' | '.join('---' for _ in heads)} | --- | --- |"]  # fmt: skip

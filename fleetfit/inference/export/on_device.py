@@ -28,7 +28,8 @@ class Model:
 
     def predict(self, x, stop=True):
         """Return classes [N] and the exits [N], from 1, where samples left; without `stop` all take the last one."""
-        carry, here = [np.ascontiguousarray(x, self.config["input"]["dtype"])], np.arange(len(x))
+        x = x.astype(self.config["input"]["dtype"], "C", "same_kind" if x.dtype.kind == "f" else "unsafe")
+        carry, here = [x], np.arange(len(x))
         classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
         for i, segment in enumerate(self.segments):
             logits, *carry = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
@@ -49,11 +50,10 @@ if __name__ == "__main__":
     parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
     parser.add_argument("--stop", action="store_true", help="let samples leave early")
     given = parser.parse_args()
-    model, samples = Model(Path(__file__).parent, given.variant), np.load(given.samples)
+    model, x = Model(Path(__file__).parent, given.variant), np.load(given.samples)
     if given.stop and not model.config["policy"]:
         raise SystemExit("this model was not calibrated before it was exported, so it cannot stop early.")
-    parts = [model.predict(samples[i : i + 64], given.stop) for i in range(0, len(samples), 64)]
-    classes, exits = (np.concatenate(found) for found in zip(*parts))
+    classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], given.stop) for i in range(0, len(x), 64))))
     print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
     if given.labels:
         print(f"accuracy {(classes == np.load(given.labels)).mean():.4f}, mean exit {exits.mean():.2f}")

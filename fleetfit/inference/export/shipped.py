@@ -69,6 +69,13 @@ class Shipped:
         return next((name for name in ("test", "validation", "train") if len(data.split(name))), "test")
 
     @property
+    def looked_at(self) -> str:
+        """What the samples are called that forms are compared on."""
+        if isinstance(self.data, DataDescription):
+            return "drawn"
+        return {"train": "training"}.get(self.filled_split, self.filled_split)
+
+    @property
     def most_samples(self) -> int:
         """How many samples forms are compared on: a thousand, and fewer where the logits would fill the memory."""
         each = (

@@ -40,7 +40,7 @@ from fleetfit.report.page.traces import (
 )
 from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
 from fleetfit.report.tables import compare_table
-from fleetfit.report.text import Table, percent, score_of, size, spread
+from fleetfit.report.text import Table, data_of, percent, score_of, size, spread
 from fleetfit.report.tuning import tuning_table
 
 _BEST = ("local", "global")
@@ -156,7 +156,8 @@ def page_of_runs(groups: Sequence[SeedGroup], page: Path) -> Page:
         name="", file="", versions={}, commit=None, machine={}, against=groups[0].row, settings={}, runs=runs
     )
     most = max(len(one.runs) for one in groups)
-    notes = [f"{_capital(score_of(*(r.summary for r in records)))} in percent on test data; {_counted(most, 'seed')}"
+    known = [record.summary for record in records]
+    notes = [f"{_capital(score_of(*known))} in percent on {data_of(*known)}; {_counted(most, 'seed')}"
              f"{' at most, mean ± standard deviation' if most > 1 else ''}."]  # fmt: skip
     unlike = [key for key in _ALIKE if len({repr(without_seeds(r.said(key))) for r in records}) > 1]
     if unlike:
