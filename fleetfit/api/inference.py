@@ -246,7 +246,9 @@ def _in_memory(run: Trained, section: Any) -> Data | None:
         if isinstance(first, tuple) and isinstance(second, tuple) and len(second) == 2:
             first, second = second  # of two pairs the second one is for testing
         return arrays_alike(first, second, ours)
-    if is_frame(section) and run.files.has(COLUMNS):
+    if is_frame(section):
+        if not run.files.has(COLUMNS):
+            raise ConfigError(f"data=frame: {run.folder} has no {COLUMNS}, so it was not trained on a table.")
         return frame_alike(section, run.files.text(COLUMNS))
     return None
 

@@ -87,10 +87,8 @@ def merge(
     found = mean.result()
     before = {name: server.state.get(name, server.state[source]) for name, source in blocks.source.items()}
     memory = server.memory or {}
-    of_last_round = (
-        memory.get("movement_round", server.round) == server.round
-    )  # in a round without clients none is kept
-    received = memory.get("movement", {}) if of_last_round else {}
+    kept_for = memory.get("movement_round", server.round)  # of an older round, where nobody took part in the last one
+    received = memory.get("movement", {}) if kept_for == server.round else {}
     mixed, movements = distilled(blocks, replace(found, before=before), seen, received, beta, damped)
     trained = frozenset[str]().union(*(blocks.kept[depth] for depth in seen))
     names = [name for name, source in blocks.source.items() if name == source or name in trained]
