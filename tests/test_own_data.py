@@ -280,6 +280,8 @@ def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path
         run.evaluate(data=(IRIS.data[:2], ["ape", "setosa"]))
     with pytest.raises(FleetFitError, match="has no columns.json, so it was not trained on a table"):
         run.evaluate(data=pandas.DataFrame(IRIS.data).assign(kind=names))
+    with pytest.raises(DataError, match=r"x is \[150, 2\]; the run's samples are \[4\] each"):
+        run.evaluate(data=(IRIS.data[:, :2], names))
     with pytest.raises(DataError, match="x has 2 samples, y has 1 labels"):
         run.evaluate(data=(IRIS.data[:2], ["setosa"]))
     with pytest.raises(DataError, match="x holds uint8 and the run was trained on float64"):
