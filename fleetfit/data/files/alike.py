@@ -83,7 +83,9 @@ def arrays_alike(x: Any, y: Any, ours: Data) -> Data:
     if len(samples) != len(labels):
         raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.")
     if ours.resize is None and tuple(samples.shape[1:]) != tuple(ours.x.shape[1:]):
-        raise DataError(f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(ours.x.shape[1:])} each.")
+        raise DataError(
+            f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(ours.x.shape[1:])} each."
+        )
     kinds = {one.dtype.is_floating_point for one in (samples, ours.x)}
     if len(kinds) > 1:
         raise DataError(
