@@ -3,8 +3,8 @@
 `fleetfit flower init` writes a Flower app, `fleetfit flower node` runs a device's node, and `flwr run` starts a run.
 The server sends each node the piece of the model that fits it, as `fleetfit.messages` messages.
 
-- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `client_manager` (who takes
-  part), `transport` (messages, replies, threads).
+- The server's side: `server_app` (what Flower starts), `engine` (jobs out, updates in), `doubts` (which of them got
+  lost), `client_manager` (who takes part), `transport` (messages, replies, threads).
 - The device's side: `launcher` (a node's processes), `client_app` (what Flower starts for each message), `worker` (who
   keeps torch, data and models meanwhile), `node` (the answers, and what it remembers), `settings` (its configuration).
 - Both: `protocol` (what the messages say), `logs`.

@@ -1,7 +1,8 @@
 """The server's side: jobs go to nodes as messages, replies come back in the jobs' order, with a deadline of our own.
 
-A node has one job at a time; the next one is sent when its reply is there. Tensors that several jobs share travel as
-one Flower object. What a client remembers stays on its node: the engine knows only under which version.
+A node has one job at a time; the next one is sent when its reply is there, and the same one again where it got lost.
+Tensors that several jobs share travel as one Flower object. What a client remembers stays on its node: the engine knows
+only under which version.
 """
 
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 from fleetfit.engines.flower import Rules, transport
 from fleetfit.engines.flower.client_manager import ClientManager
+from fleetfit.engines.flower.doubts import Doubts
 from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import ConfigError, one_line, what_raised
@@ -58,6 +60,7 @@ class FlowerEngine:
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
         """Send each job to its node; yield the replies in the jobs' order as they and all before them are there."""
         out = _Out()
+        doubts = Doubts(self._transport, lambda message, lasts_s: self._question(out.sent[message][1], lasts_s))
         try:
             while True:
                 self._draw(out, jobs)
@@ -68,8 +71,9 @@ class FlowerEngine:
                 elif out.yielded == out.drawn and not out.more:
                     return
                 else:
-                    self._wait(out)
+                    self._wait(out, doubts)
                     self._expire(out)
+                    self._repeat(out, doubts)
                     self._enough(out)
         finally:
             for message, (_, job, _) in out.sent.items():
@@ -178,12 +182,16 @@ class FlowerEngine:
                 waiting.popleft()
                 out.done[place] = _failed(job, "the node is not connected", absent=True)
                 continue
-            message = self._transport.send(self._message(job), self._replies)
             waiting.popleft()
-            if message:
-                out.sent[message] = (place, job, time.monotonic() + self._rules.deadline_s)
-            else:
-                out.done[place] = _failed(job, "the SuperLink did not take the message", absent=True)
+            self._dispatch(out, place, job)
+
+    def _dispatch(self, out: "_Out", place: int, job: Job, until: float = math.inf) -> None:
+        """Send a job to its node, which answers by the deadline, or by an earlier moment."""
+        message = self._transport.send(self._message(job), self._replies)
+        if message:
+            out.sent[message] = (place, job, min(until, time.monotonic() + self._rules.deadline_s))
+        else:
+            out.done[place] = _failed(job, "the SuperLink did not take the message", absent=True)
 
     def _message(
         self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NOTHING
@@ -214,7 +222,7 @@ class FlowerEngine:
 
     # -- taking replies
 
-    def _wait(self, out: "_Out") -> None:
+    def _wait(self, out: "_Out", doubts: Doubts) -> None:
         """Wait a moment for replies, and note those that came."""
         self._transport.attend()
         with_until = [until for _, _, until in out.sent.values()]
@@ -231,6 +239,7 @@ class FlowerEngine:
                 out.done[place] = came = self._opened(job, reply)
                 out.usable += came.usable
             else:
+                doubts.heard(reply)
                 self._too_late(reply)
 
     def _drain(self) -> None:
@@ -239,8 +248,8 @@ class FlowerEngine:
 
     def _too_late(self, reply: Reply) -> None:
         client = self._late.pop(reply.message, None)
+        self._transport.released(reply)
         if client is not None and not reply.problem:
-            self._transport.released(reply)
             name = self._manager.members[client].told.name
             self._manager.say(f"Node {name} answered a job after its round had ended; its answer is not used.")
 
@@ -257,6 +266,22 @@ class FlowerEngine:
                 while waiting:
                     place, job = waiting.popleft()
                     out.done[place] = _failed(job, "its node still has a job of an earlier round", late=True)
+
+    def _question(self, job: Job, lasts_s: float) -> str:
+        """Ask the node of a job what it has told before: it answers as soon as it has nothing else to do."""
+        assert job.client is not None
+        header = packed({"what": "hello", **self._manager.asks})
+        node = self._manager.members[job.client].node
+        return self._transport.send(transport.request(node, "query", {"header": header}, lasts_s, 0), self._replies)
+
+    def _repeat(self, out: "_Out", doubts: Doubts) -> None:
+        """Send jobs again that got lost, or whose answers did; the deadline stays."""
+        for lost in doubts.lost(out.sent):
+            place, job, until = out.sent.pop(lost)
+            assert job.client is not None
+            name = self._manager.members[job.client].told.name
+            self._manager.say(f"Node {name} has nothing to do, and its answer has not come: it gets its job again.")
+            self._dispatch(out, place, job, until)
 
     def _enough(self, out: "_Out") -> None:
         """End a round of training as soon as enough updates are there."""

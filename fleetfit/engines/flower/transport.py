@@ -84,6 +84,8 @@ _LATER = 0.05  # part of the time that it has been out
 _SELDOM_S = 1.0  # at most
 _PER_S = 200.0  # questions a second at most
 _HANGS_S = 2.0  # a thread that pulls for longer gets a substitute
+_COMES_S = 0.5  # a pull that takes longer has found something
+_PUSH_AGAIN_S = 1.0
 _IN_MEMORY = 512 * 2**20  # bytes of replies that wait
 _ERRORS = {
     1: "its client app could not be loaded",
@@ -130,18 +132,14 @@ class Transport:
         self._since: dict[str, float] = {}
         self._turn = itertools.count()
         self._changed = threading.Condition()
-        self._pulling: dict[threading.Thread, float] = {}
+        self._pulling: dict[threading.Thread, tuple[str, float]] = {}
         self._waiting_bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
 
     def send(self, message: Message, replies: Replies) -> str:
         """Send a message; its reply will be put into the queue. Return its id, or "" where it could not be sent."""
-        try:
-            sent = [found for found in self._grid.push_messages([message]) if found]
-        except Exception as error:  # also Flower's own, of a push that took too long: one message must not end a run
-            _LOG.warning("A message could not be sent: %s: %s", type(error).__name__, error)
-            sent = []
+        sent = self._pushed(message)
         if not sent:
             return ""
         traced("pushed", sent[0], f"to {message.metadata.dst_node_id}")
@@ -152,15 +150,34 @@ class Transport:
         self.attend()
         return sent[0]
 
+    def _pushed(self, message: Message) -> list[str]:
+        """Push a message; once more where that fails, say because the SuperLink was restarted between its parts.
+
+        The second time is about the same message: what has arrived of it counts.
+        """
+        for last in (False, True):
+            try:
+                return [found for found in self._grid.push_messages([message]) if found]
+            except Exception as error:  # also Flower's own, of a push that took too long: no message must end a run
+                if last:
+                    _LOG.warning("A message could not be sent: %s: %s", type(error).__name__, error)
+                time.sleep(0.0 if last else _PUSH_AGAIN_S)
+        return []
+
+    def pulls(self, message: str) -> bool:
+        """Return whether the reply to a message is just coming: pulling it takes a while."""
+        now = time.monotonic()
+        return any(name == message and now - began > _COMES_S for name, began in list(self._pulling.values()))
+
     def attend(self) -> None:
         """See to it that somebody pulls: start a thread where all that there are hang."""
         with self._changed:
             now = time.monotonic()
-            able = [t for t, began in self._pulling.items() if t.is_alive() and (not began or now - began < _HANGS_S)]
+            able = [t for t, (m, began) in self._pulling.items() if t.is_alive() and (not m or now - began < _HANGS_S)]
             if able or self._closed:
                 return
             thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-transport")
-            self._pulling[thread] = 0.0
+            self._pulling[thread] = ("", 0.0)
         thread.start()
 
     def nodes(self) -> set[int]:
@@ -184,10 +201,11 @@ class Transport:
             message = self._next()
             if message is None:
                 return
-            self._pulling[me] = time.monotonic()
+            began = time.monotonic()
+            self._pulling[me] = (message, began)
             reply = self._asked(message)
-            hung = time.monotonic() - self._pulling[me] > _HANGS_S
-            self._pulling[me] = 0.0
+            hung = time.monotonic() - began > _HANGS_S
+            self._pulling[me] = ("", 0.0)
             self._deliver(message, reply)
             if hung:  # a substitute is at work
                 with self._changed:
