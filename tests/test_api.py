@@ -129,6 +129,8 @@ def test_evaluating_again_gives_the_same_columns(done: ff.Run) -> None:
     assert again["static"]["global"] == done.accuracy("global")
     other = ff.load(done.folder).evaluate(evaluate={"split": "validation"})
     assert other["split"] == "validation"
+    with pytest.raises(ff.DataError, match="digits has no validation samples"):
+        ff.load(done.folder).evaluate(data={"name": "digits", "validation": 0.0}, evaluate={"split": "validation"})
 
 
 def test_a_model_is_not_evaluated_on_data_it_does_not_fit(done: ff.Run) -> None:

@@ -340,6 +340,7 @@ def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_wha
         "hidden",
         "Tune",
         "results.json",
+        "plots",
         "ü" * 200,
         "ü" * 199 + "u",
         "!!",
@@ -350,9 +351,9 @@ def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_wha
     places = [runs[0].folder.relative_to(tmp_path / "out").parts for runs in found.runs.values()]
     assert len(set(places)) == len(labels) and all(len(parts) == 2 for parts in places)
     names = [parts[0] for parts in places]
-    assert not any(name.startswith(".") or name in ("tune", "results.json") for name in names)
+    assert not any(name.startswith(".") or name in ("tune", "plots", "results.json") for name in names)
     assert all(len(name.encode()) < 255 for name in names)
-    assert (names[3], names[9]) == ("hidden", "scale-fl-v1.0")
+    assert (names[3], names[10]) == ("hidden", "scale-fl-v1.0")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "two.toml"], "nothing lies elsewhere"
     children = next(one for one in ff.runs(tmp_path) if one.kind == "comparison").children
     assert len(children) == len(labels) and len(ff.load_comparison(tmp_path / "out").runs) == len(labels)

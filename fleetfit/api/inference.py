@@ -129,6 +129,7 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of an evaluation of the newest checkpoint, with some sections of the run file changed.
 
     Raises:
+        DataError: The split that is asked for has no samples.
         ModelError: The state does not fit the model that these data need.
     """
     assembly, path = run.assembly, _path_in(sections.get("data"))
@@ -143,6 +144,8 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
         sections = {**sections, "data": _in_unit_of(run.assembly.data, sections["data"])}
     if sections:
         assembly = assemble(experiment_of(visible(run.experiment), **sections), run.files.load_base() or None)
+        if isinstance(assembly.data, Data):
+            evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
     _check_same_model(run.assembly, assembly)
     with contextlib.closing(assembly.engine()) as engine:
         engine.load(run.checkpoint["clients"])

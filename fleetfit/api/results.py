@@ -24,7 +24,6 @@ from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import RunError
-from fleetfit.evaluate import check_samples
 from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.layout import predictions
@@ -297,10 +296,7 @@ class Run:
             DataError: The split that is asked for has no samples.
             ModelError: The state does not fit the model that these data need.
         """
-        columns, data = inference.evaluated(self, sections), self.assembly.data
-        if sections and "data" not in sections and isinstance(data, Data):
-            check_samples(data, columns["split"])
-        return columns
+        return inference.evaluated(self, sections)
 
     def _let_go(self) -> None:
         """Forget what can be read again: the data, the checkpoint."""

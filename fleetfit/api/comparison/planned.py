@@ -27,7 +27,7 @@ TunedKeys = tuple[tuple[str, Any], ...]
 
 _OF_A_ROW = ("label", "printed")
 """Keys of a row or a setting that are no keys of a run file."""
-_TAKEN = ("tune", "runs.json", "results.json", "compare.json", "differences.json", "table.md", "table.csv",
+_TAKEN = ("tune", "plots", "runs.json", "results.json", "compare.json", "differences.json", "table.md", "table.csv",
           "report.html", "config.toml", "plan.toml", "metrics.jsonl", "summary.json")  # fmt: skip
 """What a comparison's own folder has, or a run's, by which that is known: no row's folder is called so."""
 _OF_ALL = {
