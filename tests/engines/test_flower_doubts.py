@@ -73,8 +73,14 @@ def test_an_answer_that_got_lost_is_asked_for_again(times: int, tmp_path: Path) 
     assert lab.heard.count("Node node-0 has nothing to do, and its answer has not come: it gets its job again") == times
 
 
-def test_an_answer_to_the_lost_job_that_comes_after_all_is_not_used(tmp_path: Path) -> None:
+def test_an_answer_to_the_lost_job_that_comes_after_all_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor kept: at the end no answer waits in memory."""
     lab, base = fleet(tmp_path)
+    waiting: list[int] = []
+    close = transport.Transport.close
+    monkeypatch.setattr(transport.Transport, "close", lambda self: (waiting.append(self._waiting_bytes), close(self)))
     kept: list[tuple[str, Message]] = []
 
     def twist(message: Message, reply: Message) -> Message | None:
@@ -87,6 +93,7 @@ def test_an_answer_to_the_lost_job_that_comes_after_all_is_not_used(tmp_path: Pa
 
     lab.grid.twist = twist
     assert same(base, lab.serve(deadline_s=60.0)) and "after its round had ended" not in lab.heard
+    assert set(waiting) == {0}
 
 
 def at_work(lab: Lab, seconds: float) -> Callable[[], int]:

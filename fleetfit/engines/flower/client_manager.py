@@ -162,6 +162,11 @@ class ClientManager:
         """Have a member set up again before its next job."""
         self.members[client].ready = False
 
+    @property
+    def hello(self) -> bytes:
+        """The header of the question what the server may know of a node."""
+        return packed({"what": "hello", **self.asks})
+
     def _member(self, node: int) -> EnrolledNode | None:
         return next((m for m in (*self.members, *self._new) if m.node == node), None)
 
@@ -174,7 +179,7 @@ class ClientManager:
 
     def _ask(self, node: int, what: str, held: bool = False) -> None:
         if what == "hello":
-            parts: dict[str, transport.Part] = {"header": packed({"what": what, **self.asks})}
+            parts: dict[str, transport.Part] = {"header": self.hello}
         else:
             assert self.setup is not None
             parts = {"header": packed({"what": what, **self.setup.header})}

@@ -35,27 +35,23 @@ class Doubts:
         """Take what pulls answers, and what asks a job's node: by the job's message, within seconds; returns an id."""
         self._transport, self._ask = transport, ask
         self._doubts: dict[str, _Doubt] = {}
-        self._questions: dict[str, str] = {}
 
     def lost(self, out: Collection[str]) -> list[str]:
         """Return which of the messages that are out got lost; ask the nodes of those that have been out for long."""
         now = time.monotonic()
-        for message in self._doubts.keys() - set(out):
-            self._questions.pop(self._doubts.pop(message).question, None)
+        self._doubts = {message: doubt for message, doubt in self._doubts.items() if message in out}
         found = []
         for message in out:
             doubt = self._doubts.setdefault(message, _Doubt(now + _SILENT_S, _SILENT_S))
             if now - doubt.free_s > _AFTER_S and not self._transport.pulls(message):
                 found.append(message)
             elif now >= doubt.asks_s and doubt.free_s == math.inf:
-                self._questions.pop(doubt.question, None)
                 doubt.question = self._ask(message, doubt.pause_s)
-                self._questions[doubt.question] = message
                 doubt.asks_s, doubt.pause_s = now + doubt.pause_s, 2 * doubt.pause_s
         return found
 
     def heard(self, reply: Reply) -> None:
         """Take a reply that answers none of the jobs that are out."""
-        message = self._questions.pop(reply.message, None)
-        if message in self._doubts and not reply.problem:
-            self._doubts[message].free_s = time.monotonic()
+        for doubt in self._doubts.values():
+            if doubt.question == reply.message and not reply.problem:
+                doubt.free_s = time.monotonic()

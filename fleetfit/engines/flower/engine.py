@@ -270,9 +270,9 @@ class FlowerEngine:
     def _question(self, job: Job, lasts_s: float) -> str:
         """Ask the node of a job what it has told before: it answers as soon as it has nothing else to do."""
         assert job.client is not None
-        header = packed({"what": "hello", **self._manager.asks})
         node = self._manager.members[job.client].node
-        return self._transport.send(transport.request(node, "query", {"header": header}, lasts_s, 0), self._replies)
+        question = transport.request(node, "query", {"header": self._manager.hello}, lasts_s, 0)
+        return self._transport.send(question, self._replies)
 
     def _repeat(self, out: "_Out", doubts: Doubts) -> None:
         """Send jobs again that got lost, or whose answers did; the deadline stays."""

@@ -84,8 +84,8 @@ _LATER = 0.05  # part of the time that it has been out
 _SELDOM_S = 1.0  # at most
 _PER_S = 200.0  # questions a second at most
 _HANGS_S = 2.0  # a thread that pulls for longer gets a substitute
-_COMES_S = 0.5  # a pull that takes longer has found something
-_PUSH_AGAIN_S = 1.0
+_COMES_S = 0.5  # a pull that takes longer has most likely found something
+_PUSH_AGAIN_S = 1.0  # after a push that failed
 _IN_MEMORY = 512 * 2**20  # bytes of replies that wait
 _ERRORS = {
     1: "its client app could not be loaded",
@@ -159,9 +159,10 @@ class Transport:
             try:
                 return [found for found in self._grid.push_messages([message]) if found]
             except Exception as error:  # also Flower's own, of a push that took too long: no message must end a run
-                if last:
-                    _LOG.warning("A message could not be sent: %s: %s", type(error).__name__, error)
-                time.sleep(0.0 if last else _PUSH_AGAIN_S)
+                if not last:
+                    time.sleep(_PUSH_AGAIN_S)
+                    continue
+                _LOG.warning("A message could not be sent: %s: %s", type(error).__name__, error)
         return []
 
     def pulls(self, message: str) -> bool:
