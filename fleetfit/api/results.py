@@ -366,6 +366,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         )  # fmt: skip
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
+    _keep_stored_pixels(table)
     if "data" in sections:
         sections["data"] = with_values(sections["data"])
     sections = renamed.renewed(sections)
@@ -376,6 +377,13 @@ def load(folder: str | Path, **sections: Any) -> Run:
             f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
         )
     return Run(files, experiment_of(table, **sections))
+
+
+def _keep_stored_pixels(table: dict[str, Any]) -> None:
+    """Have a run that began before images were turned by their EXIF orientation go on with the same pixels."""
+    for section in (table["data"], table["data"].get("server")):
+        if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
+            section.setdefault("exif_orientation", False)
 
 
 def _due(run: Run) -> int:

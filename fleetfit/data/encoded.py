@@ -10,6 +10,7 @@ blocks, so that a single image cannot be read without its neighbours; in one pla
 takes as much room as the images do in the Parquet files.
 """
 
+import contextlib
 import functools
 import io
 import json
@@ -55,8 +56,13 @@ def _pillow() -> Any:
     return need("PIL.Image", "images", "Decoding images")
 
 
-def opened(encoded: bytes, place: str) -> Any:
-    """Return a Pillow image, of which only the header has been read.
+def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
+    """Return a Pillow image, of which only the header has been read unless it is turned.
+
+    Args:
+        encoded: The bytes of an image file.
+        place: Where it comes from, for messages.
+        upright: Whether the image is decoded and turned or mirrored as its EXIF or XMP orientation says.
 
     Raises:
         DataError: The bytes are no image, or one of more than 8 bits per channel.
@@ -72,7 +78,22 @@ def opened(encoded: bytes, place: str) -> Any:
         )
     if picture.mode[0] in "IF":
         raise DataError(f"{place} has more than 8 bits per channel (mode {picture.mode}); convert it to 8 bits.")
+    if upright:
+        _turn_upright(picture, place)
     return picture
+
+
+def _turn_upright(picture: Any, place: str) -> None:
+    try:
+        picture.load()
+    except Exception as error:  # as above
+        raise _undecodable(place, error) from error
+    with contextlib.suppress(Exception):  # viewers ignore a damaged EXIF block, too
+        need("PIL.ImageOps", "images", "Decoding images").exif_transpose(picture, in_place=True)
+
+
+def _undecodable(place: str, error: Exception) -> DataError:
+    return DataError(f"{place} holds no image that can be decoded: {_said(error)}")
 
 
 def _said(error: Exception) -> str:
@@ -95,7 +116,7 @@ def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, f
     try:
         picture = picture.convert("L" if len(target) == 1 else "RGB")
     except Exception as error:  # as above
-        raise DataError(f"{place} holds no image that can be decoded: {_said(error)}") from error
+        raise _undecodable(place, error) from error
     size = (target.shape[2], target.shape[1])
     if box is not None and (picture.size != size or box != (0, 0, *size)):
         picture = picture.resize(size, _pillow().Resampling.BILINEAR, box=box)
@@ -148,6 +169,7 @@ def decode(
     channels: int | None,
     allocate: Allocate,
     centre: float = 1.0,
+    upright: bool = True,
 ) -> NDArray[np.uint8]:
     """Decode every image of every file into one array.
 
@@ -158,6 +180,7 @@ def decode(
         channels: 1 or 3; None: 1 if every image is grey, else 3.
         allocate: Makes the array.
         centre: Share of the shorter side that the square keeps, used with a size only.
+        upright: Whether images are turned as their EXIF orientation says.
 
     Returns:
         uint8 [N, C, H, W].
@@ -168,14 +191,14 @@ def decode(
     first = next((encoded for file in files for encoded in file.images(column) if encoded), None)
     if first is None:
         raise DataError(f"{files[0].path.parent} holds no images: its files have no rows.")
-    width, height = (size, size) if size else opened(first[0], files[0].place(0)).size
+    width, height = (size, size) if size else opened(first[0], files[0].place(0), upright).size
     channels = channels or _channels(files, column)
     out = allocate((sum(file.rows for file in files), channels, height, width))
     pixels = out.view(np.ndarray)  # indexing a memory map itself is slow
     start = 0
 
     def one(target: NDArray[np.uint8], encoded: bytes, place: str) -> None:
-        with opened(encoded, place) as picture:
+        with opened(encoded, place, upright) as picture:
             fill(target, picture, place, centred(picture.width, picture.height, centre) if size else None)
 
     with ThreadPoolExecutor(cores()) as pool:
@@ -310,7 +333,12 @@ class Encoded:
     ndim = 4
 
     def __init__(
-        self, places: ImageSource, shape: Sequence[int], centre: float | None = 1.0, device: torch.device | str = "cpu"
+        self,
+        places: ImageSource,
+        shape: Sequence[int],
+        centre: float | None = 1.0,
+        upright: bool = True,
+        device: torch.device | str = "cpu",
     ) -> None:
         """Take them as they are; nothing is read.
 
@@ -319,11 +347,12 @@ class Encoded:
             shape: C, H, W of the decoded images.
             centre: Share of the shorter side that the square in the middle keeps, 0 < centre <= 1; it is brought to
                 H x W. None: every image must be H x W.
+            upright: Whether images are turned as their EXIF orientation says.
             device: Where batches go.
         """
         self.shape = torch.Size((len(places), *shape))
         self.device = torch.device(device)
-        self._places, self._centre = places, centre
+        self._places, self._centre, self._upright = places, centre, upright
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -347,7 +376,7 @@ class Encoded:
 
     def to(self, device: torch.device | str) -> "Encoded":
         """Return the same images for batches on another device; they are decoded on the host."""
-        return Encoded(self._places, self.shape[1:], self._centre, device)
+        return Encoded(self._places, self.shape[1:], self._centre, self._upright, device)
 
     def cpu(self) -> "Encoded":
         """Return the same images for batches on the host."""
@@ -356,7 +385,7 @@ class Encoded:
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
         """Return where the images lie: plain values, and the index as an array."""
         nest, index = self._places.taken_apart()
-        return {**nest, "shape": list(self.shape[1:]), "centre": self._centre}, index
+        return {**nest, "shape": list(self.shape[1:]), "centre": self._centre, "upright": self._upright}, index
 
     @staticmethod
     def put_together(nest: Mapping[str, Any], index: np.ndarray) -> "Encoded":
@@ -367,7 +396,7 @@ class Encoded:
         else:
             sources = tuple((str(name), int(first)) for name, first in nest["sources"])
             places = Rows(Path(nest["path"]), index, sources)
-        return Encoded(places, nest["shape"], nest["centre"])
+        return Encoded(places, nest["shape"], nest["centre"], nest["upright"])
 
     def parts(self, indices: Tensor, part: Part) -> Tensor:
         """Return a part of each image asked for, brought to H x W, uint8 [B, C, H, W].
@@ -385,7 +414,7 @@ class Encoded:
 
         def one(row: int) -> None:
             place = self._places.place(wanted[row])
-            with opened(self._places.read(wanted[row]), place) as picture:
+            with opened(self._places.read(wanted[row]), place, self._upright) as picture:
                 box, flip = part(row, picture.size)
                 fill(pixels[row], picture, place, box, flip)
 

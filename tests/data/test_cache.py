@@ -119,7 +119,7 @@ def test_full_disk_means_memory(folder: Path, decoded: list[int], monkeypatch: p
 
 def test_a_failed_build_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(
-        files: object, column: str, size: object, channels: object, allocate: Callable[..., object], _: object
+        files: object, column: str, size: object, channels: object, allocate: Callable[..., object], *_: object
     ) -> None:
         allocate((6, 1, 4, 4))
         raise ValueError("in the middle")

@@ -23,7 +23,7 @@ from fleetfit import paths, used
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
-from fleetfit.data.files.places import set_folder
+from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed
 from fleetfit.errors import DataError, FleetFitError, did_you_mean
 from fleetfit.names import first_line
@@ -359,7 +359,7 @@ class Arrays:
         """
         self.path = path
         if path.is_dir():
-            self.names = sorted(file.stem for file in path.glob("*.npy"))
+            self.names = [file.stem for file in sample_files(path, "*.npy")]
         elif path.is_file():
             paths.check_file(path, DataError)
             try:

@@ -14,7 +14,7 @@ from typing import Any
 from fleetfit import paths
 from fleetfit.data.files import table
 from fleetfit.data.files.images import has_class_folders, sizes_of_some
-from fleetfit.data.files.places import is_saved, set_folder
+from fleetfit.data.files.places import is_saved, is_system_name, sample_files, set_folder
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
 from fleetfit.errors import DataError, did_you_mean, shown
 
@@ -87,15 +87,16 @@ def _of_folder(place: Path, given: Found) -> Found:
         return {"name": "images", "folder": str(place), **_sides(place)}
     if has_text_folders(place):
         return {"name": "text", "folder": str(place)}
-    names = {entry.name.lower() for entry in itertools.islice(os.scandir(place), _ENTRIES) if entry.is_file()}
+    files = itertools.islice(os.scandir(place), _ENTRIES)
+    names = {entry.name.lower() for entry in files if entry.is_file() and not is_system_name(entry.name)}
     if any(name.endswith(".npy") for name in names):
         return _of_arrays(place, given, f"{paths.shown(place)} has no array of samples and one of labels")
     try:
-        files = table.files_of(place)
+        tables = table.files_of(place)
     except DataError:
-        files = {}
-    if files:
-        return _of_rows(files["train"][0], place, given)
+        tables = {}
+    if tables:
+        return _of_rows(tables["train"][0], place, given)
     if any(name.endswith(_ROWS) for name in names):
         return {"name": "text", "folder": str(place)}
     if any(name.endswith(".txt") for name in names):
@@ -112,12 +113,12 @@ def _of_folder(place: Path, given: Found) -> Found:
 
 def _running(place: Path) -> Found:
     """Return the keys of running text: each of several files is a natural client, one file is divided evenly."""
-    several = place.is_dir() and sum(1 for _ in itertools.islice(place.rglob("*.txt"), 2)) > 1
+    several = place.is_dir() and len(sample_files(place, "**/*.txt")) > 1
     return {"name": "plain_text", "folder": str(place), "partition": {"kind": "natural" if several else "iid"}}
 
 
 def _of_arrays(place: Path, given: Found, otherwise: str) -> Found:
-    there = {file.stem for file in place.glob("*.npy")}
+    there = {file.stem for file in sample_files(place, "*.npy")}
     if not ({"x", "y"} <= there or {"x_train", "y_train"} <= there):
         raise DataError(
             f"data.path: {otherwise}: x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "

@@ -29,9 +29,17 @@ from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, unpacked
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import folder_of, from_hub, locate, readable, set_folder
+from fleetfit.data.files.places import (
+    class_folders,
+    folder_of,
+    from_hub,
+    is_system_name,
+    locate,
+    readable,
+    set_folder,
+)
 from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out
-from fleetfit.errors import DataError, MissingExtra
+from fleetfit.errors import DataError, MissingExtra, shown
 
 _MOST_BYTES = 4 << 30  # of the known sets that are read whole
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
@@ -40,6 +48,7 @@ LAZY_ABOVE = 8 << 30
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_MOST_NAMED = 5  # classes in a sentence
 _AT_ONCE = 256  # images in memory as files at a time
 
 Index = tuple[NDArray[np.bytes_], NDArray[np.int64], dict[str, int]]
@@ -62,6 +71,7 @@ def images(
     std: tuple[float, ...] = (0.25,),
     resize: int | None = None,
     samples: int | None = None,
+    exif_orientation: bool = True,
     hub: bool = False,
 ) -> Data:
     """Return a set of images, named after its folder.
@@ -90,6 +100,8 @@ def images(
         resize: Side in pixels to which batches are enlarged, last of all; None: they stay as they are.
         samples: So many training images only, drawn in proportion for every label, those held out for validation
             included; None: all.
+        exif_orientation: Whether images are turned as their EXIF orientation says, as viewers show them; false: as they
+            are stored.
         hub: Whether `folder` is a repository of the Hugging Face hub ("zh-plus/tiny-imagenet"), downloaded once.
 
     Raises:
@@ -99,7 +111,7 @@ def images(
     path = from_hub(folder.rpartition("/")[2], folder) if hub else set_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name
     path = readable(path)
-    form = Form(size, channels, centre, lazy)
+    form = Form(size, channels, centre, lazy, upright=exif_orientation)
     if path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
             raise DataError(
@@ -180,6 +192,7 @@ def from_table(
         std=std,
         augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
+        notes=table.notes,
     )
 
 
@@ -197,6 +210,7 @@ class LabelledImages:
         classes: Number of classes.
         class_names: One per class, or ().
         groups: int64 [N], or None if no column of groups was asked for.
+        notes: Sentences on what was found.
     """
 
     x: NDArray[np.uint8] | Encoded
@@ -205,6 +219,7 @@ class LabelledImages:
     classes: int
     class_names: tuple[str, ...]
     groups: NDArray[np.int64] | None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +232,7 @@ class Form:
         centre: Share of the shorter side that the square keeps, used with a size only.
         lazy: Whether images stay encoded; None: from 8 GiB of decoded images on.
         most_bytes: What all decoded images may take, where that is known beforehand.
+        upright: Whether images are turned as their EXIF orientation says.
     """
 
     size: int | None = None
@@ -224,6 +240,7 @@ class Form:
     centre: float = 1.0
     lazy: bool | None = None
     most_bytes: int | None = None
+    upright: bool = True
 
     def check(self, name: str) -> None:
         """Refuse what is out of range.
@@ -269,17 +286,17 @@ def pictures(
     if not rows:
         raise DataError(f"{sources[0].path.parent} holds no images: its files have no rows.")
     if form.most_bytes is not None:
-        _check_bytes(name, rows, _size_of_first(sources[0], column), form.most_bytes)
+        _check_bytes(name, rows, _size_of_first(sources[0], column, upright=False), form.most_bytes)
     if form.lazy is not False:
-        height, width = (form.size, form.size) if form.size else _size_of_first(sources[0], column)
+        height, width = (form.size, form.size) if form.size else _size_of_first(sources[0], column, form.upright)
         shape = (form.channels or 3, height, width)
         if form.lazy or rows * math.prod(shape) > LAZY_ABOVE:
-            return Encoded(places(), shape, form.centre if form.size else None)
+            return Encoded(places(), shape, form.centre if form.size else None, form.upright)
     try:
         return cache.cached(
-            cache.key(name, stamps(), [column, form.size, form.channels, form.centre]),
+            cache.key(name, stamps(), [column, form.size, form.channels, form.centre, form.upright]),
             rows,
-            lambda allocate: decode(sources, column, form.size, form.channels, allocate, form.centre),
+            lambda allocate: decode(sources, column, form.size, form.channels, allocate, form.centre, form.upright),
         )
     except MemoryError:
         raise DataError(
@@ -288,12 +305,12 @@ def pictures(
         ) from None
 
 
-def _size_of_first(source: Source, column: str) -> tuple[int, int]:
+def _size_of_first(source: Source, column: str, upright: bool) -> tuple[int, int]:
     """Return height and width of the first image."""
     first = next((some for some in source.images(column) if some), None)
     if first is None:
         raise DataError(f"{source.path} has no rows.")
-    with opened(first[0], source.place(0)) as picture:
+    with opened(first[0], source.place(0), upright) as picture:
         return picture.height, picture.width
 
 
@@ -354,7 +371,7 @@ def read_parquet(
 def has_class_folders(folder: Path) -> bool:
     """Return whether a folder looks like this layout."""
     train = folder / "train"
-    return bool(_folders(train)) if train.is_dir() else any(_images_of(place) for place in _folders(folder))
+    return bool(class_folders(train)) if train.is_dir() else any(_images_of(place) for place in class_folders(folder))
 
 
 def sizes_of_some(folder: Path, most: int = 64) -> list[tuple[int, int]]:
@@ -365,14 +382,14 @@ def sizes_of_some(folder: Path, most: int = 64) -> list[tuple[int, int]]:
         most: About so many are looked at.
     """
     place = _split_folders(folder.name, folder)["train"]
-    classes = _folders(place)
+    classes = class_folders(place)
     found = []
     for one in classes[:: max(1, len(classes) // most)]:
         names = _images_of(one)
         each = max(1, most // len(classes))
         for name in names[:: max(1, len(names) // each)][:each]:
             try:
-                with opened((one / name).read_bytes(), str(one / name)) as picture:
+                with opened((one / name).read_bytes(), str(one / name), upright=True) as picture:
                     found.append((picture.width, picture.height))
             except MissingExtra:
                 return []
@@ -394,10 +411,11 @@ def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:
     form.check(name)
     folder = folder.resolve()
     places = _split_folders(name, folder)
-    classes = [place.name for place in _folders(places["train"])]
+    classes = [place.name for place in class_folders(places["train"])]
     seen = [deep for place in places.values() for deep in (place, *_with_images(place))]
-    stem = cache.key(name, seen, ["class folders", *places], suffix="")
+    stem = cache.key(name, seen, ["class folders", *places, *classes], suffix="")
     names, y, sizes = kept(stem, lambda target: _write_index(target, folder, places, classes), _read_index)
+    counts = np.bincount(y[: sizes["train"]], minlength=len(classes))
     source = _Images(Files(folder, names))
     return LabelledImages(
         x=pictures(name, [source], "", form, source.paths, lambda: source.files),
@@ -406,6 +424,17 @@ def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:
         classes=len(classes),
         class_names=tuple(classes),
         groups=None,
+        notes=_empty_classes(name, places["train"], [classes[i] for i in np.flatnonzero(counts == 0)]),
+    )
+
+
+def _empty_classes(name: str, train: Path, empty: Sequence[str]) -> tuple[str, ...]:
+    if not empty:
+        return ()
+    some = ", ".join(f'"{shown(one)}"' for one in empty[:_MOST_NAMED]) + (", ..." if len(empty) > _MOST_NAMED else "")
+    return (
+        f"{name}: {len(empty)} class folders in {train} hold no images: {some}. They count as classes. Remove the "
+        "folders to train without them.",
     )
 
 
@@ -434,15 +463,9 @@ class _Images:
         return [Path(self.files.place(row)) for row in range(self.rows)]
 
 
-def _folders(place: Path) -> list[Path]:
-    """Return the folders in a folder, sorted, but for hidden ones."""
-    found = (place / entry.name for entry in os.scandir(place) if entry.is_dir() and not entry.name.startswith("."))
-    return sorted(found)
-
-
 def _with_images(place: Path) -> list[Path]:
     """Return the folders in which a split's images lie, class by class."""
-    return [deep for one in _folders(place) for deep in (one, one / "images") if deep.is_dir()]
+    return [deep for one in class_folders(place) for deep in (one, one / "images") if deep.is_dir()]
 
 
 def _images_of(place: Path) -> list[str]:
@@ -451,8 +474,9 @@ def _images_of(place: Path) -> list[str]:
     for deep in (place, place / "images"):
         if deep.is_dir():
             prefix = "" if deep == place else "images/"
-            found += [prefix + e.name for e in os.scandir(deep) if e.name.lower().endswith(_ENDINGS) and e.is_file()]
-    return sorted(name for name in found if not name.startswith("."))
+            entries = (e for e in os.scandir(deep) if e.name.lower().endswith(_ENDINGS) and e.is_file())
+            found += [prefix + e.name for e in entries if not is_system_name(e.name)]
+    return sorted(found)
 
 
 def _split_folders(name: str, folder: Path) -> dict[str, Path]:
@@ -460,12 +484,12 @@ def _split_folders(name: str, folder: Path) -> dict[str, Path]:
     found = {}
     for split, aliases in ALIASES.items():
         place = next((folder / alias for alias in aliases if (folder / alias).is_dir()), None)
-        if place is None or (split == "test" and not _folders(place)):
+        if place is None or (split == "test" and not class_folders(place)):
             continue
         found[split] = place
     if "train" not in found:
         return {"train": folder}
-    lacking = [place for place in found.values() if not any(_images_of(one) for one in _folders(place))]
+    lacking = [place for place in found.values() if not any(_images_of(one) for one in class_folders(place))]
     if lacking:
         raise DataError(
             f"{name}: {lacking[0]} has no class folders with images in them. Put the images of each class into a "
@@ -482,7 +506,7 @@ def _write_index(target: Path, folder: Path, places: dict[str, Path], classes: l
     sizes = {}
     for split, place in places.items():
         before = len(names)
-        for one in _folders(place):
+        for one in class_folders(place):
             if one.name not in label:
                 raise DataError(
                     f"{one}: there is no class of this name among the training images in {places['train']}."

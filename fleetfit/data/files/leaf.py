@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import paths
+from fleetfit.data.files.places import sample_files
 from fleetfit.errors import DataError
 from fleetfit.files import json_of
 
@@ -28,11 +29,11 @@ def leaf_files(folder: Path) -> dict[str, list[Path]]:
     if folder.is_file():
         return {"train": [folder]} if folder.suffix == ".json" else {}
     for place in (folder / "data", folder):
-        found = {split: sorted((place / split).glob("*.json")) for split in ("train", "test")}
+        found = {split: sample_files(place / split, "*.json") for split in ("train", "test")}
         if found["train"]:
             return {split: files for split, files in found.items() if files}
         for whole in _WHOLE:
-            files = [file for file in sorted((place / whole).glob("*.json")) if _is_leaf(file)]
+            files = [file for file in sample_files(place / whole, "*.json") if _is_leaf(file)]
             if files:
                 return {"train": files}
     return {}

@@ -23,6 +23,25 @@ from fleetfit.paths import given
 _HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
            "dev": "validation", "test": "test"}  # fmt: skip
 _ROWS = 1000  # rows in memory at a time
+_OF_SYSTEMS = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found",
+               "#recycle", "#snapshot", "thumbs.db", "desktop.ini")  # fmt: skip
+
+
+def is_system_name(name: str) -> bool:
+    """Return whether a system or a tool made a file or folder of this name: `__MACOSX`, `@eaDir`, hidden ones."""
+    return name.startswith(".") or name.lower() in _OF_SYSTEMS
+
+
+def class_folders(place: Path) -> list[Path]:
+    """Return the folders in a folder, sorted, without those that a system or a tool made."""
+    with os.scandir(place) as entries:
+        return sorted(place / entry.name for entry in entries if entry.is_dir() and not is_system_name(entry.name))
+
+
+def sample_files(place: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder that match a pattern, sorted, without those that a system or a tool made."""
+    found = (file for file in place.glob(pattern) if file.is_file())
+    return sorted(file for file in found if not any(map(is_system_name, file.relative_to(place).parts)))
 
 
 def set_folder(folder: str) -> Path:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import NOT_SCORED, Data, Facts
-from fleetfit.data.files.places import set_folder
+from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
 from fleetfit.paths import text_of
@@ -64,7 +64,7 @@ def plain_text(
     path = set_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     check_windows(name, length, level, score)
-    files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
+    files = [path] if path.is_file() else sample_files(path, "**/*.txt")
     if not files:
         raise DataError(f"{name}: {path} is no file and no folder with .txt files in it.")
     groups = []

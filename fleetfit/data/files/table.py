@@ -21,7 +21,7 @@ from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import cells, columns, parquet
 from fleetfit.data.files.cells import Column, TableRows
 from fleetfit.data.files.columns import Asked, Category, Columns, Label, Number
-from fleetfit.data.files.places import locate, readable, set_folder
+from fleetfit.data.files.places import locate, readable, sample_files, set_folder
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, need, shown
 
@@ -260,7 +260,7 @@ def files_of(path: Path) -> dict[str, list[Path]]:
     try:
         return locate(path.name, str(path))
     except DataError:
-        alone = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+        alone = [file for file in sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
         if len(alone) == 1:
             return {"train": alone}
         several = f" It has {len(alone)} tables; which one? Name the file." if alone else ""

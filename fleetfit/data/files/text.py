@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fleetfit import paths, used
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import folder_of, from_hub, locate, readable, set_folder
+from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
 from fleetfit.data.files.tokens import encoded
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, need
@@ -470,8 +470,7 @@ def has_text_folders(path: Path) -> bool:
 def _text_files(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
-    folders = sorted(place for place in path.iterdir() if place.is_dir() and place.name != _UNLABELLED)
-    found = {place.name: sorted(place.glob("*.txt")) for place in folders}
+    found = {place.name: sample_files(place, "*.txt") for place in class_folders(path) if place.name != _UNLABELLED}
     return {name: files for name, files in found.items() if files}
 
 

@@ -28,6 +28,7 @@ def imagenet(
     augment: str | None = "resized-crop",
     seed: int = 0,
     resize: int | None = None,
+    exif_orientation: bool = True,
     hub: bool = False,
 ) -> Data:
     """Return ImageNet from folders train/CLASS/*.JPEG and val/CLASS/*.JPEG, or from Parquet files as on the hub.
@@ -45,13 +46,14 @@ def imagenet(
         augment: What training batches go through; "resized-crop" takes 8% to 100% of the area. "none": the centre.
         seed: Of what is held out.
         resize: Side in pixels to which batches are enlarged, after augmentation; None: they stay as they are.
+        exif_orientation: Whether images are turned as their EXIF orientation says; false: as they are stored.
         hub: Whether the set is downloaded from the Hugging Face hub where it is not on disk; needs its licence.
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
         MissingExtra: Pillow or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
     """
-    form = Form(size, 3, centre, lazy)
+    form = Form(size, 3, centre, lazy, upright=exif_orientation)
     place = found_folder("imagenet", folder)
     if place is not None and has_class_folders(place):
         table = read_class_folders("imagenet", place, form)

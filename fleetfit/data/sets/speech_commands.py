@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.places import folder_of, found_folder, locate, set_folder
+from fleetfit.data.files.places import class_folders, folder_of, found_folder, is_system_name, locate, set_folder
 from fleetfit.data.files.sounds import Sound, Spectrogram
 from fleetfit.data.splits import completed
 from fleetfit.errors import DataError
@@ -138,13 +138,12 @@ def _look(name: str, folder: str | None) -> None:
 
 def _words(folder: Path) -> list[str]:
     """Return the folders of words in a folder, sorted."""
-    return sorted(
-        place.name
-        for place in folder.iterdir()
-        if place.is_dir()
-        and place.name[0] not in "._"
-        and any(file.suffix.lower() in _ENDINGS for file in place.iterdir())
-    )
+    places = (place for place in class_folders(folder) if not place.name.startswith("_"))
+    return [place.name for place in places if any(map(_is_sound, place.iterdir()))]
+
+
+def _is_sound(file: Path) -> bool:
+    return file.suffix.lower() in _ENDINGS and not is_system_name(file.name)
 
 
 def _of_folder(folder: Path) -> _OnDisk:
@@ -157,8 +156,7 @@ def _of_folder(folder: Path) -> _OnDisk:
     found = [
         (split_of.get(f"{word}/{file.stem}", "train"), label, file)
         for label, word in enumerate(words)
-        for file in sorted((folder / word).iterdir())
-        if file.suffix.lower() in _ENDINGS
+        for file in sorted(filter(_is_sound, (folder / word).iterdir()))
     ]
     order = ("train", "validation", "test")
     found.sort(key=lambda one: order.index(one[0]))

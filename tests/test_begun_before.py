@@ -1,0 +1,49 @@
+"""Runs that earlier versions began go on with the pixels with which they began.
+
+`data/begun_before` holds runs of two rounds that were stopped after the first, by the version before images were turned
+by their EXIF orientation and arrays with channels last were recognised.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.data import Data
+
+BEGUN = Path(__file__).parent / "data" / "begun_before"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of data, with a copy of the runs beside it."""
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FLEETFIT_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(BEGUN, tmp_path / "runs")
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
+def test_photos_stay_as_they_are_stored(place: Path) -> None:
+    """Every second photo is stored upside down, with a tag that says so."""
+    image = pytest.importorskip("PIL.Image")
+    stored = []
+    for label in "ab":
+        folder = place / "data" / "photos" / label
+        folder.mkdir(parents=True)
+        for i in range(12):
+            pixels, tag = np.zeros((8, 8, 3), np.uint8), image.Exif()
+            pixels[slice(0, 4) if label == "a" else slice(4, 8)] = 255
+            if i % 2:
+                tag[0x112], pixels = 3, pixels[::-1, ::-1]
+            image.fromarray(np.ascontiguousarray(pixels)).save(folder / f"{i}.png", exif=tag)
+        stored += [np.asarray(image.open(file)).transpose(2, 0, 1) for file in sorted(folder.iterdir())]
+    for run in (ff.load(place / "runs" / "photos"), ff.resume(place / "runs" / "photos")):
+        data = run.assembly.data
+        assert isinstance(data, Data) and np.array_equal(data.stored(torch.arange(24)).numpy(), np.stack(stored))
+    assert run.finished
+    again = ff.run(run.experiment, out=place / "again")  # the same settings, spelt out
+    assert "exif_orientation = false" in (again.folder / "config.toml").read_text()
