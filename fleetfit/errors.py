@@ -132,6 +132,12 @@ def shown(value: object, most: int = 60) -> str:
     return one_line(str(value), most)
 
 
+def quote_some(names: Iterable[object], most: int = 5) -> str:
+    """Return the first of some names in quotes, as a message shows them: `"a", "b", ...`."""
+    quoted = [f'"{shown(name)}"' for name in names]
+    return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], "..."])
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ` Did you mean "rounds"?`, or an empty string when nothing is near."""
     if len(word) > 200:  # no misspelling; and comparing takes time that grows with the square of it

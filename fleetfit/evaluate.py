@@ -255,6 +255,7 @@ def columns_of(
         "global": _mean(glob.values()), "local": _mean(local.values()),
         "global_clients": len(glob), "local_clients": len(local),
         "global_samples": sum(int(m["n"]) for m in full.values()),
+        "local_samples": sum(int(m["n"]) for _, m in own.values()),
         "global_worst_tenth": _worst_tenth(glob.values()), "local_worst_tenth": _worst_tenth(local.values()),
         "exits": _per_exit(full.values()), "ensemble": _mean(m["ensemble"] / m["n"] for m in full.values()),
         "levels": {federation.levels[i].name: _level(i, own) for i in range(top + 1)},

@@ -25,7 +25,7 @@ ALIKE = {
     "OMP_NUM_THREADS": "1",
 }
 RUNS = ("memories", "base")
-LATER = {"global_samples", "test_samples"}
+LATER = {"global_samples", "local_samples", "test_samples"}
 """Columns that the first format did not have."""
 
 

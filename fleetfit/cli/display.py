@@ -20,7 +20,7 @@ from fleetfit.cli.printing import say as say
 from fleetfit.cli.printing import show as show
 from fleetfit.report import drawing
 from fleetfit.report.page import NAME as PAGE
-from fleetfit.report.tables import level_table, levels_of_rows, plan_table, total_table
+from fleetfit.report.tables import level_table, levels_of_rows, plan_table, samples_left_out, total_table
 from fleetfit.report.text import Table, duration, percent
 
 _TEXT_WIDTH = 110
@@ -204,7 +204,9 @@ def columns(found: Mapping[str, Any], score: str) -> None:
             continue
         values = found[norm]
         rows = [
-            (f"{k.replace('_', ' ')} {score} %", percent(values[k])) for k in _ACCURACIES if values.get(k) is not None
+            (f"{kind.replace('_', ' ')} {score} %", f"{percent(values[kind])}{samples_left_out(values, kind)}")
+            for kind in _ACCURACIES
+            if values.get(kind) is not None
         ]
         rows += [_level_row(name, entry, score) for name, entry in values["levels"].items()]
         of = f" of {found['data']}, {values['samples']} samples" if "data" in found else ""

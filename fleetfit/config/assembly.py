@@ -316,7 +316,8 @@ def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
     """Say what was found in the files, and how many clients there are if that is fewer than usual."""
     if not isinstance(who.data, Data):
         return []
-    said = list(who.data.notes) or ([what_was_read(who.data)] if experiment.data.name in ANYBODYS else [])
+    described = experiment.data.name not in ANYBODYS or who.data.columns  # a table's notes say what was read
+    said = [*([] if described else [what_was_read(who.data)]), *who.data.notes]
     if who.count >= CLIENTS or not _small(experiment):
         return said
     division = f"Divided among {who.count} clients, because the data are small"

@@ -33,8 +33,8 @@ from fleetfit.config.schema import (
 from fleetfit.config.speeds import speeds_of
 from fleetfit.config.usual import says_clients
 from fleetfit.cost import Conditions, Piece, cost_of
-from fleetfit.data import Data, class_counts, partition, sizes_of, unlabelled
-from fleetfit.errors import ConfigError
+from fleetfit.data import Data, class_counts, partition, sizes_of, unassigned, unlabelled
+from fleetfit.errors import ConfigError, quote_some
 from fleetfit.method import FEDAVG, Method
 from fleetfit.planner import Targets, budgets_by_cost
 from fleetfit.training import accelerator_named
@@ -333,8 +333,32 @@ class SimulatedClients:
             further = [
                 "The deadline is one of real time, since no group has a profile: results differ from run to run."
             ]
+        further += self._notes_on_samples()
         absent = notes_of(known, planned.fleet)
         return absent, further + absences_of(known, resources) if len(known.able) else further
+
+    def _notes_on_samples(self) -> list[str]:
+        """Say which samples of the split that is evaluated `local` and `global` do not count, and why."""
+        data, evaluate = self._whole, self._experiment.evaluate
+        if self._experiment.privacy.is_set:
+            return []
+        notes = []
+        if evaluate.clients is not None and evaluate.clients < self.count:
+            notes.append(f"local and global are of {evaluate.clients} of {self.count} clients: [evaluate] clients.")
+        rest = unassigned(data, self.parts, evaluate.split)
+        if not len(rest):
+            return notes
+        why = "the division gives them to no client"
+        if data.task == "classification":
+            classes = set(data.y[rest].tolist())
+            if not classes.intersection(data.y[data.split("train")].tolist()):
+                names = [data.class_names[i] if data.class_names else i for i in sorted(classes)]
+                why = f"there are no training samples of their classes ({quote_some(names)})"
+        return [
+            *notes,
+            f"{len(rest)} of {len(data.split(evaluate.split))} {evaluate.split} samples belong to no client, so local "
+            f"and global do not count them: {why}.",
+        ]
 
 
 class ExpectedClients:

@@ -16,6 +16,6 @@ in one), a new kind of file one in `files`.
 
 from fleetfit.data.dataset import Data, Facts, unlabelled
 from fleetfit.data.encoded import Encoded
-from fleetfit.data.partition import Parts, class_counts, partition, sizes_of
+from fleetfit.data.partition import Parts, class_counts, partition, sizes_of, unassigned
 
-__all__ = ["Data", "Encoded", "Facts", "Parts", "class_counts", "partition", "sizes_of", "unlabelled"]
+__all__ = ["Data", "Encoded", "Facts", "Parts", "class_counts", "partition", "sizes_of", "unassigned", "unlabelled"]

@@ -70,6 +70,15 @@ def sizes_of(parts: Sequence[Mapping[str, Tensor]], split: str = "train") -> Int
     return parts.sizes(split) if isinstance(parts, Parts) else np.array([len(part[split]) for part in parts])
 
 
+def unassigned(data: Data, parts: Sequence[Mapping[str, Tensor]], split: str) -> Tensor:
+    """Return the samples of a split that no client has, int64, ascending."""
+    shares = [parts.indices[split]] if isinstance(parts, Parts) else [part[split] for part in parts]
+    rest = torch.zeros(len(data.x), dtype=torch.bool)
+    rest[data.split(split)] = True
+    rest[torch.cat(shares)] = False
+    return rest.nonzero()[:, 0]
+
+
 def partition(data: Data, kind: str, clients: int | None, seed: int, **parameters: object) -> Parts:
     """Divide each split of a data set among clients.
 

@@ -163,6 +163,7 @@ _COLUMNS = forms.table(
         "test_levels": forms.mapped(forms.maybe(forms.number)),
         "batch_size": forms.count,
         "global_samples": forms.count,
+        "local_samples": forms.count,
         "test_samples": forms.count,
         "order": forms.text,
         "backdoor": forms.maybe(forms.number),

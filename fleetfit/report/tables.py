@@ -39,10 +39,9 @@ def level_table(summary: Mapping[str, Any]) -> Table:
 def total_table(summary: Mapping[str, Any]) -> Table:
     """Return the numbers of the run as a whole."""
     score = score_of(summary)
-    rows = [
-        (f"global {score} %", percent(summary["global"])),
-        (f"local {score} %", percent(summary["local"])),
-    ]
+    headline = summary["evaluate"].get(summary["norm"], {})
+    rows = [(f"{kind} {score} %", f"{percent(summary[kind])}{samples_left_out(headline, kind)}")
+            for kind in ("global", "local")]  # fmt: skip
     for norm, title in (("static", "static batch-norm statistics"), ("batch", "batch statistics")):
         columns = summary["evaluate"].get(norm)
         if isinstance(columns, Mapping) and norm != summary["norm"]:
@@ -50,9 +49,8 @@ def total_table(summary: Mapping[str, Any]) -> Table:
             both = f"{percent(columns['global'])} / {percent(columns['local'])}"
             rows.append((f"global / local {score} %, {title}{said}", both))
     if "privacy" in summary:
-        whole = summary["evaluate"].get(summary["norm"], {})
-        rows = [(f"{score} of the full model %, on the server's test set", percent(whole.get("full"))),
-                ("mean of the levels' models %, there", percent(whole.get("avg")))]  # fmt: skip
+        rows = [(f"{score} of the full model %, on the server's test set", percent(headline.get("full"))),
+                ("mean of the levels' models %, there", percent(headline.get("avg")))]  # fmt: skip
         rows.append(("spent of the clients' privacy", spent(summary["privacy"])))
     else:
         rows.append(("bytes sent down / up", f"{size(summary['bytes_down'])} / {size(summary['bytes_up'])}"))
@@ -65,6 +63,17 @@ def total_table(summary: Mapping[str, Any]) -> Table:
     rows.append(("time", duration(summary["seconds"])))
     rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.get("seconds_of", {}).items()]
     return Table(("", summary["method"]), tuple(rows), notes=(*summary["notes"], *out_of_order([summary])))
+
+
+def samples_left_out(columns: Mapping[str, Any], kind: str) -> str:
+    """Return on how many of all samples an accuracy is, such as " (30 of 40 samples)"; "" where it is on all.
+
+    Args:
+        columns: Those of an evaluation.
+        kind: "global" or "local".
+    """
+    seen, every = columns.get(f"{kind}_samples"), columns.get("test_samples")
+    return f" ({seen:,} of {every:,} samples)" if seen is not None and every and seen < every else ""
 
 
 def plan_table(plan: "Plan", title: str = "", latencies: Sequence["Latency"] = (), how: Sequence[str] = ()) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from fleetfit.api.comparison.kept import ResultsFile
 from fleetfit.api.comparison.planned import ComparisonPlan
@@ -20,7 +21,7 @@ from fleetfit.report.differences import LEVEL, Difference, difference_table, dif
 from fleetfit.report.lines import table_csv
 from fleetfit.report.order import rows_out_of_order
 from fleetfit.report.results import TuningResult
-from fleetfit.report.tables import OF_THE_PAPER, compare_table
+from fleetfit.report.tables import OF_THE_PAPER, compare_table, samples_left_out
 from fleetfit.report.text import Table, data_of, score_of
 from fleetfit.report.tuning import tuning_table
 
@@ -86,7 +87,7 @@ def reported(
     score = score_of(*(summary for found in summaries.values() for summary in found))
     pieces = rows_out_of_order({", ".join(filter(None, key)): found for key, found in summaries.items()})
     where = data_of(*(summary for found in summaries.values() for summary in found))
-    notes = [*_notes(plan, tuned, f"{score} in percent on {where}"), *pieces, *known]
+    notes = [*_notes(plan, tuned, f"{score} in percent on {where}"), *_notes_on_samples(summaries), *pieces, *known]
     table = compare_table(list(plan.rows), list(plan.settings), numbers, plan.name, notes, plan.columns, plan.printed)
     compared = differences(found_out, plan.columns)
     beside = difference_table(compared, found_out.against) if compared else None
@@ -146,6 +147,17 @@ def _notes(plan: ComparisonPlan, tuned: Tuned, what: str) -> list[str]:
         changed = [f"{key} = {json.dumps(value_at(plan.said, key)[0], default=str)}" for key in leaves(plan.said)]
         notes.append(f"Changed for this table, in every row and setting: {', '.join(changed)}.")
     return notes
+
+
+def _notes_on_samples(summaries: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Say which accuracies were measured on fewer samples than there are."""
+    found: dict[str, list[str]] = {}
+    for key, group in summaries.items():
+        headlines = [summary["evaluate"].get(summary["norm"], {}) for summary in group]
+        for kind in ("global", "local"):
+            for some in sorted({samples_left_out(columns, kind) for columns in headlines} - {""}):
+                found.setdefault(f"{kind}{some}", []).append(", ".join(filter(None, key)))
+    return [f"Measured on fewer than all samples: {what} of {'; '.join(rows)}." for what, rows in found.items()]
 
 
 def _often(every: int) -> str:

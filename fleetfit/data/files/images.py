@@ -39,7 +39,7 @@ from fleetfit.data.files.places import (
     set_folder,
 )
 from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out
-from fleetfit.errors import DataError, MissingExtra, shown
+from fleetfit.errors import DataError, MissingExtra, quote_some
 
 _MOST_BYTES = 4 << 30  # of the known sets that are read whole
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
@@ -48,7 +48,6 @@ LAZY_ABOVE = 8 << 30
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_MOST_NAMED = 5  # classes in a sentence
 _AT_ONCE = 256  # images in memory as files at a time
 
 Index = tuple[NDArray[np.bytes_], NDArray[np.int64], dict[str, int]]
@@ -431,10 +430,9 @@ def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:
 def _empty_classes(name: str, train: Path, empty: Sequence[str]) -> tuple[str, ...]:
     if not empty:
         return ()
-    some = ", ".join(f'"{shown(one)}"' for one in empty[:_MOST_NAMED]) + (", ..." if len(empty) > _MOST_NAMED else "")
     return (
-        f"{name}: {len(empty)} class folders in {train} hold no images: {some}. They count as classes. Remove the "
-        "folders to train without them.",
+        f"{name}: {len(empty)} class folders in {train} hold no images: {quote_some(empty)}. They count as "
+        "classes. Remove the folders to train without them.",
     )
 
 
