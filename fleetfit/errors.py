@@ -38,6 +38,10 @@ class RunError(FleetFitError):
     """A run, its folder or one of its rounds cannot go on."""
 
 
+class NoUsableUpdates(RunError):
+    """No client returned a usable update: in several rounds in a row, or in all rounds of a run."""
+
+
 class Unexpected(RunError):
     """Code of a plug-in or of FleetFit itself raised in a worker what nobody has foreseen."""
 

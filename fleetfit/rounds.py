@@ -1,11 +1,10 @@
 """The only round loop: assign, run the jobs, check, merge, step, evaluate; engines' protocol; a round's report.
 
 ScaleFL Algorithm 1 lines 6-19. Jobs are dispatched, and updates folded, in one canonical order: predicted cost,
-largest first, then client id. A round in which nobody returned a usable update leaves the state as it was, and so does
-one that would spoil it (`fleetfit.soundness`); after `patience` such rounds in a row the run stops. Rounds in
-which nobody was connected, or all who were chosen went away, are not among them: they are reported, and the run goes
-on. So it does where clients are known to attack and something has come in before: that nothing comes any more, or
-nothing that can stand, is then what the attack did, and what the run is to show.
+largest first, then client id. A round without a usable update leaves the state as it was, and so does one that would
+spoil it (`fleetfit.soundness`). After `patience` such rounds in a row the run stops, and at its end if all were. Rounds
+in which nobody was connected, or all who were chosen went away, do not count. Nor do they under a known attack once
+anything has come in: they are what the attack did, and the run is to show it.
 
 The loop counts the rounds, whatever a method makes of `server.round`. Nothing that a reply makes anybody raise ends the
 run: it is that reply's failure, and says what was raised.
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fleetfit import messages
-from fleetfit.errors import ConfigError, FleetFitError, ModelError, RunError, what_raised
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, what_raised
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
 from fleetfit.layout import Layout, State
 from fleetfit.links import Links, Way
@@ -29,7 +28,7 @@ from fleetfit.method import FEDAVG
 from fleetfit.privacy import Privacy
 from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
 from fleetfit.seeds import numpy_rng, seed_of
-from fleetfit.soundness import spoilt, suspects, undone
+from fleetfit.soundness import explain_empty_rounds, spoilt, undone
 from fleetfit.submodel import Submodel
 from fleetfit.sums import stepped_by
 from fleetfit.timekeeper import Timekeeper
@@ -44,7 +43,6 @@ class Elements:
     """How many elements sub-models have, each shape counted once."""
 
     def __init__(self, layout: Layout) -> None:
-        """Count nothing yet."""
         self._layout = layout
         self._known: dict[Any, int] = {}
 
@@ -246,27 +244,46 @@ def unchanged(federation: Federation) -> Federation:
 
 
 def run(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = unchanged
-) -> Iterator[Round]:
-    """Run the rounds that are left, and yield after each; `renew` is asked before each."""
-    empty: list[dict[str, Any]] = []
+    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = unchanged,
+    before: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[Round]:  # fmt: skip
+    """Run the rounds that are left, and yield after each.
+
+    Args:
+        federation: What is trained, and by whom.
+        engine: Runs the jobs.
+        settings: What a run does each round.
+        server: The server after the rounds that are done.
+        renew: Called before each round.
+        before: The reports of the rounds that are done.
+
+    Raises:
+        NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
+    """
+    empty: list[Mapping[str, Any]] = []
+    useless = [report for report in before if _is_empty(report, settings)]
+    usable = any(report["train"]["clients"] != 0 for report in before)  # None: withheld
     ruinable = bool(settings.hostile) and server.round > 0
     watch = Timekeeper()
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        if skipped := settings.secure is not None and settings.secure.begun(server.round):
+        if settings.secure is not None and settings.secure.begun(server.round):
             server, report = _skipped(federation, settings, server)
         else:
             if settings.privacy is not None:
                 settings.privacy.begin(server.round)
             server, report = one_round(federation, engine, settings, server, watch)
         told = report if settings.privacy is None else settings.privacy.withheld(report)
-        if not skipped and not _nobody_there(report, settings):
-            empty = [] if report["train"]["clients"] else [*empty, told]
+        if report["train"]["clients"]:
+            usable, empty = True, []
+        elif _is_empty(report, settings):
+            empty, useless = [*empty, told], [*useless, told]
         ruinable = ruinable or bool(settings.hostile and (report["train"]["clients"] or "undone" in report))
         if not ruinable and len(empty) >= settings.patience:
-            raise RunError(_nobody(empty))
+            raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=True))
+        if not ruinable and useless and not usable and server.round == settings.rounds:
+            raise NoUsableUpdates(explain_empty_rounds(useless, in_a_row=False))
         report, found = told, None
         if _due(server.round, settings):
             last = server.round == settings.rounds
@@ -286,32 +303,15 @@ def _due(done: int, settings: Settings) -> bool:
     return done == settings.rounds or bool(settings.evaluate_every and done % settings.evaluate_every == 0)
 
 
-def _nobody_there(report: Mapping[str, Any], settings: Settings) -> bool:
-    """Tell whether a round is empty because nobody was drawn, or was connected from its beginning to its end."""
-    failures = report["failures"]
-    if settings.privacy is not None and not failures and report.get("undone", {}).get("reason", TOO_FEW) == TOO_FEW:
-        return not report["train"]["clients"]
+def _is_empty(report: Mapping[str, Any], settings: Settings) -> bool:
+    """Return whether a round had no usable update although clients were drawn and connected to its end."""
+    failures, why = report["failures"], report.get("undone", {}).get("reason")
+    if report["train"]["clients"] != 0 or why == SKIPPED:
+        return False
+    if settings.privacy is not None and not failures and why in (None, TOO_FEW):
+        return False
     gone = bool(failures) and all(f["absent"] for f in failures)
-    return not report["train"]["clients"] and "undone" not in report and (gone or report.get("online") == 0)
-
-
-def _nobody(empty: list[dict[str, Any]]) -> str:
-    """Return why a run stops after rounds of which nothing came."""
-    if "privacy" in empty[-1]:
-        return (
-            f"for {len(empty)} rounds in a row no client returned a usable update, or the round had to be undone. "
-            "Which clients, and why, is withheld: see [privacy]. The same run without [privacy] says it."
-        )
-    again = [report["undone"] for report in empty if "undone" in report]
-    if again:
-        rounds = f"{len(empty)} rounds in a row" if len(again) == len(empty) else f"{len(again)} of {len(empty)} rounds"
-        return (
-            f"{rounds} had to be undone, the last one since {again[-1]['reason']}. Largest updates in them: "
-            f"{suspects(again)}. The state is that of before; leave these clients out, or look at what they send."
-        )
-    reasons = sorted({failure["reason"] for failure in empty[-1]["failures"]})
-    why = "; ".join(reasons[:3]) or "none given"
-    return f"for {len(empty)} rounds in a row no client returned a usable update. Reasons: {why}."
+    return why is not None or not (gone or report.get("online") == 0)
 
 
 def one_round(
@@ -437,7 +437,6 @@ class _Replies:
     def __init__(
         self, federation: Federation, server: Server, replies: Iterator[tuple[Job, Update | Failure]], watch: Timekeeper
     ) -> None:
-        """Take the jobs with their replies, as they come."""
         self.watch = watch
         self.norms: dict[int, float] = {}
         self.trained: dict[int, int] = {}

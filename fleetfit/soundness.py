@@ -13,6 +13,7 @@ who took part, with the size of each update.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -397,3 +398,37 @@ def suspects(rounds: Sequence[Mapping[str, Any]]) -> str:
     if not first:
         return "nobody's update was in them"
     return ", ".join(f"client {c} (norm {most[c]:.3g}, in {often[c]} of {len(rounds)} rounds)" for c in first)
+
+
+def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -> str:
+    """Return why a run stops: the reasons of rounds without a usable update, with their counts.
+
+    Args:
+        reports: Their reports, withheld where a run has `[privacy]`.
+        in_a_row: Whether they follow each other; else they are all rounds of the run in which clients trained.
+    """
+    count = len(reports)
+    if "privacy" in reports[-1]:
+        where = f"for {count} rounds in a row" if in_a_row else "in all rounds"
+        return (
+            f"{where} no client returned a usable update, or the round had to be undone. "
+            "Which clients, and why, is withheld: see [privacy]. The same run without [privacy] says it."
+        )
+    again = [report["undone"] for report in reports if "undone" in report]
+    if again:
+        rounds = f"{count} rounds{' in a row' if in_a_row else ''}"
+        rounds = rounds if len(again) == count else f"{len(again)} of {count} rounds"
+        return (
+            f"{rounds} had to be undone, the last one since {again[-1]['reason']}. Largest updates in them: "
+            f"{suspects(again)}. The state is that of before; leave these clients out, or look at what they send."
+        )
+    reasons = Counter(failure["reason"] for report in reports for failure in report["failures"])
+    why = "; ".join(f"{reason} ({_times(n)})" for reason, n in reasons.most_common(_NAMED)) or "none given"
+    more = f"; and {len(reasons) - _NAMED} other reasons" if len(reasons) > _NAMED else ""
+    if in_a_row:
+        return f"for {count} rounds in a row no client returned a usable update. Reasons: {why}{more}."
+    return f"no client returned a usable update in any round, so nothing was learned. Reasons: {why}{more}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -425,7 +425,8 @@ def _rounds(
     if settings.privacy is not None:
         left = settings.privacy.left(server.round, settings.rounds - server.round)
         settings = replace(settings, rounds=server.round + left)
-    for done in rounds.run(assembly.federation, engine, settings, server, renew):
+    before = files.metrics()[: server.round]
+    for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
         report = jsonable(with_seconds(done.report, saving.read()))
         files.append(report)
         if done.server.round % often.every == 0 or done.server.round == settings.rounds:

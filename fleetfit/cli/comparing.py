@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetfit.cli.arguments import with_speed
+from fleetfit.errors import NoUsableUpdates
 
 
 def compared(
@@ -48,3 +49,8 @@ def compared(
             on_run=on_run, on_progress=on_run.progress,
         )  # fmt: skip
     display.compared(found)
+    if found.failures:
+        raise NoUsableUpdates(
+            f"{len(found.failures)} of the comparison's runs failed, and the others are finished: "
+            f"{'; '.join(found.failures)}. The notes below the table say why."
+        )

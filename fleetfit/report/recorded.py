@@ -57,6 +57,7 @@ def summary_of(
         "waste": None if private else sum(m.get("waste", 0.0) for m in metrics) / max(1, len(metrics)),
         "bytes_up": _total(metrics, "bytes_up"),
         "failures": None if private else _failures(metrics),
+        "empty_rounds": None if private else sum(not m["train"]["clients"] for m in metrics),
         "seconds": sum(m["seconds"] for m in metrics),
         "seconds_of": seconds_of(metrics),
         "multiply_adds": _total(metrics, "multiply_adds"),
@@ -207,7 +208,7 @@ _SUMMARY = forms.table({
     "failures": forms.maybe(forms.count), "seconds": forms.number, "notes": forms.listed(forms.text),
 }, {
     "simulated_s": forms.maybe(forms.number), "seconds_of": forms.mapped(forms.number), "privacy": _PRIVACY,
-    "score": forms.text,
+    "score": forms.text, "empty_rounds": forms.maybe(forms.count),
 })  # fmt: skip
 _FLEET = forms.table({
     "first": forms.table({"class_counts": forms.maybe(forms.listed(forms.listed(forms.count, 1)))})

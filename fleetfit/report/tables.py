@@ -1,5 +1,6 @@
 """Tables as they will stand in a paper; their numbers come from run folders."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,37 @@ def total_table(summary: Mapping[str, Any]) -> Table:
         rows.append(("sent and not sent back %, mean of the rounds", percent(summary["waste"])))
     if summary["failures"]:
         rows.append(("jobs that brought nothing back", str(summary["failures"])))
+    if summary.get("empty_rounds"):
+        rows.append(("rounds without a usable update", f"{summary['empty_rounds']} of {summary['rounds']}"))
     if summary.get("simulated_s") is not None:
         rows.append(("simulated time", duration(summary["simulated_s"])))
     rows.append(("time", duration(summary["seconds"])))
     rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.get("seconds_of", {}).items()]
-    return Table(("", summary["method"]), tuple(rows), notes=(*summary["notes"], *out_of_order([summary])))
+    notes = (*summary["notes"], *why_missing(summary), *out_of_order([summary]))
+    return Table(("", summary["method"]), tuple(rows), notes=notes)
+
+
+def why_missing(summary: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the accuracies of a run that could not be computed; none where all were."""
+    evaluated, score = summary["evaluate"], score_of(summary)
+    if "privacy" in summary:
+        full = evaluated.get(summary["norm"], {}).get("full")
+        return [f"There is no {score}: the server has no test set."] if full is None and evaluated else []
+    kinds = [f"{kind} {score}" for kind in ("global", "local") if summary[kind] is None]
+    levels = [level["level"] for level in summary["levels"] if level.get("clients") and level.get("local") is None]
+    if summary["local"] is not None and levels:
+        kinds.append(f"local {score} of level {', '.join(levels)}")
+    if not kinds:
+        return []
+    failures = Counter(str(failure.get("reason")) for failure in evaluated.get("failures", ()))
+    if not evaluated:
+        why = "nothing was evaluated"
+    elif failures:
+        (reason, count), *_ = failures.most_common()
+        why = f"jobs failed, most of them ({count} of {failures.total()}) by {reason}"
+    else:
+        why = f"no client that runs it has {evaluated.get('split', 'test')} samples"
+    return [f"There is no {' and no '.join(kinds)}: {why}."]
 
 
 def samples_left_out(columns: Mapping[str, Any], kind: str) -> str:

@@ -28,9 +28,9 @@ COLUMNS = {
     "per_client": {"global": {"0": 0.9}},
 }
 METRICS = [
-    {"round": 1, "bytes_down": 1_000_000, "bytes_up": 10, "failures": [], "seconds": 1.5},
-    {"round": 2, "bytes_down": 500_000, "bytes_up": 20, "failures": [{"client": 3}], "seconds": 2.5,
-     "evaluate": {"split": "test", "static": COLUMNS,
+    {"round": 1, "train": {"clients": 0}, "bytes_down": 1_000_000, "bytes_up": 10, "failures": [], "seconds": 1.5},
+    {"round": 2, "train": {"clients": 3}, "bytes_down": 500_000, "bytes_up": 20, "failures": [{"client": 3}],
+     "seconds": 2.5, "evaluate": {"split": "test", "static": COLUMNS,
                   "batch": {**COLUMNS, "global": 0.7, "batch_size": 128, "order": "shuffled"}}},
 ]  # fmt: skip
 DESCRIPTION = {"name": "", "method": "scalefl", "model": "cnn", "data": "digits", "seed": 0, "norm": "static"}
@@ -43,7 +43,7 @@ def summary() -> dict[str, Any]:
 
 def test_a_summary_adds_up_and_leaves_the_clients_out(summary: dict[str, Any]) -> None:
     assert (summary["rounds"], summary["bytes_down"], summary["bytes_up"]) == (2, 1_500_000, 30)
-    assert (summary["failures"], summary["seconds"]) == (1, 4.0)
+    assert (summary["failures"], summary["empty_rounds"], summary["seconds"]) == (1, 1, 4.0)
     assert (summary["global"], summary["local"]) == (0.9, 0.8)
     assert [level["local"] for level in summary["levels"]] == [0.75, None]
     assert "per_client" not in summary["evaluate"]["static"]
@@ -71,7 +71,8 @@ def test_the_totals_name_both_batch_norm_policies(summary: dict[str, Any]) -> No
     assert rows["global / local accuracy %, batch statistics, batches of 128, shuffled"] == "70.00 / 80.00"
     assert rows["bytes sent down / up"] == "1.5 MB / 30 B"
     assert rows["jobs that brought nothing back"] == "1"
-    assert tables.total_table(summary).notes == ("a note",)
+    first, second = tables.total_table(summary).notes
+    assert first == "a note" and "level 2" in second  # nobody of that level was evaluated
 
 
 def test_the_plan_table_says_what_level_l_leaves_out_and_who_is_left_out() -> None:

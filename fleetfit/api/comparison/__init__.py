@@ -31,7 +31,7 @@ from fleetfit.config.assembly import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
-from fleetfit.errors import ConfigError, FleetFitError, RunError, refuse_on_windows, shown
+from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, shown
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
@@ -93,7 +93,11 @@ def compare(
             also in a terminal.
         record: A folder where `results.json` is kept as well, under the name of the run file, once all is finished.
 
+    Returns:
+        The comparison. A run without any usable update is in its `failures`; the others are finished.
+
     Raises:
+        NoUsableUpdates: No run had one.
         FleetFitError: Something does not fit, or a folder holds a run of something else; or the process of a run died,
             which is said once the others are done.
     """
@@ -112,11 +116,15 @@ def compare(
             give_back_freed_memory()
         sharing.enter_context(announcing(plan, folder))
         following = _Following(_remaining(plan, folder, jobs, rehearsal), on_run, on_progress)
-        tuned, runs = _compared(_RowRunner(rehearsal, following, jobs), plan, folder, results)
-    if kept is not None:
+        runner = _RowRunner(rehearsal, following, jobs)
+        tuned, runs = _compared(runner, plan, folder, results)
+    if not runs:
+        raise NoUsableUpdates(f"no run of the comparison learned anything. {' '.join(runner.failures.values())}")
+    if kept is not None and not runner.failures:
         keep(results.results, kept)
     said = {key: label(choice) for key, choice in tuned.items()}
-    return reported(plan, runs, said, results, [*notes, *following.data.notes], kept)
+    notes = [*runner.failures.values(), *notes, *following.data.notes]
+    return reported(plan, runs, said, results, notes, tuple(runner.failures), kept if not runner.failures else None)
 
 
 def _folder_name(name: str) -> str:
@@ -160,7 +168,8 @@ def _compared(
 
     runs: Runs = {}
     for one, found in zip(asked, runner.run(asked, finished), strict=True):
-        runs.setdefault((one.entry.row, one.entry.setting), []).append(found)
+        if found is not None:
+            runs.setdefault((one.entry.row, one.entry.setting), []).append(found)
     return tuned, runs
 
 
@@ -205,6 +214,7 @@ class _Asked:
     title: str
     number: int
     count: int
+    tunes: bool = False
 
 
 class _Following:
@@ -263,13 +273,19 @@ OnFinished = Callable[[Sequence[tuple[_Asked, Run]]], None]
 
 
 class _RowRunner:
-    """Runs what is asked for: one after the other, or side by side."""
+    """Runs what is asked for: one after the other, or side by side.
+
+    Attributes:
+        failures: By title the runs of the table that had no usable update, and a sentence on each.
+    """
 
     def __init__(self, rehearsal: Rehearsal, following: _Following, jobs: int) -> None:
         self._rehearsal, self._following, self._jobs = rehearsal, following, jobs
+        self._useless: set[Path] = set()
+        self.failures: dict[str, str] = {}
 
-    def run(self, asked: Sequence[_Asked], finished: OnFinished | None = None) -> Iterator[Run]:
-        """Yield the finished runs, in the order in which they are asked for."""
+    def run(self, asked: Sequence[_Asked], finished: OnFinished | None = None) -> Iterator[Run | None]:
+        """Yield the finished runs, in the order in which they are asked for; None for one without usable updates."""
         there = [self._there(one) for one in asked]
         before = [(one, found) for one, found in zip(asked, there, strict=True) if found and found.finished]
         for one, known in zip(asked, there, strict=True):
@@ -279,18 +295,29 @@ class _RowRunner:
             finished(before)
         if self._jobs > 1:
             self._side_by_side(asked, there, finished)
-            yield from (load(one.place) for one in asked)
+            yield from (None if one.place in self._useless else load(one.place) for one in asked)
             return
         for one, known in zip(asked, there, strict=True):
             yield self._alone(one, known, finished)
 
-    def _alone(self, asked: _Asked, there: Run | None, finished: OnFinished | None) -> Run:
+    def _failed(self, asked: _Asked, error: Exception) -> None:
+        self._useless.add(asked.place)
+        self._following.finished(asked)
+        if not asked.tunes:
+            self.failures[asked.title] = f"{asked.title} failed: {error}"
+
+    def _alone(self, asked: _Asked, there: Run | None, finished: OnFinished | None) -> Run | None:
         """Run one, go on with it, or open it if it is finished."""
         found = there if there is not None and there.finished else self._task(asked).begun()
         on_round = self._following.began(asked, found)
         if found is not there:
-            if not found.finished:
-                proceed(found, on_round)
+            try:
+                if not found.finished:
+                    proceed(found, on_round)
+            except NoUsableUpdates as error:
+                self._failed(asked, error)
+                found._let_go()
+                return None
             self._following.finished(asked)
             if finished is not None:
                 finished([(asked, found)])
@@ -314,7 +341,11 @@ class _RowRunner:
             if finished is not None:
                 finished([(left[number], load(left[number].place))])
 
-        run_side_by_side(tasks, self._jobs, lambda number, found: self._following.began(left[number], found), done)
+        def failed(number: int, error: NoUsableUpdates) -> None:
+            self._failed(left[number], error)
+
+        began = lambda number, found: self._following.began(left[number], found)  # noqa: E731
+        run_side_by_side(tasks, self._jobs, began, done, failed)
 
     def _task(self, asked: _Asked) -> RowTask:
         known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured
@@ -376,9 +407,9 @@ def _tune(
     for number, (entry, choice) in enumerate(tried, 1):
         seed = f"seed {entry.seed}" if len(plan.tune_seeds) > 1 else ""
         title = ", ".join(filter(None, ["tuning", entry.row, entry.setting, label(choice), seed]))
-        asked.append(_Asked(entry, entry.table, _place(folder, entry.place), title, number, len(tried)))
+        asked.append(_Asked(entry, entry.table, _place(folder, entry.place), title, number, len(tried), True))
     runs = list(runner.run(asked))
     found = chosen(plan, tried, runs)
     if found:
-        results.add_tuning([result for _, result in found], runs)
+        results.add_tuning([result for _, result in found], [run for run in runs if run is not None])
     return {(result.row, result.setting): values for values, result in found}

@@ -44,6 +44,7 @@ class Comparison:
         tuning: What was tried for every row and setting, and what each got.
         tuning_table: The same as a table, or None.
         finished: Whether all runs are; of one that is not, the table has what is.
+        failures: Titles of the runs that had no usable update, which the notes below the table explain.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class Comparison:
     tuning: tuple[TuningResult, ...] = ()
     tuning_table: Table | None = None
     finished: bool = True
+    failures: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         """Return the tables, for notebooks."""
@@ -73,6 +75,7 @@ def reported(
     tuned: Tuned,
     results: ResultsFile,
     known: Sequence[str] = (),
+    failures: tuple[str, ...] = (),
     kept: Path | None = None,
 ) -> Comparison:
     """Write the table, the numbers, the plots and the page of finished runs."""
@@ -93,8 +96,9 @@ def reported(
     beside = difference_table(compared, found_out.against) if compared else None
     tried = tuning_table(found_out.tuning, plan.section.tune_on) if found_out.tuning else None
     comparison = Comparison(
-        folder, table, runs, tuned, kept or results.path, tuple(compared), beside, found_out.tuning, tried
-    )
+        folder, table, runs, tuned, kept or results.path, tuple(compared), beside, found_out.tuning, tried,
+        finished=not failures, failures=failures,
+    )  # fmt: skip
     write_atomically(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
     write_atomically(folder / "table.csv", table_csv(found_out, compared, plan.targets, plan.printed))
     write_atomically(folder / "differences.json", _differences_json(compared, found_out.against))

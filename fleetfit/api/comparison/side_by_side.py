@@ -25,7 +25,7 @@ from fleetfit.api.comparison.rehearsed import RowTask, Spared
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config.naming import sharing_data
-from fleetfit.errors import FleetFitError, RunError, Unexpected
+from fleetfit.errors import FleetFitError, NoUsableUpdates, RunError, Unexpected
 from fleetfit.names import blamed, what_it_raised
 
 _PATIENCE_S = 20.0  # for a process that is told to end, before it is killed
@@ -35,11 +35,15 @@ Told = Callable[[int, Run], OnRound | None]
 """Called with the number of a task and its run when that begins; what it returns is called with each round's report."""
 
 
-def run_side_by_side(tasks: Sequence[RowTask], jobs: int, told: Told, finished: Callable[[int], None]) -> None:
+def run_side_by_side(
+    tasks: Sequence[RowTask], jobs: int, told: Told, finished: Callable[[int], None],
+    failed: Callable[[int, NoUsableUpdates], None],
+) -> None:  # fmt: skip
     """Run tasks, so many at a time.
 
     An error of one ends all. A process that is killed takes its own run with it alone: the others go on, and then it is
-    said. `finished` is called with the number of each task that is done.
+    said. `finished` is called with the number of each task that is done, `failed` with that of each run without usable
+    updates.
 
     Raises:
         FleetFitError: That of a run, or a process has died.
@@ -58,7 +62,12 @@ def run_side_by_side(tasks: Sequence[RowTask], jobs: int, told: Told, finished: 
             for process in _ready(processes):
                 assert process.task is not None
                 number, _ = process.task
-                if not process.hear(told):
+                try:
+                    there = process.hear(told)
+                except NoUsableUpdates as error:
+                    failed(number, error)
+                    continue
+                if not there:
                     lost.append(process.how_it_ended())
                     processes.remove(process)
                 elif process.task is None:
@@ -129,7 +138,8 @@ class _RowProcess:
         except (EOFError, OSError):
             return False
         if "error" in said:
-            raise _error_of(said, self.task[1].title)
+            (_, task), self.task = self.task, None
+            raise _error_of(said, task.title)
         if "notes" in said:
             number, task = self.task
             found = load(task.place)
@@ -153,6 +163,8 @@ class _RowProcess:
 
 
 def _error_of(said: Mapping[str, Any], title: str) -> FleetFitError:
+    if said.get("kind") == NoUsableUpdates.__name__:
+        return NoUsableUpdates(said["error"])
     sentence = f"{title}: {said['error']}"
     if said.get("details"):
         return Unexpected(sentence, said["details"], bool(said["foreign"]))

@@ -38,9 +38,14 @@ def candidates(plan: ComparisonPlan) -> Iterator[Candidate]:
 
 
 def chosen(
-    plan: ComparisonPlan, tried: Sequence[Candidate], runs: Sequence[Run]
+    plan: ComparisonPlan, tried: Sequence[Candidate], runs: Sequence[Run | None]
 ) -> list[tuple[TunedKeys, TuningResult]]:
     """Return what each row gets in each setting, and what was tried for it.
+
+    Args:
+        plan: What is compared.
+        tried: What was tried.
+        runs: The run of each; None for one without any usable update, whose values are chosen last.
 
     Raises:
         ConfigError: A run has no score.
@@ -50,7 +55,7 @@ def chosen(
     for start in range(0, len(tried), each * per):
         entry, _ = tried[start]
         scored = [
-            [_tried(plan, choice, run) for (_, choice), run in zip(tried[i : i + per], runs[i : i + per], strict=True)]
+            [_tried(plan, *one, run) for one, run in zip(tried[i : i + per], runs[i : i + per], strict=True)]
             for i in range(start, start + each * per, per)
         ]
         best = max(range(each), key=lambda i: _merit(plan, scored[i]))  # the first of equal ones
@@ -60,7 +65,9 @@ def chosen(
     return found
 
 
-def _tried(plan: ComparisonPlan, choice: TunedKeys, found: Run) -> TriedValues:
+def _tried(plan: ComparisonPlan, entry: ComparedRun, choice: TunedKeys, found: Run | None) -> TriedValues:
+    if found is None:
+        return TriedValues(dict(choice), None, entry.seed)
     section, summary = plan.section, found.summary
     if section.tune_on != ROUNDS:
         score = summary[section.tune_on]
@@ -82,7 +89,8 @@ NO_VALIDATION = (
 
 def _merit(plan: ComparisonPlan, seeds: Sequence[TriedValues]) -> tuple[float, float]:
     """Return how good values are over their seeds, larger is better: fewest rounds if these decide, then accuracy."""
-    accuracy = statistics.fmean(one.score for one in seeds if one.score is not None)
+    scores = [one.score for one in seeds if one.score is not None]
+    accuracy = statistics.fmean(scores) if len(scores) == len(seeds) else float("-inf")
     if plan.section.tune_on != ROUNDS:
         return 0.0, accuracy
     reached = [one.rounds for one in seeds if one.rounds is not None]

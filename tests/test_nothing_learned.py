@@ -1,0 +1,202 @@
+"""A run in which nothing was learned ends with an error that says why; in a comparison only its row fails."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fleetfit as ff
+from fleetfit.cli import main
+from fleetfit.errors import NoUsableUpdates
+from fleetfit.report.tables import total_table, why_missing
+
+FAST: dict[str, Any] = {
+    "rounds": 3, "data": {"name": "digits", "partition": {"clients": 8}}, "model": {"name": "mlp", "hidden": 16},
+    "fleet": {"tolerance": 0.3}, "local": {"epochs": 1, "batch_size": 32}, "cohort": {"count": 4},
+}  # fmt: skip
+DIVERGES = {**FAST, "local": {**FAST["local"], "lr": 1e9}}
+LOSSES = {
+    "raises": "raise RuntimeError('shapes differ')",
+    "memory": "raise torch.OutOfMemoryError('CUDA out of memory')",
+    "detached": "return module(x)[-1].sum().detach()",
+    "nan": "return module(x)[-1].sum() * float('nan')",
+}
+
+
+def with_loss(folder: Path, body: str) -> dict[str, Any]:
+    (folder / "own.py").write_text(
+        f"import torch\ndef loss(job, device):\n    def own(module, x, y):\n        {body}\n    return own\n"
+    )
+    return {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{folder}/own.py:loss"}}}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_that_fails_for_everybody(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(NoUsableUpdates, match=r"\(12 times\)"):
+        ff.run(with_loss(tmp_path, LOSSES[kind]), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_reasons_are_counted_over_all_rounds(tmp_path: Path) -> None:
+    """Clients fail for two reasons, by what they have: eight jobs of one, four of the other in three rounds of four."""
+    body = "raise ValueError('odd' if job.index % 4 == 3 else 'even')"
+    with pytest.raises(NoUsableUpdates) as found:
+        ff.run(with_loss(tmp_path, body), out=tmp_path / "run")
+    said = str(found.value)
+    assert re.search(r"even.*\(9 times\).*odd.*\(3 times\)", said)
+
+
+def test_the_command_line_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(
+            [
+                "run",
+                "--set",
+                "local.lr=1e9",
+                "--set",
+                "rounds=2",
+                "--set",
+                "data.partition.clients=4",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and "(2 times)" in printed.err and "global accuracy" not in printed.out
+
+
+def test_a_run_that_goes_on_counts_the_rounds_of_before(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(report: Mapping[str, Any]) -> None:
+        if report["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        ff.run(DIVERGES, out=tmp_path / "run", on_round=stop, checkpoint={"every": 1})
+    for _ in range(2):  # however often
+        with pytest.raises(NoUsableUpdates, match=r"\(12 times\)"):
+            ff.resume(tmp_path / "run")
+
+
+def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def loss(job, device):\n    def own(module, x, y):\n"
+        "        if job.round != 1:\n            raise ValueError('no')\n"
+        "        return module(x)[-1].logsumexp(1).mean()\n    return own\n"
+    )
+    given = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
+    run = ff.run(given, out=tmp_path / "run")
+    assert run.summary["empty_rounds"] == 2
+    assert ("rounds without a usable update", "2 of 3") in total_table(run.summary).rows
+    learned = ff.run(FAST, out=tmp_path / "learned")
+    assert not any("without a usable" in row[0] for row in total_table(learned.summary).rows)
+
+
+def test_nobody_connected_is_no_failure(tmp_path: Path) -> None:
+    given = {**FAST, "fleet": {**FAST["fleet"], "availability": {"leave": 0.999999}}}
+    run = ff.run(given, out=tmp_path / "run")
+    assert run.finished and run.summary["empty_rounds"] == 3
+
+
+def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    privacy = {"clip": 1.0, "noise": 1.0, "key_file": str(tmp_path / "key")}
+    with pytest.raises(NoUsableUpdates) as found:
+        ff.run({**DIVERGES, "privacy": privacy, "cohort": {"fraction": 1.0}}, out=tmp_path / "run")
+    said = str(found.value)
+    assert "withheld" in said and not re.search(r"client \d|finite|times", said)
+
+
+# ---- in a comparison -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Callable[..., Any]:
+    def compare(rows: str, jobs: int = 1, **more: Any) -> Any:
+        path = tmp_path / "c.toml"
+        path.write_text(
+            'rounds = 2\ndata = { name = "digits", partition = { clients = 6 } }\n'
+            'model = { name = "mlp", hidden = 16 }\nfleet = { tolerance = 0.3 }\nlocal.epochs = 2\n' + rows
+        )
+        return ff.compare(path, out=tmp_path / "compared", jobs=jobs, **more)
+
+    return compare
+
+
+ROWS = """
+[[compare.row]]
+label = "good"
+[[compare.row]]
+label = "bad"
+local.lr = 1e9
+[[compare.row]]
+label = "last"
+method.name = "heterofl"
+"""
+METHODS = '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_its_row_fails_and_the_others_finish(compared: Callable[..., Any], tmp_path: Path, jobs: int) -> None:
+    found = compared(ROWS, jobs, record=tmp_path / "kept")
+    assert {row for row, _ in found.runs} == {"good", "last"} and not found.finished
+    (title,) = found.failures
+    assert "bad" in title and any("bad" in note and "diverged" in note for note in found.table.notes)
+    cells = {row[0]: row[1:] for row in found.table.rows}
+    assert set(cells["bad"]) == {"-"} and "-" not in cells["good"] and "-" not in cells["last"]
+    assert not (tmp_path / "kept").exists() or not list((tmp_path / "kept").iterdir())
+    again = compared(ROWS, jobs)  # finished runs are not run again, and the failed one fails again
+    assert again.failures == found.failures
+    assert not ff.load_comparison(tmp_path / "compared").finished
+
+
+def test_the_command_line_prints_the_table_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], compared: Callable[..., Any]
+) -> None:
+    compared(ROWS)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["compare", str(tmp_path / "c.toml"), "--out", str(tmp_path / "compared"), "-q"])
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and "bad" in printed.err and "good" in printed.out
+
+
+def test_values_that_diverge_are_not_chosen(compared: Callable[..., Any]) -> None:
+    found = compared(METHODS + "[compare.tune]\nlocal.lr = [1e9, 0.1]\n")
+    assert not found.failures and all("0.1" in values for values in found.tuned.values()) and len(found.tuned) == 2
+    tried = {one.values["local.lr"]: one.score for result in found.tuning for one in result.candidates}
+    assert tried[1e9] is None and tried[0.1] is not None
+
+
+def test_nothing_at_all_was_learned(compared: Callable[..., Any]) -> None:
+    with pytest.raises(NoUsableUpdates, match="diverged"):
+        compared("local.lr = 1e9\n" + METHODS)
+
+
+# ---- accuracies that cannot be computed ------------------------------------------------------------------------------
+
+
+def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
+    run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
+    (said,) = why_missing(run.summary)
+    assert "global accuracy" in said and "local accuracy" in said and "test samples" in said
+    assert said in total_table(run.summary).notes
+
+
+def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such label')\n")
+    given = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
+    (said,) = why_missing(ff.run(given, out=tmp_path / "run").summary)
+    assert "no such label" in said
+
+
+def test_a_level_without_test_samples(tmp_path: Path) -> None:
+    run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
+    assert not why_missing(run.summary)
+    levels = [{**level, "local": None} if i == 0 else level for i, level in enumerate(run.summary["levels"])]
+    (said,) = why_missing({**run.summary, "levels": levels})
+    assert "level 1" in said
