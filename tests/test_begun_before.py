@@ -47,3 +47,25 @@ def test_photos_stay_as_they_are_stored(place: Path) -> None:
     assert run.finished
     again = ff.run(run.experiment, out=place / "again")  # the same settings, spelt out
     assert "exif_orientation = false" in (again.folder / "config.toml").read_text()
+
+
+def maps() -> tuple[np.ndarray, np.ndarray]:
+    """Sixty maps [8, 8, 3] that were taken as 8 channels of 8x3."""
+    return np.random.default_rng(0).integers(0, 255, (60, 8, 8, 3), dtype=np.uint8), np.arange(60) % 2
+
+
+def test_arrays_keep_their_first_dimension_as_channels(place: Path) -> None:
+    x, y = maps()
+    np.savez(place / "data" / "maps.npz", x=x, y=y)
+    for run in (ff.load(place / "runs" / "maps"), ff.resume(place / "runs" / "maps")):
+        data = run.assembly.data
+        assert isinstance(data, Data) and np.array_equal(data.stored(torch.arange(60)).numpy(), x)
+    assert run.finished
+
+
+def test_arrays_in_memory_keep_theirs_too(place: Path) -> None:
+    given = maps()
+    for run in (ff.load(place / "runs" / "pairs", data=given), ff.resume(place / "runs" / "pairs", data=given)):
+        data = run.assembly.data
+        assert isinstance(data, Data) and np.array_equal(data.stored(torch.arange(60)).numpy(), given[0])
+    assert run.finished

@@ -46,6 +46,12 @@ def recorded(files: RunFolder) -> Fingerprint | None:
     return there if isinstance(there, Mapping) else None
 
 
+def recorded_shape(files: RunFolder) -> tuple[int, ...]:
+    """Return the shape of a sample in the run's data; () where its folder does not tell."""
+    shape = (recorded(files) or {}).get("shape")
+    return tuple(shape) if isinstance(shape, list) else ()
+
+
 def notes_on_change(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
     """Return a sentence where a run goes on with other data than it began with."""
     there = recorded(files)

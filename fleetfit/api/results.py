@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fleetfit import renamed, rounds
 from fleetfit.api import inference
 from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
-from fleetfit.api.fingerprint import notes_on_change
+from fleetfit.api.fingerprint import notes_on_change, recorded_shape
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
@@ -368,7 +368,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
     _keep_stored_pixels(table)
     if "data" in sections:
-        sections["data"] = with_values(sections["data"])
+        sections["data"] = with_values(sections["data"], recorded_shape(files))
     sections = renamed.renewed(sections)
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:

@@ -314,14 +314,15 @@ def notes_on_task(problem: Problem) -> list[str]:
 
 def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
     """Say what was found in the files, and how many clients there are if that is fewer than usual."""
-    if not isinstance(who.data, Data):
+    data = who.data
+    if not isinstance(data, Data):
         return []
-    described = experiment.data.name not in ANYBODYS or who.data.columns  # a table's notes say what was read
-    said = [*([] if described else [what_was_read(who.data)]), *who.data.notes]
+    said = [what_was_read(data)] if experiment.data.name in ANYBODYS and not data.columns else []  # a table says it
+    said += data.notes
     if who.count >= CLIENTS or not _small(experiment):
         return said
-    division = f"Divided among {who.count} clients, because the data are small"
-    return [*said, f"{division}: [data] partition.clients says otherwise."]
+    return [*said, f"Divided among {who.count} clients, because the data are small: [data] partition.clients says "
+            "otherwise."]  # fmt: skip
 
 
 def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:

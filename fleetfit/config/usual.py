@@ -1,7 +1,8 @@
 """What a run takes where its file says little: the data at a path, and a model that fits the kind of data."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,29 +61,38 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
     return {**found, **given}
 
 
-def with_values(section: Any) -> Any:
+def with_values(section: Any, begun_with: Sequence[int] = ()) -> Any:
     """Return a section `[data]` in which samples and labels in memory, or a DataFrame, are a data set.
 
     Args:
-        section: `(x, y)`, `((x, y), (x_test, y_test))`, a DataFrame, anything else; or a table with it as its name.
+        section: `(x, y)`, `((x, y), (x_test, y_test))`, a DataFrame, anything else; or a table with it as its name, and
+            perhaps `channels_last`.
+        begun_with: The shape of a sample in the run that goes on, where one does.
 
     Raises:
         DataError: They do not fit together.
     """
     if isinstance(section, Mapping) and isinstance(section.get("name"), tuple):
-        return {**section, "name": with_values(section["name"])["name"]}
+        further = {key: value for key, value in section.items() if key not in ("name", "channels_last")}
+        return {**further, "name": _in_memory(section["name"], section.get("channels_last"), begun_with)}
     if isinstance(section, tuple) and len(section) == 2:
-        from fleetfit.data.files.arrays import in_memory
-
-        first, second = section
-        if isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second) == 2:
-            return {"name": in_memory(first[0], first[1], held=second)}
-        return {"name": in_memory(first, second)}
+        return {"name": _in_memory(section, None, begun_with)}
     if is_frame(section):
         from fleetfit.data.files.table import of_frame
 
         return {"name": of_frame(section)}
     return section
+
+
+def _in_memory(values: tuple[Any, ...], channels_last: bool | None, begun_with: Sequence[int]) -> Any:
+    from fleetfit.data.files.arrays import in_memory
+
+    if len(values) != 2:
+        return values
+    pairs = all(isinstance(one, tuple) and len(one) == 2 for one in values)
+    (x, y), held = values if pairs else (values, None)
+    data = in_memory(x, y, held, channels_last=channels_last, begun_with=begun_with)
+    return replace(data, notes=(what_was_read(data), *data.notes))
 
 
 def is_frame(section: Any) -> bool:
@@ -171,7 +181,7 @@ def _for_arrays(data: Mapping[str, Any]) -> Table:
     from fleetfit.data.files.arrays import shape_of
 
     try:
-        shape = shape_of(str(data["file"]), data.get("x", "x"), bool(data.get("channels_last", False)))
+        shape = shape_of(str(data["file"]), data.get("x", "x"), data.get("channels_last"))
     except (DataError, ConfigError, OSError):  # who loads them says what is wrong
         return {}
     side = data.get("resize")

@@ -122,7 +122,7 @@ def test_channels_last_and_other_numbers(save: Callable[..., str]) -> None:
     found = data.batch(torch.arange(8), torch.Generator().manual_seed(0))[0]
     assert found.shape == (8, 3, 8, 8) and float(found.max()) <= 1
     for dtype in (np.int16, np.bool_, ">f4"):
-        other = arrays(save(x=(x > 9).astype(dtype), y=np.arange(8) % 2))
+        other = arrays(save(x=(x > 9).astype(dtype), y=np.arange(8) % 2), channels_last=False)
         assert other.x.dtype == torch.float32 and other.x.numpy().tolist() == (x > 9).tolist()
 
 

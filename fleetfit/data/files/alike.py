@@ -79,13 +79,14 @@ def arrays_alike(x: Any, y: Any, ours: Data) -> Data:
     """
     if ours.task not in ("classification", "regression"):
         raise DataError(f"data=(x, y) are samples with a class or numbers each; the run is {ours.task}. Name a path.")
-    samples, labels = samples_of(array_of(x, "x"), tokens=False, channels_last=False), array_of(y, "y")
+    given, labels = array_of(x, "x"), array_of(y, "y")
+    wanted = tuple(ours.x.shape[1:])
+    moved = given.ndim > 3 and given.shape[1:] != wanted and (given.shape[-1], *given.shape[1:-1]) == wanted
+    samples = samples_of(given, tokens=False, channels_last=moved)
     if len(samples) != len(labels):
         raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.")
-    if ours.resize is None and tuple(samples.shape[1:]) != tuple(ours.x.shape[1:]):
-        raise DataError(
-            f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(ours.x.shape[1:])} each."
-        )
+    if ours.resize is None and tuple(samples.shape[1:]) != wanted:
+        raise DataError(f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(wanted)} each.")
     kinds = {one.dtype.is_floating_point for one in (samples, ours.x)}
     if len(kinds) > 1:
         raise DataError(

@@ -45,7 +45,7 @@ def arrays(
     classes: int | None = None,
     vocabulary: int = 0,
     padding: int = -1,
-    channels_last: bool = False,
+    channels_last: bool | None = None,
     standardise: bool = False,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
@@ -74,7 +74,8 @@ def arrays(
             labels that are text, and of several labels, there are as many as are found, so that no other number fits.
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; -1: there is none.
-        channels_last: Whether x is [N, ..., C] and is to become [N, C, ...].
+        channels_last: Whether x is [N, ..., C] and is to become [N, C, ...]; None: where its shape says so, such as
+            [N, 32, 32, 3], and a note says it.
         standardise: Whether mean and std are those of the training samples, for each channel (the second dimension).
         mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not beside `standardise`.
         std: Per channel, or one for all. Not beside `standardise`.
@@ -93,7 +94,9 @@ def arrays(
     found = Arrays(path)
     name = path.resolve().stem
     parts = _parts(found, x)
-    samples = samples_of(found.joined(list(parts.values())), bool(vocabulary) or task == "next_token", channels_last)
+    whole, tokens = found.joined(list(parts.values())), bool(vocabulary) or task == "next_token"
+    chosen = not tokens and is_channels_last(whole, f'{path}: "{x}"') if channels_last is None else channels_last
+    samples = samples_of(whole, tokens, chosen)
     labels = _joined(found, y, parts)
     if not samples.numel():
         raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.')
@@ -124,6 +127,7 @@ def arrays(
         vocabulary=vocabulary,
         padding=padding,
         resize=None if resize is None else (resize, resize),
+        notes=(_channels_note(f'{name}: "{x}"', whole),) if chosen and channels_last is None else (),
     )
 
 
@@ -145,7 +149,10 @@ def _check_keys(
         used.idle("padding", because="vocabulary = 0 says that x holds no tokens")
 
 
-def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0) -> Data:
+def in_memory(
+    x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0, channels_last: bool | None = None,
+    begun_with: Sequence[int] = (),
+) -> Data:  # fmt: skip
     """Return samples and labels in memory as a data set: arrays, tensors, or lists of numbers.
 
     Rows and series of numbers [N, D] and [N, C, L], other than uint8, are standardised by the training samples. Labels
@@ -156,9 +163,11 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         y: Labels [N], or targets [N, targets].
         held: Samples and labels for testing; None: a fifth of x. A tenth of the rest is for validation.
         seed: Of what is held out.
+        channels_last: Whether x is [N, ..., C] and is to become [N, C, ...]; None: where its shape says so.
+        begun_with: The shape of a sample in the run that goes on; x keeps its channels where it has that shape.
 
     Raises:
-        DataError: They do not fit together.
+        DataError: They do not fit together, or nobody can tell where the channels are.
     """
     parts = {"train": (x, y)} | ({} if held is None else {"test": held})
     samples = {split: array_of(pair[0], "x") for split, pair in parts.items()}
@@ -187,13 +196,22 @@ def in_memory(x: Any, y: Any, held: tuple[Any, Any] | None = None, seed: int = 0
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
     target, count, _ = _labels(answers, task, None)
-    xs = samples_of(whole, tokens=False, channels_last=False)
+    notes = []
+    if channels_last is None and whole.shape[1:] != tuple(begun_with) and is_channels_last(whole, "data=(x, y): x"):
+        notes.append(_channels_note("data=(x, y): x", whole))
+    xs = samples_of(whole, tokens=False, channels_last=bool(channels_last or notes))
+    if task == "regression" and _is_one_hot(answers):
+        notes.append(
+            f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers. Each row "
+            "has a single 1, as one-hot labels have: for classes, hand over y.argmax(1)."
+        )
     sizes = {split: len(found) for split, found in samples.items()}
     splits = completed(sizes, _strata(None, target, task, len(xs)), 0.1, 0.2, seed)
     standard = xs.is_floating_point() and xs.ndim in (2, 3)
     mean, std = _statistics(xs, splits["train"]) if standard else ((), ())
     indices = {split: torch.from_numpy(found) for split, found in splits.items()}
-    return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task)
+    return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std, task=task,
+                notes=tuple(notes))  # fmt: skip
 
 
 def array_of(given: Any, what: str) -> NDArray[Any]:
@@ -212,7 +230,51 @@ def array_of(given: Any, what: str) -> NDArray[Any]:
     return found
 
 
-def shape_of(file: str, x: str = "x", channels_last: bool = False) -> tuple[int, ...]:
+_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_FEW, _MANY = 4, 16  # pixels: a side has more than the first, and one of the second is surely a side
+
+
+def is_channels_last(x: NDArray[Any], what: str) -> bool:
+    """Return whether samples [N, ..., C] have their channels last, by their shape.
+
+    Args:
+        x: Samples, [N, ...].
+        what: What messages call them.
+
+    Raises:
+        DataError: The first and the last dimension of a sample may both be its channels.
+    """
+    shape = x.shape[1:]
+    if len(shape) not in (3, 4) or shape[-1] not in _CHANNELS:
+        return False
+    first, last = shape[-2:], shape[-3:-1]  # height and width, where channels are first or last
+    if shape[0] in _CHANNELS[1:]:
+        if (first[0] == first[1]) != (last[0] == last[1]):
+            return last[0] == last[1]
+        if shape[-1] == 1:
+            return False
+        raise DataError(
+            f"{what} {list(x.shape)} may have its channels first or last. Set channels_last = true or false in [data]; "
+            'in Python, data={"name": (x, y), "channels_last": True}.'
+        )
+    sides = min(shape[:-1]) > _FEW
+    pixels = x.dtype == np.uint8
+    return sides and (last[0] == last[1] or pixels or (min(last) >= _MANY and shape[-1] > 1))
+
+
+def _channels_note(what: str, x: NDArray[Any]) -> str:
+    sides = "x".join(map(str, x.shape[1:-1]))
+    return (
+        f"{what} {list(x.shape)} is taken as {sides} with {x.shape[-1]} channels, which come last. "
+        "channels_last = false says otherwise."
+    )
+
+
+def _is_one_hot(y: NDArray[Any]) -> bool:
+    return y.ndim == 2 and y.shape[1] > 1 and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
+
+
+def shape_of(file: str, x: str = "x", channels_last: bool | None = None) -> tuple[int, ...]:
     """Return the shape of one sample in a file of arrays, as `arrays` returns it.
 
     Raises:
@@ -221,7 +283,7 @@ def shape_of(file: str, x: str = "x", channels_last: bool = False) -> tuple[int,
     found = Arrays(set_folder(file))
     samples = found.one(next(iter(_parts(found, x).values())))
     shape = tuple(samples.shape[1:])
-    if channels_last and len(shape) > 1:
+    if (is_channels_last(samples, x) if channels_last is None else channels_last) and len(shape) > 1:
         return (shape[-1], *shape[:-1])
     return (1, *shape) if samples.dtype == np.uint8 and len(shape) == 2 else shape
 
@@ -273,6 +335,8 @@ def _labels(found: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor
     if task == "classification" and found.dtype.kind == "U":
         places, names = _numbered(found, "the labels")
         return torch.from_numpy(places), len(names), names
+    if task == "classification" and found.dtype.kind in "biuf" and _is_one_hot(found):
+        raise DataError(f"the labels {list(found.shape)} are one-hot; save the class of each sample, y.argmax(1).")
     if found.dtype.kind not in "biuf" or (task in ("classification", "next_token") and found.dtype.kind == "f"):
         raise DataError(f"labels of a {task} task cannot be {found.dtype}.")
     if not found.size:
@@ -309,6 +373,8 @@ def _whole(found: NDArray[Any], what: str) -> NDArray[np.int64]:
 
 
 def _numbered(values: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    if values.dtype.kind in "iu" and _is_one_hot(values):
+        raise DataError(f"{what} {list(values.shape)} are one-hot; hand over the class of each sample, y.argmax(1).")
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.")
     names, places = np.unique(values, return_inverse=True)
