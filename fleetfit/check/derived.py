@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fleetfit.check.full import Full, KeptPlaces, difference, load
+from fleetfit.check.full import Full, KeptPlaces, difference, in_float64, load
 from fleetfit.check.masked import CannotRun, MaskedCut, build_small, load_small
 from fleetfit.errors import ModelError
 from fleetfit.layout import State, build_module, named_tensors, outputs
@@ -89,7 +89,7 @@ def _compare(full: Full, cut: MaskedCut, after: State) -> None:
     answers = []
     for state in (part, own):
         load_small(full, module, {**places.cut(full.state), **state})
-        with torch.no_grad():
+        with torch.no_grad(), in_float64():
             answers.append(outputs(module, full.x))
     error = difference(*answers)
     if error > full.tolerance:
@@ -121,7 +121,7 @@ def _run_training(module: nn.Module, x: Tensor, steps: int, names: Iterable[str]
     """
     module.train()
     try:
-        with own_randomness(x.device, 0), torch.enable_grad():
+        with own_randomness(x.device, 0), torch.enable_grad(), in_float64():
             for _ in range(steps):
                 module(x)
     except Exception as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import Full, KeptPlaces, describe, difference, load
+from fleetfit.check.full import Full, KeptPlaces, describe, difference, in_float64, load
 from fleetfit.check.replay import Trace, plain_attention, recorded, replayed
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, State, build_module, named_tensors, outputs
@@ -143,7 +143,7 @@ def outputs_of(full: Full, beside: Masked, way: str) -> list[Tensor]:
     """
     module, numbers = beside.module, way != WAYS[0]
     context = replayed(module, beside.trace, way == WAYS[2]) if numbers else contextlib.nullcontext()
-    with torch.no_grad(), plain_attention(), context:
+    with torch.no_grad(), plain_attention(), in_float64(), context:
         try:
             return outputs(module, full.x)
         except Exception as error:
@@ -236,7 +236,7 @@ def inert(full: Full) -> tuple[str, ...]:
     rng = torch_rng("check_layout", full.seed, "inert")
     before = [own[name].requires_grad for name in names]
     try:
-        with torch.enable_grad(), plain_attention():
+        with torch.enable_grad(), plain_attention(), in_float64():
             for name in names:
                 own[name].requires_grad_(True)
             found = outputs(full.module, full.x)
