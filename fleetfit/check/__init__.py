@@ -6,7 +6,8 @@ Everything is computed in float64 with every parameter redrawn, biases and norm 
    exits give what the full model gives there;
 3. a small model of all axes cut at once, in four ways, equals the full model with its other channels at zero. Where the
    arithmetic depends on a size (a norm over channels, a scale by the head's size) the small model runs with the full
-   one's numbers.
+   one's numbers;
+4. what a training forward computes from the parameters and keeps is, for a small model, its part of the full one's.
 
 Each part is needed: layouts that are wrong pass the first two by luck, such as heads of a fixed number cut in granules
 of a head's size. A right layout is exact to about 1e-13; a wrong one is off by 1e-3 and more. What no output depends
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfit.check.derived import check_derived_state, settle_derived_state
 from fleetfit.check.full import TOLERANCE, Full, describe, named
 from fleetfit.check.masked import WAYS, MaskedCut, compared, inert
 from fleetfit.check.parting import by_axis, failing_axes, fixed_groups, in_words, parting
@@ -187,12 +189,16 @@ def _proved(full: Full, levels: Sequence[Submodel], say: Say | None) -> LayoutRe
         if say is not None and time.monotonic() > until:
             say(f"Proving the layout of {type(full.architecture).__name__}: {what}")
 
+    kept = settle_derived_state(full)
     permutation = permuted(full, now)
     now("a model of each level")
     for level in levels:
         loaded(full, level)
     check_depths(full, [level.exits for level in levels])
     cuts = compared(full, levels, now)
+    if kept:
+        now("the state that training forwards change")
+    check_derived_state(full, kept, cuts)
     now("what moves no output")
     still = inert(full)
     failed = [cut for cut in cuts if not cut.error <= full.tolerance]

@@ -4,6 +4,7 @@ A dimension's places are found once, however many tensors have a dimension like 
 vector per dimension. That is what `fleetfit.submodel` does too, but many times faster where channels are drawn.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from fleetfit.layout import (
 )
 from fleetfit.layout.meta import Operations
 from fleetfit.submodel import Channels, Submodel, extract
+from fleetfit.tensor_defaults import tensor_defaults
 
 # ---- the full model ------------------------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class Full:
     def run(self) -> list[Tensor]:
         """Return the logits of every exit under the state that is loaded."""
         try:
-            with torch.no_grad():
+            with torch.no_grad(), in_float64():
                 return outputs(self.module, self.x)
         except ModelError:
             raise
@@ -92,6 +94,11 @@ class Full:
             raise ModelError(
                 f"{named(self.architecture)} does not accept a batch of shape {shape}: {error}.{more}"
             ) from error
+
+
+def in_float64() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which modules make their own tensors as those that they are given: float64, on the host."""
+    return tensor_defaults("cpu", torch.float64)
 
 
 class _Precision(Operations):
@@ -134,7 +141,7 @@ def check_exits(
         )
     if not isinstance(module, HasSegments):
         return
-    with torch.no_grad():
+    with torch.no_grad(), in_float64():
         carry = module.start(x)
         for i, expected in enumerate(logits):
             carry = module.segment(i, carry)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import Full, KeptPlaces, describe, difference, load
+from fleetfit.check.full import Full, KeptPlaces, describe, difference, in_float64, load
 from fleetfit.check.replay import Trace, plain_attention, recorded, replayed
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Layout, build_module, named_tensors, outputs
+from fleetfit.layout import Axis, Layout, State, build_module, named_tensors, outputs
 from fleetfit.seeds import numpy_rng, torch_rng
 from fleetfit.submodel import Channels, Submodel, random
 
@@ -123,7 +123,7 @@ def masked(full: Full, channels: Mapping[str, Channels]) -> Masked:
         CannotRun: The small model cannot be built.
     """
     places = KeptPlaces(full.layout, channels)
-    module = _small(full, places)
+    module = build_small(full, places)
     faint = 0.0
     with plain_attention():
         while True:
@@ -143,14 +143,19 @@ def outputs_of(full: Full, beside: Masked, way: str) -> list[Tensor]:
     """
     module, numbers = beside.module, way != WAYS[0]
     context = replayed(module, beside.trace, way == WAYS[2]) if numbers else contextlib.nullcontext()
-    with torch.no_grad(), plain_attention(), context:
+    with torch.no_grad(), plain_attention(), in_float64(), context:
         try:
             return outputs(module, full.x)
         except Exception as error:
             raise CannotRun(str(error)) from error
 
 
-def _small(full: Full, places: KeptPlaces) -> nn.Module:
+def build_small(full: Full, places: KeptPlaces) -> nn.Module:
+    """Build the small model of some channels, and load its part of the state.
+
+    Raises:
+        CannotRun: It cannot be built, or the state does not fit.
+    """
     layout = full.layout
     try:
         module = build_module(full.architecture, {**layout.full_sizes, **places.sizes}, layout.exits).eval().double()
@@ -161,8 +166,13 @@ def _small(full: Full, places: KeptPlaces) -> nn.Module:
     odd = [name for name, tensor in state.items() if built.get(name) != tuple(tensor.shape)]
     if odd:
         raise CannotRun(f'"{odd[0]}" is {built.get(odd[0])}, not {tuple(state[odd[0]].shape)}')
-    load(module, {**{n: t for n, t in full.base.items() if n in dict(module.state_dict())}, **state})
+    load_small(full, module, state)
     return module
+
+
+def load_small(full: Full, module: nn.Module, state: State) -> None:
+    """Load a state into a small model, and what is never trained."""
+    load(module, {**{n: t for n, t in full.base.items() if n in dict(module.state_dict())}, **state})
 
 
 # ---- which channels ------------------------------------------------------------------------------------------------
@@ -226,7 +236,7 @@ def inert(full: Full) -> tuple[str, ...]:
     rng = torch_rng("check_layout", full.seed, "inert")
     before = [own[name].requires_grad for name in names]
     try:
-        with torch.enable_grad(), plain_attention():
+        with torch.enable_grad(), plain_attention(), in_float64():
             for name in names:
                 own[name].requires_grad_(True)
             found = outputs(full.module, full.x)

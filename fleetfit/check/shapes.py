@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from fleetfit.check.full import Full, KeptPlaces, describe, difference, load
+from fleetfit.check.full import Full, KeptPlaces, describe, difference, in_float64, load
 from fleetfit.errors import ModelError
 from fleetfit.layout import Layout, build_module, named_tensors, outputs
 from fleetfit.seeds import torch_rng
@@ -134,7 +134,7 @@ def check_depths(full: Full, exits: Iterable[tuple[int, ...]]) -> None:
         if some == full.layout.exits:
             continue
         module = loaded(full, Submodel({}, some))
-        with torch.no_grad():
+        with torch.no_grad(), in_float64():
             ours = outputs(module, full.x)
         error = difference(ours, [full.expected[full.layout.exits.index(e)] for e in some])
         if error > full.tolerance:

@@ -18,6 +18,7 @@ from fleetfit.cost import accepting, submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError
 from fleetfit.layout import Architecture, State, build_module, outputs
+from fleetfit.layout.meta import on_meta
 from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
 from fleetfit.report.tables import without_early
@@ -226,7 +227,7 @@ def _check_outputs(problem: Problem, data: Data) -> None:
     expected = (*shape, data.classes)
     with torch.device("meta"):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
-    with accepting(problem.architecture, problem.input_shape):
+    with accepting(problem.architecture, problem.input_shape), on_meta():
         found = outputs(module, data.x.to("meta"))
     for exit_, logits in zip(problem.exits, found, strict=True):
         if tuple(logits.shape) != expected:

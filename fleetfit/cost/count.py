@@ -20,6 +20,7 @@ from torch.utils.module_tracker import ModuleTracker
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, about_input, batch_norms, build_module, infer_layout, meta, some_input
 from fleetfit.submodel import Submodel
+from fleetfit.tensor_defaults import tensor_defaults
 
 BATCH_SIZE = 16
 """Samples in a training step, where nobody says."""
@@ -113,7 +114,7 @@ def count(
     for norm in batch_norms(module).values():
         norm.forward = _unchanged  # type: ignore[assignment]  # torch counts nothing there, and takes long
     running, extra = ModuleTracker(), _Extra(module.eval())
-    with torch.no_grad(), accepting(architecture, input_shape), extra, running, _Flops(running) as counter:
+    with torch.no_grad(), accepting(architecture, input_shape, "meta"), extra, running, _Flops(running) as counter:
         module(x)
     counts = counter.by_module
     root = type(module).__name__
@@ -141,10 +142,17 @@ def on_meta(
 
 
 @contextlib.contextmanager
-def accepting(architecture: Architecture, input_shape: Sequence[int]) -> Iterator[None]:
-    """Turn what a module raises into a sentence that names the input."""
+def accepting(architecture: Architecture, input_shape: Sequence[int], device: str | None = None) -> Iterator[None]:
+    """Turn what a module raises into a sentence that names the input.
+
+    Args:
+        architecture: The model family.
+        input_shape: Shape of one sample.
+        device: Where tensors are made that the module makes itself; None: as without it.
+    """
     try:
-        yield
+        with tensor_defaults(device, torch.float32):
+            yield
     except ModelError:
         raise
     except Exception as error:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fleetfit.cost.count import Conditions, accepting, layout_of, submodel_cost
 from fleetfit.cost.parts import Measure, Profile
-from fleetfit.layout import Architecture, batch_norms, build_module, some_input
+from fleetfit.layout import Architecture, batch_norms, build_module, place_module, some_input
 from fleetfit.seeds import own_randomness
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
@@ -119,7 +119,7 @@ def latency_now(
     """
     module, x = _real(architecture, sizes, tuple(exits), input_shape)
     if accelerator is not None:
-        module, x = module.to(accelerator), x.to(accelerator)
+        module, x = place_module(module, accelerator, architecture, sizes, tuple(exits), input_shape), x.to(accelerator)
     module = prepared(module)
     with accepting(architecture, input_shape):
         times = [sum(row.values()) for row in _times(module, x, {}, threads, patience_s)]

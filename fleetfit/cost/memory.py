@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from fleetfit.cost.count import Conditions, accepting, cached, layout_of, on_meta
 from fleetfit.cost.parts import Measure, Place, Profile, numel, place_of, profile_of
 from fleetfit.layout import Architecture, outputs
-from fleetfit.layout.meta import Operations
+from fleetfit.layout.meta import Operations, keep_on_meta
 
 _NUMBER = 4  # bytes
 _PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
@@ -56,7 +56,7 @@ class LiveBytes(Operations):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count what it returns."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **keep_on_meta(func, args, kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.add(leaf)
@@ -97,7 +97,7 @@ def _training_memory(
     moments: int,
 ) -> int:
     memory, module, x = _prepared(architecture, dict(key), exits, input_shape, batch_size, moments)
-    with accepting(architecture, input_shape), memory:
+    with accepting(architecture, input_shape, "meta"), memory:
         sum((_loss(logits) for logits in outputs(module, x)), torch.zeros((), device="meta")).backward()
     return memory.peak
 
@@ -148,7 +148,7 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
                 number = int(matched["number"])
                 place = (number, None) if matched["kind"] == "blocks" else (None, number)
                 _watch(part, place, memory, found)
-        with accepting(architecture, input_shape), memory:
+        with accepting(architecture, input_shape, "meta"), memory:
             kept = outputs(module, x)  # noqa: F841  what they hold is alive until here
         stem = x.numel() * x.element_size() + memory.now - before - sum(n for _, n in found)
         found.append(((None, None), stem))

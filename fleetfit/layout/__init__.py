@@ -30,6 +30,7 @@ from fleetfit.layout.axes import (
 )
 from fleetfit.layout.infer import batch_norms, build_module, explains, infer_layout, named_tensors
 from fleetfit.layout.layout import Layout, Segment, TensorLayout
+from fleetfit.layout.placed import place_module
 from fleetfit.layout.undeclared import about_input, check_described, same_number
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "interleaved",
     "named_tensors",
     "outputs",
+    "place_module",
     "predictions",
     "product",
     "same_number",

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fleetfit.tensor_defaults import tensor_defaults
+
 
 class Operations(TorchDispatchMode):
     """Sees every operation."""
@@ -38,14 +40,21 @@ class _Shapes(Operations):
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
     """Make tensors on the meta device, and run the usual operations on them by their shapes."""
-    with torch.device("meta"), _Shapes():
+    with tensor_defaults("meta", torch.float32), _Shapes():
         yield
 
 
 def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation that a mode sees, by its shapes where a rule knows them."""
+    kwargs = keep_on_meta(func, args, kwargs)
     out = answered(func, args, kwargs)
     return func(*args, **kwargs) if out is NotImplemented else out
+
+
+def keep_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of an operation, so that `.to(device)` leaves on the meta device what has no numbers."""
+    moved = func is _ATEN._to_copy.default and args[0].is_meta and kwargs.get("device") is not None
+    return {**kwargs, "device": torch.device("meta")} if moved else kwargs
 
 
 def answered(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -8,12 +8,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from fleetfit.errors import FleetFitError, ModelError
 from fleetfit.layout.axes import Axis, Declaration
 from fleetfit.layout.layout import Layout
+
+_PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
+_NO_NUMBERS = re.compile(r"item\(\)|no data|register_meta|meta device type")
+_ELSEWHERE = re.compile(r"(same|expected) device|dtype|scalar type|should be the same")
+
 
 # ---- what an architecture says of itself, looked at before anything is made of it ----------------------------------
 
@@ -95,16 +101,35 @@ def _is_count(n: Any, least: int) -> bool:
 
 
 def about_input(architecture: Any, error: BaseException) -> str:
-    """Return what a failed call of a module has to do with what its samples are: tokens or real numbers; or ""."""
+    """Return what a failed call of a module has to do with its samples, or with tensors that it makes itself; or ""."""
     said, tokens = str(error), getattr(architecture, "tokens", 0)
-    if not tokens and "indices" in said and ("Long" in said or "Int" in said):
+    whole = "Long" in said or "Int" in said
+    if not tokens and "indices" in said and whole:
         return (
             " It seems to take tokens, and was given real numbers: take vocabulary as a parameter of the architecture "
             "and set self.tokens = vocabulary (token ids are below it; the data give it)."
         )
-    if tokens and "dtype" in said:
+    if tokens and "dtype" in said and whole:
         return f" It was given tokens below {tokens}, as the architecture's tokens say; 0 stands for real numbers."
+    if _NO_NUMBERS.search(said):
+        return (
+            f"{_failed_line(error)} FleetFit counts on the meta device, where tensors have shapes and no numbers: what "
+            "forward does must not depend on numbers, as with .item(), float(x) or if x.sum() > 0."
+        )
+    if _ELSEWHERE.search(said) and not whole:
+        return (
+            f"{_failed_line(error)} FleetFit counts on the meta device, proves in float64 and trains where the device "
+            "computes: a tensor that forward makes must not name another device or type. Use x.new_zeros(...), or "
+            "torch.zeros(..., device=x.device, dtype=x.dtype)."
+        )
     return ""
+
+
+def _failed_line(error: BaseException) -> str:
+    """Return the line of the model's own code in which an error was raised, as a sentence; "" where there is none."""
+    lines = [(Path(frame.f_code.co_filename), n) for frame, n in traceback.walk_tb(error.__traceback__)]
+    own = [(path, n) for path, n in lines if not any(path.is_relative_to(package) for package in _PACKAGES)]
+    return f" It failed at line {own[-1][1]} of {own[-1][0].name}." if own else ""
 
 
 # ---- fixed numbers of groups and heads: where a model has them, and how an architecture says it --------------------

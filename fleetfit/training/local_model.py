@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fleetfit.errors import RunError
-from fleetfit.layout import State, build_module, named_tensors
+from fleetfit.layout import State, build_module, named_tensors, place_module
 from fleetfit.seeds import own_randomness, seed_of
 from fleetfit.submodel import FlatState, Submodel, extract, flat_of, whole
 from fleetfit.training.speed import convolution_weights, in_format, prepared
@@ -33,7 +33,8 @@ class LocalModel:
         self.shapes = layout.shapes(submodel.sizes, submodel.exits)
         sizes = {**layout.full_sizes, **submodel.sizes}
         with own_randomness(accelerator):
-            self.module = build_module(problem.architecture, sizes, submodel.exits).to(accelerator)
+            built = build_module(problem.architecture, sizes, submodel.exits)
+        self.module = place_module(built, accelerator, problem.architecture, sizes, submodel.exits, problem.input_shape)
         found = {name: (tensor, is_parameter) for name, tensor, is_parameter in named_tensors(self.module)}
         _check_built(found, self.shapes, layout.aliases, layout.base)
         self.arithmetic = problem.arithmetic_of(submodel)

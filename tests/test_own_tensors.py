@@ -1,0 +1,359 @@
+"""Models that make tensors in `forward` and name neither device nor type are counted, proved, measured and trained."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import CLASSES, Made, lstm
+
+import fleetfit as ff
+from fleetfit.check import check_layout
+from fleetfit.cli import main
+from fleetfit.cost import Conditions, latency_of, submodel_cost, training_memory
+from fleetfit.cost.latency import latency_now
+from fleetfit.errors import ModelError
+from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, place_module
+from fleetfit.submodel import whole
+from fleetfit.tasks import task_named
+from fleetfit.tensor_defaults import tensor_defaults
+from fleetfit.training import local_model_of
+from fleetfit.values import Problem
+
+STEPS, FEATURES, WIDE = 4, 5, 6
+HOST = torch.device("cpu")
+
+
+class Recurrent(nn.Module):
+    """Begins from states that `forward` makes: [layers, B, wide]."""
+
+    def __init__(self, wide: int, classes: int, start: Callable[[int, int], Tensor], gru: bool = False) -> None:
+        super().__init__()
+        self.wide, self.start, self.gru = wide, start, gru
+        self.net = (nn.GRU if gru else nn.LSTM)(FEATURES, wide, num_layers=2, batch_first=True)
+        self.fc = nn.Linear(wide, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(len(x), self.wide)
+        out = self.net(x, h) if self.gru else self.net(x, (h, self.start(len(x), self.wide)))
+        return self.fc(out[0][:, -1])
+
+
+def recurrent(start: Callable[[int, int], Tensor], gru: bool = False) -> Made:
+    axes = {"wide": Axis(WIDE), "classes": CLASSES}
+    gates = {"net.*": blocked(3 if gru else 4, dim=0)}
+    return Made(axes, lambda s: Recurrent(s["wide"], s["classes"], start, gru), gates, (STEPS, FEATURES))
+
+
+class Layers(nn.Module):
+    """Two layers with something of the model's own between them; h is [B, steps, wide]."""
+
+    def __init__(self, wide: int, classes: int, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between = between
+        self.up, self.fc = nn.Linear(FEATURES, wide), nn.Linear(wide, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.between(self, self.up(x)).relu().mean(1))
+
+
+def layers(between: Callable[[nn.Module, Tensor], Tensor], declared: dict[str, Declaration] | None = None) -> Made:
+    axes = {"wide": Axis(WIDE), "classes": CLASSES}
+    return Made(axes, lambda s: Layers(s["wide"], s["classes"], between), declared or {}, (STEPS, FEATURES))
+
+
+def causal(_: nn.Module, h: Tensor) -> Tensor:
+    hidden = torch.ones(h.shape[1], h.shape[1]).triu(1).bool()
+    return (torch.eye(h.shape[1]) @ h) + torch.zeros(h.shape[1], h.shape[1]).masked_fill(hidden, -1.0) @ h
+
+
+GLOBAL = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # as tutorials have it
+MODELS = {
+    "h0 and c0 of an LSTM": recurrent(lambda n, wide: torch.zeros(2, n, wide)),
+    "h0 of a GRU": recurrent(lambda n, wide: torch.zeros(2, n, wide), gru=True),
+    "h0 moved to a device of the file": recurrent(lambda n, wide: torch.zeros(2, n, wide).to(GLOBAL)),
+    "h0 of torch.full": recurrent(lambda n, wide: torch.full((2, n, wide), 0.25)),
+    "noise in training": layers(lambda m, h: h + 0.1 * torch.randn(h.shape) if m.training else h),
+    "a mask drawn in training": layers(lambda m, h: h * (torch.rand(h.shape[0], 1, 1) < 0.9) if m.training else h),
+    "positions": layers(lambda _, h: h + torch.arange(h.shape[1])[:, None] / h.shape[1]),
+    "positions in real numbers": layers(lambda _, h: h * torch.linspace(0.5, 1.5, h.shape[1])[:, None]),
+    "an identity matrix": layers(lambda _, h: torch.eye(h.shape[1]).expand(len(h), -1, -1) @ h),
+    "a causal mask": layers(causal),
+    "a number": layers(lambda _, h: h * torch.tensor(1.5) + torch.tensor([0.5])),
+    "a place to write to": layers(lambda _, h: torch.empty(h.shape).copy_(h).index_fill(1, torch.tensor([0]), 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_are_proved(name: str) -> None:
+    made = MODELS[name]
+    report = check_layout(made, input_shape=made.input_shape)
+    assert not report.not_proved and max([*report.cuts.values(), *report.permutation.values()]) < 1e-12
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_they_are_counted_and_measured(name: str) -> None:
+    made = MODELS[name]
+    exits, sizes = (1,), {"wide": WIDE, "classes": 3}
+    parameters = sum(p.numel() for p in build_module(made, sizes, exits).parameters())
+    cost = submodel_cost(made, (sizes, exits), made.input_shape)
+    assert cost.parameters == parameters and cost.multiply_adds > 0
+    assert training_memory(made, sizes, exits, made.input_shape, 8) > 4 * 3 * parameters
+    assert latency_of(made, sizes, exits, made.input_shape, Conditions()).median_s > 0
+
+
+def test_an_lstm_costs_the_same_whether_it_makes_its_state_itself() -> None:
+    """By hand: each of 4 steps multiplies 4 gates by 5 features and 6 channels, then the classifier 6 by 3."""
+    single = Made(
+        {"hidden": Axis(6), "classes": CLASSES},
+        lambda s: First(s["hidden"], s["classes"]),
+        {"lstm.*": blocked(4, dim=0)},
+        (STEPS, FEATURES),
+    )
+    found = [submodel_cost(made, ({}, (1,)), (STEPS, FEATURES)) for made in (single, lstm())]
+    assert found[0] == found[1]
+    assert found[0].multiply_adds == STEPS * 4 * 6 * (FEATURES + 6) + 6 * 3
+
+
+class First(nn.Module):
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.lstm, self.fc = nn.LSTM(FEATURES, hidden, batch_first=True), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(1, len(x), self.hidden)
+        return self.fc(self.lstm(x, (h, h))[0][:, -1])
+
+
+def test_a_wrong_layout_of_such_a_model_is_refused() -> None:
+    made = recurrent(lambda n, wide: torch.zeros(2, n, wide))
+    wrong = Made(made.axes, made.make, {"net.*": ff.interleaved(4, dim=0)}, made.input_shape)
+    with pytest.raises(ModelError, match='axis "wide"'):
+        check_layout(wrong, input_shape=wrong.input_shape)
+
+
+def test_what_moves_no_output_is_found_in_them() -> None:
+    """A bias that a mean over the steps takes away again."""
+
+    class Shifted(Layers):
+        def __init__(self, wide: int, classes: int) -> None:
+            super().__init__(wide, classes, lambda m, h: torch.eye(h.shape[1]) @ (h - h.mean(1, keepdim=True)))
+
+    made = Made(
+        {"wide": Axis(WIDE), "classes": CLASSES}, lambda s: Shifted(s["wide"], s["classes"]), {}, (STEPS, FEATURES)
+    )
+    assert check_layout(made, input_shape=made.input_shape).inert == ("up.bias",)
+
+
+class Steps(ff.ExitModel):
+    """Blocks that each multiply by a matrix of their own making."""
+
+    def __init__(self, wide: int, classes: int, exits: tuple[int, ...]) -> None:
+        super().__init__()
+        self.exits = exits
+        self.stem = nn.Linear(FEATURES, wide)
+        self.blocks = nn.ModuleList(Turn(wide) for _ in range(exits[-1]))
+        self.heads = nn.ModuleDict({str(e): nn.Linear(wide, classes) for e in exits})
+
+    def start(self, x: Tensor) -> Tensor:
+        return self.stem(torch.eye(len(x)) @ x)
+
+
+class Turn(nn.Module):
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(wide, wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.eye(len(x)).flip(0) @ x).tanh()
+
+
+class Several(ff.Architecture):
+    blocks = 3
+
+    def __init__(self) -> None:
+        self.axes = {"wide": Axis(WIDE), "classes": CLASSES}
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        return Steps(axes["wide"], axes["classes"], exits)
+
+
+def test_models_with_exits_are_proved_at_every_depth() -> None:
+    report = check_layout(Several(), input_shape=(FEATURES,))
+    assert max(report.cuts.values()) < 1e-12 and len(report.levels) == 4
+
+
+def test_derived_state_is_seen_in_them() -> None:
+    def make(s: Mapping[str, int]) -> nn.Module:
+        module = First(s["hidden"], s["classes"])
+        module.fc = nn.utils.parametrizations.spectral_norm(module.fc)
+        return module
+
+    gates = {"lstm.*": blocked(4, dim=0)}
+    made = Made({"hidden": Axis(6), "classes": CLASSES}, make, gates, (STEPS, FEATURES))
+    with pytest.raises(ModelError, match=r'"fc\.parametrizations\.weight\.0\._u".*derived state'):
+        check_layout(made, input_shape=made.input_shape)
+
+
+# ---- check-model, plan, run and export agree -------------------------------------------------------------------------
+
+MODEL = """
+import torch
+from torch import nn
+from fleetfit import Architecture, Axis, blocked
+
+class Net(nn.Module):
+    def __init__(self, h, classes):
+        super().__init__()
+        self.h = h
+        self.lstm, self.fc = nn.LSTM(8, h, batch_first=True), nn.Linear(h, classes)
+    def forward(self, x):
+        x = x.squeeze(1)
+        h0 = torch.zeros(1, x.shape[0], self.h{named})
+        out, _ = self.lstm(x, (h0, h0))
+        return self.fc(out[:, -1])
+
+class Family(Architecture):
+    blocks, declared = 1, {{"lstm.*": blocked(4)}}
+    def __init__(self, classes, h=24):
+        self.axes = {{"h": Axis(h), "classes": Axis(classes, scaled=False)}}
+    def build(self, axes, exits):
+        return Net(axes["h"], axes["classes"])
+"""
+LINE = 13
+
+
+def called(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+def verbs(path: Path, out: Path) -> list[list[str]]:
+    run = [f"--set=model.name={path}:Family", "--set=method.name=heterofl", "--set=fleet.tolerance=0.5"]
+    few = ["--set=rounds=1", "--set=data.partition.clients=4", "--set=local.max_steps=2"]
+    return [
+        ["check-model", f"{path}:Family", "--input-shape", "1,8,8"],
+        ["plan", "--model", f"{path}:Family", "--input-shape", "1,8,8", "--mode", "width"],
+        ["run", "--out", str(out), *run, *few],
+    ]
+
+
+def test_every_verb_takes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "own.py", tmp_path / "out"
+    path.write_text(MODEL.format(named=""))
+    for arguments in verbs(path, out):
+        assert called(arguments) == 0, capsys.readouterr().err
+    assert called(["eval", str(out)]) == 0
+    assert called(["export", str(out), "--level", "1", "--out", str(tmp_path / "exported"), "--no-onnx"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "named", [", dtype=torch.float32", ", device='cpu'", ", dtype=torch.float16", ", device='cpu', dtype=torch.float32"]
+)
+def test_a_tensor_that_names_another_device_or_type_is_refused_with_its_line(
+    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, said = tmp_path / "own.py", []
+    path.write_text(MODEL.format(named=named))
+    for arguments in verbs(path, tmp_path / "out"):
+        if arguments[0] != "plan" or "device" in named:  # a plan computes nothing, so any type is well
+            assert called(arguments) == 2
+            said.append(capsys.readouterr().err)
+    for text in said:
+        assert f"It failed at line {LINE + 1} of own.py." in text
+        assert "torch.zeros(..., device=x.device, dtype=x.dtype)" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_forward_that_looks_at_numbers_is_refused_with_its_line(tmp_path: Path) -> None:
+    made = layers(lambda _, h: h * h.sum().item())
+    with pytest.raises(ModelError, match=r"It failed at line \d+ of test_own_tensors.py\..*no numbers"):
+        submodel_cost(made, ({}, (1,)), made.input_shape)
+
+
+# ---- on an accelerator: the meta device stands for one ---------------------------------------------------------------
+
+SEEN: list[str] = []
+
+
+def noting(m: nn.Module, h: Tensor) -> Tensor:
+    made = torch.ones(h.shape[1], 1)
+    SEEN.append(made.device.type)
+    return h * made
+
+
+def problem_of(made: Made) -> Problem:
+    return Problem(made, made.input_shape, task_named("classification"), (1,))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "device of the file" not in name])
+def test_a_module_on_an_accelerator_makes_its_tensors_there(name: str) -> None:
+    made = MODELS[name]
+    problem = problem_of(made)
+    module = local_model_of(problem, whole(infer_layout(made)), torch.device("meta")).module
+    for training in (True, False):
+        assert module.train(training)(torch.zeros(3, *made.input_shape, device="meta")).device.type == "meta"
+    assert torch.zeros(1).device == HOST
+
+
+def test_the_default_device_is_set_only_where_it_is_needed() -> None:
+    sizes = {"wide": WIDE, "classes": 3}
+    for between, wrapped in ((noting, True), (lambda _, h: h.new_ones(h.shape) * h, False), (lambda _, h: h, False)):
+        made = layers(between)
+        module = place_module(build_module(made, sizes, (1,)), torch.device("meta"), made, sizes, (1,), (4, 5))
+        assert ("forward" in vars(module)) is wrapped
+        assert "forward" not in vars(place_module(build_module(made, sizes, (1,)), HOST, made, sizes, (1,), (4, 5)))
+
+
+def test_latency_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    SEEN.clear()
+    made = layers(noting)
+    latency_now(made, {"wide": WIDE, "classes": 3}, (1,), made.input_shape, 1, torch.device("meta"), 0.01)
+    assert "meta" in SEEN[-3:] and SEEN[-1] == "meta"
+
+
+# ---- the defaults are as they were -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[torch.float32, torch.float64, torch.bfloat16])
+def default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+def test_defaults_hold_for_a_block_only(default: torch.dtype) -> None:
+    with tensor_defaults("meta", torch.float64):
+        assert (torch.zeros(1).dtype, torch.zeros(1).device.type) == (torch.float64, "meta")
+        with tensor_defaults("cpu", torch.float32):
+            assert (torch.zeros(1).dtype, torch.zeros(1).device.type) == (torch.float32, "cpu")
+        with tensor_defaults():
+            assert (torch.zeros(1).dtype, torch.zeros(1).device.type) == (torch.float64, "meta")
+        with pytest.raises(ZeroDivisionError), tensor_defaults("cpu", torch.float16):
+            1 / 0  # noqa: B018
+        assert (torch.zeros(1).dtype, torch.zeros(1).device.type) == (torch.float64, "meta")
+    assert (torch.zeros(1).dtype, torch.zeros(1).device) == (default, HOST)
+
+
+def test_counting_and_proving_leave_the_defaults_alone(default: torch.dtype) -> None:
+    for made in (MODELS["a causal mask"], layers(lambda _, h: h @ torch.zeros(2, 2))):  # the second fails
+        for work in (
+            lambda made=made: submodel_cost(made, ({}, (1,)), made.input_shape),
+            lambda made=made: training_memory(made, {"wide": WIDE, "classes": 3}, (1,), made.input_shape, 3),
+        ):
+            with contextlib.suppress(ModelError):
+                work()
+            assert (torch.zeros(1).dtype, torch.zeros(1).device) == (default, HOST)
+
+
+def test_the_proof_leaves_the_defaults_alone() -> None:
+    for made in (MODELS["a causal mask"], layers(lambda _, h: h @ torch.zeros(2, 2))):
+        with contextlib.suppress(ModelError):
+            check_layout(made, input_shape=made.input_shape, seed=3)
+        assert (torch.zeros(1).dtype, torch.zeros(1).device) == (torch.float32, HOST)
