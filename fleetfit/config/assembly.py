@@ -50,7 +50,7 @@ from fleetfit.config.schema import (
 )
 from fleetfit.config.secure import notes_on_secure, secure_of
 from fleetfit.config.unused import Unused, unused_of
-from fleetfit.config.usual import ANYBODYS, says_clients, what_was_read
+from fleetfit.config.usual import notes_on_files, says_clients
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
@@ -314,11 +314,9 @@ def notes_on_task(problem: Problem) -> list[str]:
 
 def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
     """Say what was found in the files, and how many clients there are if that is fewer than usual."""
-    data = who.data
-    if not isinstance(data, Data):
+    if not isinstance(who.data, Data):
         return []
-    said = [what_was_read(data)] if experiment.data.name in ANYBODYS and not data.columns else []  # a table says it
-    said += data.notes
+    said = notes_on_files(experiment.data.name, who.data)
     if who.count >= CLIENTS or not _small(experiment):
         return said
     return [*said, f"Divided among {who.count} clients, because the data are small: [data] partition.clients says "

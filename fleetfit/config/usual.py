@@ -123,6 +123,12 @@ def says_clients(name: Any) -> bool:
     return isinstance(name, Data) or (isinstance(name, str) and name in ANYBODYS)
 
 
+def notes_on_files(name: Any, data: Data) -> list[str]:
+    """Return what was found in the files of a data set of some name; a table's own notes describe it."""
+    described = name not in ANYBODYS or data.columns
+    return [*([] if described else [what_was_read(data)]), *data.notes]
+
+
 def what_was_read(data: Data) -> str:
     """Return in a line what was found in the files of a data set that anybody may have."""
     shape, rows = data.sample_shape, f"{len(data.x):,}"
