@@ -84,7 +84,7 @@ SIGNATURES = {
     "run": "source, *, out, overrides, on_round, callbacks, progress, **sections",
     "resume": "folder, *, on_round, callbacks, progress, **sections",
     "load": "folder, **sections",
-    "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress, progress",
+    "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress, progress, **sections",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",

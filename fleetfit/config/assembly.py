@@ -334,7 +334,7 @@ def _sized_as(experiment: Experiment, recorded: Experiment) -> Experiment:
     """Return the experiment with what a run of it found in its data: how many clients there are, and its columns."""
     with used.looking():
         data, theirs, cohort = experiment.data, recorded.data, experiment.cohort
-        if data.name != theirs.name or not isinstance(data.name, str):
+        if data.name != theirs.name:
             return experiment
         changes: dict[str, Any] = {}
         if _small(experiment):

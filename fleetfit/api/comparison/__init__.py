@@ -17,7 +17,7 @@ from fleetfit.api.comparison.announced import announcing, title_of
 from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
 from fleetfit.api.comparison.opened import load_comparison
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
-from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask
+from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask, objects_of
 from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.comparison.same_data import SameData
@@ -29,8 +29,9 @@ from fleetfit.api.runs import RUNS, OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.assembly import as_recorded
 from fleetfit.config.naming import sharing_data
-from fleetfit.config.reading import anchored, changes_of, checked, leaves, merged, sections_of, value_at
+from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
+from fleetfit.config.writing import dumped
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, shown
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
@@ -66,7 +67,7 @@ OnRun = Callable[[str, int, int, Run], OnRound | None]
 
 
 def compare(
-    file: str | Path,
+    file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
@@ -76,12 +77,15 @@ def compare(
     record: str | Path | None = None,
     on_progress: OnProgress | None = None,
     progress: Wanted = "auto",
+    **sections: Any,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
     Args:
-        file: A run file with `[[compare.row]]`, `[[compare.setting]]` or `[compare.grid]`, perhaps `[compare.tune]`.
+        file: A run file with `[[compare.row]]`, `[[compare.setting]]` or `[compare.grid]`, perhaps `[compare.tune]`;
+            its tables, or an `Experiment`.
         out: The folder; by default one below `runs/` that depends on what is compared, so the same command goes on.
+            With objects in the place of names it is a new one each time.
         overrides: `a.b=c`, for all runs: they win over rows and settings.
         on_run: Called before each run; what it returns is called with each round's report.
         jobs: Runs at a time. With more than one, each is in a process of its own with one thread and its own data, and
@@ -92,6 +96,8 @@ def compare(
         progress: Whether rounds are shown while they run, where there is no `on_run`: "auto" in a notebook only, True
             also in a terminal.
         record: A folder where `results.json` is kept as well, under the name of the run file, once all is finished.
+        **sections: Sections of a run file, which win over rows and settings; objects may stand in for names:
+            `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
         The comparison. A run without any usable update is in its `failures`; the others are finished.
@@ -101,13 +107,14 @@ def compare(
         FleetFitError: Something does not fit, or a folder holds a run of something else; or the process of a run died,
             which is said once the others are done.
     """
-    plan = planned(file, overrides)
+    plan = planned(file, overrides, **sections)
+    path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
     on_run = shown_runs(progress) if on_run is None else on_run
     reference = plan.reference(against)
     _check_jobs(plan, jobs)
-    kept = None if record is None else record_path(file, record)
+    kept = None if record is None else record_path(path, record)
     folder = files.expanded(out) if out is not None else RUNS / f"compare-{_folder_name(plan.name)}-{plan.fingerprint}"
-    rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, file, folder, reference)
+    rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, path, folder, reference)
     with contextlib.ExitStack() as sharing:
         sharing.enter_context(sharing_data())
         notes = rehearsal.check()
@@ -143,6 +150,11 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
     if jobs > 1:
         refuse_on_windows("A comparison with several runs at a time", "Leave out --jobs.")
     for entry in plan.entries() if jobs > 1 else ():
+        if found := objects_of(entry.table):
+            raise ConfigError(
+                f"jobs = {jobs} runs each row in a process of its own, which cannot get the objects in "
+                f'{", ".join(found)}. Use jobs = 1, or names: "package.module:function" or "file.py:function".'
+            )
         engine = checked(entry.table).engine.name
         if engine in _WITH_WORKERS:
             raise ConfigError(
@@ -173,15 +185,35 @@ def _compared(
     return tuned, runs
 
 
-def planned(file: str | Path, overrides: Sequence[str] = ()) -> ComparisonPlan:
-    """Return what a file asks to compare.
+def planned(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), **sections: Any
+) -> ComparisonPlan:
+    """Return what a file, its tables or sections ask to compare; see `compare`.
 
     Raises:
         ConfigError: Something does not fit; what needs no data is checked.
     """
-    base = anchored(sections_of(read_table(file)), located(file, Path.cwd(), "run file").parent)
-    change = changes_of(overrides)
-    return ComparisonPlan(base, Path(file).stem, change)
+    here = Path.cwd()
+    change = laid(changes_of(overrides), anchored(_with_sections(sections), here))
+    if isinstance(source, str | Path):
+        base = anchored(sections_of(read_table(source)), located(source, here, "run file").parent)
+        return ComparisonPlan(base, Path(source).stem, change)
+    if source is None:
+        base, change = change, {}
+    else:
+        table = dumped(source, only_set=True) if isinstance(source, Experiment) else source
+        base = anchored(_with_sections(table), here)
+    return ComparisonPlan(base, "comparison", change)
+
+
+def _with_sections(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with sections in the place of names and objects, in rows and settings, too."""
+    found = sections_of(table)
+    for part in ("row", "setting"):
+        if isinstance(found.get("compare"), dict) and isinstance(found["compare"].get(part), list | tuple):
+            rows = found["compare"][part]
+            found["compare"][part] = [sections_of(row) if isinstance(row, Mapping) else row for row in rows]
+    return found
 
 
 def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
@@ -360,12 +392,12 @@ class _RowRunner:
         place = asked.place
         if not (place / "config.toml").is_file():
             return None
-        found = load(place)
+        found = load(place, **objects_of(asked.table))
         same = as_recorded(settled(checked(asked.table)), found.experiment)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
-                f"{place} holds a run of something else: {_difference(place, same)}. Choose another folder with --out, "
-                "or delete it."
+                f"{place} holds a run of something else: {_difference(found.experiment, same)}. Choose another "
+                "folder with --out, or delete it."
             )
         return found
 
@@ -385,9 +417,9 @@ def _place(folder: Path, run: Path) -> Path:
     return place
 
 
-def _difference(place: Path, asked: Experiment) -> str:
+def _difference(found: Experiment, asked: Experiment) -> str:
     """Return in which keys a run that is there differs from the one that is asked for."""
-    there, here = to_table(load(place).experiment), to_table(asked)
+    there, here = to_table(found), to_table(asked)
     keys = sorted({*leaves(there), *leaves(here)})
     pairs = [(key, value_at(there, key), value_at(here, key)) for key in keys]
     said = [f"{key} is {_said(a)} there and {_said(b)} here" for key, a, b in pairs if a != b]

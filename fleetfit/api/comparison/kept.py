@@ -12,9 +12,10 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan
-from fleetfit.api.described import visible
 from fleetfit.api.results import Run
+from fleetfit.config import to_table
 from fleetfit.config.reading import checked, leaves, merged, value_at
+from fleetfit.config.writing import plain
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.records import write_atomically
 from fleetfit.report.columns import final_numbers
@@ -82,7 +83,7 @@ class ResultsFile:
         """What is finished so far, in the order of the table."""
         done = [place for place in self._order if place in self._runs]
         said = self._said
-        table = visible(checked(merged(self._plan.base, self._plan.change)))
+        table = to_table(checked(merged(self._plan.base, self._plan.change)))
         return ComparisonResults(
             name=self._file.stem,
             file=_from_here(self._file),
@@ -101,7 +102,7 @@ class ResultsFile:
         numbers = {("row", name): i for i, name in enumerate(self._plan.rows, 1)}
         row = self._plan.changes.get(("row", numbers["row", entry.row]), {})
         setting = self._plan.settings[entry.setting]
-        return {key: value_at(table, key)[0] for table in (row, setting) for key in leaves(table)}
+        return {key: plain(value_at(table, key)[0]) for table in (row, setting) for key in leaves(table)}
 
     def _seen(self, value: Any) -> Any:
         """Return values with the paths below the run file's folder, or the working folder, as seen from the file."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from fleetfit.config import Experiment
@@ -140,7 +141,7 @@ class ComparisonPlan:
         text = json.dumps(
             [[str(e.place), {k: v for k, v in e.table.items() if k != "callbacks"}] for e in self.entries()]
             + [self.tuning, self.tune_seeds if self.tuning != [()] else []],
-            default=str,
+            default=lambda thing: f"{thing}{token_hex(8)}",  # an object: nobody can tell whether it is the same
             sort_keys=True,
         )
         return sha256(text.encode()).hexdigest()[:6]

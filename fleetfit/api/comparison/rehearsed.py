@@ -17,10 +17,11 @@ from fleetfit.api.comparison.tuned import NO_VALIDATION
 from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
-from fleetfit.config import Assembly, Experiment, assemble
+from fleetfit.config import Assembly, Experiment, assemble, to_table
 from fleetfit.config.assembly import with_callbacks, with_measured
 from fleetfit.config.reading import checked, leaves, merged, value_at
 from fleetfit.config.unused import Unused
+from fleetfit.config.writing import objects_in
 from fleetfit.errors import ConfigError, FleetFitError
 
 
@@ -62,6 +63,11 @@ class Spared:
         return Spared(nest["shared"], frozenset(nest["used"]))
 
 
+def objects_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a run in which objects stand for names."""
+    return {section: table[section] for section in objects_in(to_table(checked(table)))}
+
+
 @dataclass(frozen=True)
 class RowTask:
     """One run of a comparison, with all that its process needs to know.
@@ -85,7 +91,7 @@ class RowTask:
     def begun(self) -> Run:
         """Return the run, new or to go on with, assembled."""
         if (self.place / "config.toml").is_file():
-            found = load(self.place)
+            found = load(self.place, **objects_of(self.table))
             found.experiment = with_callbacks(found.experiment, checked(self.table).callbacks)
         else:
             found = prepare(with_measured(settled(checked(self.table)), self.measured), self.place)

@@ -1,0 +1,280 @@
+"""Every public function is called in every way that docs/api.md and its docstring describe; none is forgotten."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.config import experiment_of
+from fleetfit.errors import ConfigError
+from fleetfit.layout import infer_layout
+from fleetfit.models.mlp import mlp
+from fleetfit.values import DataDescription
+
+X = np.random.default_rng(0).normal(0, 1, (160, 6)).astype("f4")
+Y = np.arange(160) % 3
+TABLES: dict[str, Any] = {
+    "rounds": 1, "model": {"name": "mlp", "hidden": 16}, "fleet": {"tolerance": 0.4}, "local": {"max_steps": 2},
+}  # fmt: skip
+ROWS = {"row": [{"method": {"name": "scalefl"}}, {"method": "heterofl"}]}
+TOML = """
+rounds = 1
+model = { name = "mlp", hidden = 16 }
+fleet = { tolerance = 0.4 }
+local = { max_steps = 2 }
+data = { path = "c.npz" }
+"""
+FUNCTIONS = {name: getattr(ff, name) for name in ff.__all__ if inspect.isfunction(getattr(ff, name))}
+METHODS = {
+    f"Run.{name}": member for name, member in inspect.getmembers(ff.Run, inspect.isfunction) if not name.startswith("_")
+}
+
+
+class Calls:
+    """Calls functions, and notes which of their parameters were given."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, set[str]] = {}
+
+    def __call__(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        function = {**FUNCTIONS, **METHODS}[name]
+        bound = inspect.signature(function).bind(*arguments, **keywords)
+        self.given.setdefault(name, set()).update(bound.arguments)
+        return function(*arguments, **keywords)
+
+
+@pytest.fixture(scope="module")
+def call() -> Calls:
+    return Calls()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder with arrays, a run file and the file of a comparison."""
+    folder = tmp_path_factory.mktemp("calls")
+    np.savez(folder / "c.npz", x=X, y=Y)
+    (folder / "run.toml").write_text(TOML)
+    (folder / "compare.toml").write_text(
+        TOML + '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "heterofl"\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def done(call: Calls, place: Path) -> ff.Run:
+    return call("run", place / "run.toml", out=place / "done")
+
+
+def sources(place: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The ways to say what is run: a source, and keywords."""
+    return {
+        "path": (place / "run.toml", {}),
+        "text": (str(place / "run.toml"), {}),
+        "tables": ({**TABLES, "data": {"path": "c.npz"}}, {}),
+        "an experiment": (experiment_of({**TABLES, "data": {"path": "c.npz"}}), {}),
+        "keywords": (None, {**TABLES, "data": "c.npz"}),
+        "objects": (None, {**TABLES, "data": (X, Y)}),
+        "an instance": (None, {**TABLES, "data": (X, Y), "model": mlp(3, (6,), hidden=16)}),
+        "a function": (None, {**TABLES, "data": (X, Y), "model": own}),
+        "beside a file": (place / "run.toml", {"data": (X, Y), "seed": 1}),
+    }
+
+
+def own(classes: int, input_shape: tuple[int, ...]) -> ff.Architecture:
+    """An architecture of one's own, by its function."""
+    return mlp(classes, input_shape, hidden=16)
+
+
+WAYS = ["path", "text", "tables", "an experiment", "keywords", "objects", "an instance", "a function", "beside a file"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_run_and_plan(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
+    source, keywords = sources(place)[way]
+    told: list[Mapping[str, Any]] = []
+    run = call("run", source, out=tmp_path / "run", overrides=["local.lr=0.05"], on_round=told.append,
+               callbacks=[told.append], progress=False, **keywords)  # fmt: skip
+    assert run.finished and len(told) == 2 and run.experiment.local.lr == 0.05
+    assert run.plan.to_toml() == call("plan", source, overrides=["local.lr=0.05"], **keywords).to_toml()
+
+
+def test_the_defaults_are_a_run_too(call: Calls, tmp_path: Path) -> None:
+    assert call("run", overrides=["rounds=1", "local.max_steps=1"], out=str(tmp_path / "run")).finished
+    assert call("plan").levels
+
+
+def test_resume_and_load(call: Calls, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(report: Mapping[str, Any]) -> None:
+        raise Stop
+
+    told: list[Any] = []
+    with pytest.raises(Stop):
+        call("run", {**TABLES, "rounds": 2}, data=(X, Y), out=tmp_path / "run", on_round=stop)
+    assert not call("load", tmp_path / "run", data=(X, Y)).finished
+    run = call(
+        "resume", str(tmp_path / "run"), on_round=told.append, callbacks=[told.append], progress=False, data=(X, Y)
+    )
+    assert run.finished and told
+    assert call("resume", tmp_path / "run", data=(X, Y)).finished
+
+
+COMPARED = ["path", "text", "tables", "an experiment", "keywords", "objects", "beside a file", "beside tables"]
+
+
+@pytest.mark.parametrize("way", COMPARED)
+def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
+    tables = {**TABLES, "compare": ROWS}
+    source, keywords = {
+        "path": (place / "compare.toml", {}),
+        "text": (str(place / "compare.toml"), {}),
+        "tables": ({**tables, "data": {"path": "c.npz"}}, {}),
+        "an experiment": (experiment_of({**tables, "data": {"path": "c.npz"}}), {}),
+        "keywords": (None, {**tables, "data": "c.npz"}),
+        "objects": (None, {**tables, "data": (X, Y)}),
+        "beside a file": (place / "compare.toml", {"data": (X, Y), "evaluate": {"split": "validation"}}),
+        "beside tables": (tables, {"data": (X, Y)}),
+    }[way]
+    rounds: list[Any] = []
+    found = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], against="heterofl", jobs=1,
+                 on_run=lambda title, number, count, run: rounds.append, on_progress=lambda progress: None,
+                 record=tmp_path / "kept", progress=False, **keywords)  # fmt: skip
+    assert found.finished and {row for row, _ in found.runs} == {"scalefl", "heterofl"} and len(rounds) == 2
+    assert all(run.experiment.local.lr == 0.05 for runs in found.runs.values() for run in runs)
+    split = "validation" if way == "beside a file" else "test"
+    assert (
+        found.runs["scalefl", ""][0].columns["static"]
+        and found.runs["scalefl", ""][0].experiment.evaluate.split == split
+    )
+    assert list((tmp_path / "kept").glob("*.json"))
+    again = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], **keywords)
+    assert again.table.rows == found.table.rows  # nothing is run again
+    if "objects" not in way and "beside" not in way:
+        assert call("load_comparison", tmp_path / "compared").table.rows == found.table.rows
+
+
+def test_rows_of_a_comparison_take_objects(call: Calls, tmp_path: Path) -> None:
+    rows = {"row": [{"label": "few", "data": (X[:90], Y[:90])}, {"label": "all", "data": (X, Y)}]}
+    found = call("compare", {**TABLES, "compare": rows}, out=tmp_path / "compared")
+    samples = {row: len(runs[0].assembly.data.x) for (row, _), runs in found.runs.items()}
+    assert samples == {"few": 90, "all": 160}
+
+
+def test_objects_stay_in_their_process(call: Calls, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="jobs"):
+        call("compare", {**TABLES, "compare": ROWS}, data=(X, Y), jobs=2, out=tmp_path / "compared")
+
+
+def test_comparisons_of_objects_have_folders_of_their_own(
+    call: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whether an object is the one of before, so nothing of before is taken for it."""
+    monkeypatch.chdir(tmp_path)
+    folders = {call("compare", {**TABLES, "compare": ROWS}, data=(X + i, Y)).folder for i in range(2)}
+    assert len(folders) == 2
+
+
+def test_profile(call: Calls, place: Path, tmp_path: Path) -> None:
+    facts = DataDescription("c", "classification", (6,), 3, 0, -1)
+    said: list[str] = []
+    machine = ff.Machine(limit_s=60)
+    found = call("profile", place / "run.toml", wishes=ff.Wishes(memory_bytes=2e9), machine=machine, facts=facts,
+                 out=tmp_path / "budget.toml", force=True, say=said.append, overrides=["local.batch_size=8"],
+                 seed=1)  # fmt: skip
+    assert found and said and (tmp_path / "budget.toml").is_file()
+
+
+def test_folders(call: Calls, done: ff.Run, tmp_path: Path) -> None:
+    assert call("load", str(done.folder)).finished and call("load", done.folder).finished
+    assert call("write_report", done.folder, str(done.folder), out=tmp_path / "page.html").is_file()
+    assert call("write_report", done.folder).is_file()
+    assert [one.folder for one in call("runs", done.folder.parent)] == [done.folder]
+    assert call("runs", str(done.folder))
+    assert isinstance(call("clear_checkpoints", done.folder, last=False, unfinished=True), list)
+
+
+def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
+    data = done.assembly.data
+    x, _ = data.batch(data.split("test"))
+    for level in (None, 1, "1"):
+        assert call("Run.predict", done, x, level).shape == (len(x), 3)
+        assert list(call("Run.predict_exits", done, x, level))
+        assert isinstance(call("Run.model", done, level), torch.nn.Module)
+        assert call("Run.best_exit", done, level, client=None) >= 1
+    assert call("Run.best_exit", done, 1, 0) >= 1
+    for kind, level, norm in (
+        ("local", None, None),
+        ("local", 1, "static"),
+        ("global", None, None),
+        ("full", None, None),
+    ):
+        assert 0 <= call("Run.accuracy", done, kind, level, norm) <= 1
+    with pytest.warns(DeprecationWarning, match="predict_exits"):
+        call("Run.predict", done, x, adaptive=True)
+    for budget, mode, measure in ((0.9, "budgeted", "max"), ("1 M", "anytime", "entropy"), (0.9, "budgeted", "margin")):
+        call("Run.calibrate", done, level=4, budget=budget, cost="multiply_adds", mode=mode, measure=measure,
+             temperature=True, client=None, data=data)  # fmt: skip
+    said: list[str] = []
+    call("Run.export", done, 1, tmp_path / "device", forms=(), data=data, say=said.append)
+    for sections in (
+        {},
+        {"evaluate": {"split": "validation"}},
+        {"data": (X, Y)},
+        {"data": "c.npz"},
+        {"data": Path("c.npz")},
+    ):
+        assert call("Run.evaluate", done, **sections)["static"]
+
+
+def test_models_and_layouts(call: Calls) -> None:
+    architecture = mlp(3, (6,), hidden=16)
+    layout = infer_layout(architecture)
+    level = ff.Submodel({axis: range(size) for axis, size in layout.full_sizes.items()}, layout.exits)
+    for given in ({"input_shape": (6,)}, {"example": torch.zeros(2, 6)}):
+        assert call("check_layout", architecture, layout, [level], say=lambda what: None, seed=1, **given)
+    assert len(call("outputs", architecture.build(layout.full_sizes, layout.exits), torch.zeros(2, 6))) == len(
+        layout.exits
+    )
+    state = dict(architecture.build(layout.full_sizes, layout.exits).state_dict())
+    assert (
+        call("extract", layout, {name: state[name] for name in layout.tensors}, level).keys() == layout.tensors.keys()
+    )
+    for name, arguments, keywords in (
+        ("alias", ("a.weight",), {}), ("block", (1,), {}), ("exit_after", (1,), {}), ("blocked", (3,), {"dim": 0}),
+        ("interleaved", (2,), {"dim": 1}), ("product", (3, "heads", 8), {"dim": 0}),
+        ("segments", ("a", "b", 2), {"dim": 1}),
+    ):  # fmt: skip
+        assert call(name, *arguments, **keywords) is not None
+
+
+def test_a_method_s_pieces(call: Calls, done: ff.Run) -> None:
+    federation = done.assembly.federation
+    targets = ff.Targets((0.5, 1.0), (0.4, 0.4))
+    for mode in ("both", "width", "depth"):
+        for exits in ("all", "last"):
+            assert len(call("split_levels", federation.problem, targets, mode=mode, exits=exits)) == 2
+    size = done.server.state
+    aggregate = ff.Aggregate(
+        {name: torch.ones_like(t) for name, t in size.items()}, {name: torch.ones_like(t) for name, t in size.items()}
+    )
+    after = call("take_mean", federation, done.server, aggregate, [])
+    assert all(bool((t == 1).all()) for t in after.state.values())
+    assert all(isinstance(value, float) for value in call("scalars", done.metrics[-1]).values())
+
+
+def test_nothing_was_forgotten(call: Calls) -> None:
+    """Runs last: each function was called, each of its parameters was given."""
+    if len(call.given) < 5:
+        pytest.skip("needs the other tests of this file")
+    for name, function in {**FUNCTIONS, **METHODS}.items():
+        wanted = {p for p in inspect.signature(function).parameters if p != "self"}
+        assert wanted <= call.given.get(name, set()), f"{name}: {wanted - call.given.get(name, set())}"
