@@ -168,7 +168,10 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
 
 def _outside(kind: str, name: str) -> Callable[..., Any]:
     place, _, attribute = name.rpartition(":")
-    module = _module_of_file(place, name) if place.endswith(".py") else _module_by_name(place, name)
+    from fleetfit.tensor_defaults import tensor_defaults  # PyTorch, which other names do not need
+
+    with tensor_defaults():  # a plug-in that sets PyTorch's default type does so for itself
+        module = _module_of_file(place, name) if place.endswith(".py") else _module_by_name(place, name)
     found = getattr(module, attribute, None)
     if found is None:
         public = [key for key in vars(module) if not key.startswith("_")]

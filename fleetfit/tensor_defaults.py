@@ -1,9 +1,11 @@
-"""Where tensors are made, and of which type, where code names neither."""
+"""Where tensors are made and of which type where code names neither, and the caller's modes of computing."""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
+
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 @contextlib.contextmanager
@@ -15,12 +17,28 @@ def tensor_defaults(device: torch.device | str | None = None, dtype: torch.dtype
         dtype: The default type, which is the whole process's, other threads' too; None leaves it as it is.
     """
     before, there = torch.get_default_dtype(), None if device is None else torch.device(device)
-    wanted = before if dtype is None else dtype
     try:
-        if wanted != before:
-            torch.set_default_dtype(wanted)
+        if dtype not in (None, before):
+            torch.set_default_dtype(dtype)
         with contextlib.nullcontext() if there in (None, torch.get_default_device()) else there:
             yield
     finally:
-        if wanted != before:
+        if torch.get_default_dtype() != before:
             torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def own_mode() -> Iterator[None]:
+    """Compute in float32 on the host, with gradients and without autocast; the caller's state is back afterwards.
+
+    `torch.set_default_dtype`, `set_default_device`, `no_grad`, `inference_mode` and `autocast` around a call of
+    FleetFit change nothing in it.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tensor_defaults("cpu", torch.float32))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in _AUTOCAST:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

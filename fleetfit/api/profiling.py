@@ -34,6 +34,7 @@ from fleetfit.errors import ConfigError, FleetFitError, PlanError
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
 from fleetfit.records import write_atomically
 from fleetfit.report.text import Table, size
+from fleetfit.tensor_defaults import own_mode
 from fleetfit.training import accelerator_named
 from fleetfit.training.profiling import (
     Energy,
@@ -305,6 +306,7 @@ class Profiled:
         return f"{comment}\nbudget = {{ {values} }}\ntolerance = {self.affords.tolerance}\n"
 
 
+@own_mode()
 def profile(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,

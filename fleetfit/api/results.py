@@ -33,6 +33,7 @@ from fleetfit.records.checkpoints import Damaged
 from fleetfit.report import recorded
 from fleetfit.report.tables import level_table, total_table
 from fleetfit.soundness import check_base, fitting
+from fleetfit.tensor_defaults import own_mode
 from fleetfit.values import Server
 
 
@@ -167,6 +168,7 @@ class Run:
         """The server after the last round that has a checkpoint."""
         return cast(Server, self.checkpoint["server"])
 
+    @own_mode()
     def model(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
 
@@ -180,6 +182,7 @@ class Run:
 
     # -- inference
 
+    @own_mode()
     def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: bool = False) -> Tensor:
         """Return a level's last logits [B, classes].
 
@@ -209,8 +212,11 @@ class Run:
             ConfigError: There is no such level, or x holds other samples than the run's.
             ModelError: The model cannot be run segment by segment.
         """
-        return predictions(inference.served(self, level), inference.checked_samples(self, x))
+        with own_mode():
+            parts = predictions(inference.served(self, level), inference.checked_samples(self, x))
+        return _in_own_mode(parts)
 
+    @own_mode()
     def best_exit(self, level: int | str | None = None, client: int | None = None) -> int:
         """Return the exit of a level, from 1, that is best on validation data; of equal ones the shallowest.
 
@@ -224,6 +230,7 @@ class Run:
         """
         return inference.best_exit(self, level, client)
 
+    @own_mode()
     def calibrate(
         self,
         level: int | str | None = None,
@@ -256,6 +263,7 @@ class Run:
         """
         return inference.calibrate(self, level, budget, cost, mode, measure, temperature, client, data)
 
+    @own_mode()
     def export(
         self,
         level: int | str | None,
@@ -285,6 +293,7 @@ class Run:
         """
         return export(inference.shipped(self, level, data), out, forms, say)
 
+    @own_mode()
     def evaluate(self, **sections: Any) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns; nothing is written.
 
@@ -315,6 +324,7 @@ class Run:
         return engine
 
     @cached_property
+    @own_mode()
     def assembly(self) -> Assembly:
         """What the run is made of: data, problem, federation, devices, settings."""
         base = self.files.load_base()
@@ -327,6 +337,7 @@ class Run:
         return made
 
     @cached_property
+    @own_mode()
     def checkpoint(self) -> dict[str, Any]:
         """The newest checkpoint that can be used.
 
@@ -342,6 +353,16 @@ class Run:
         return found
 
 
+def _in_own_mode(parts: Iterator[Tensor]) -> Iterator[Tensor]:
+    while True:
+        with own_mode():
+            part = next(parts, None)
+        if part is None:
+            return
+        yield part
+
+
+@own_mode()
 def load(folder: str | Path, **sections: Any) -> Run:
     """Open a run folder.
 

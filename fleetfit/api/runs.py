@@ -38,6 +38,7 @@ from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import page, plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
+from fleetfit.tensor_defaults import own_mode
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server
 
@@ -141,6 +142,7 @@ RUNS = Path("runs")
 """Where run folders go by default."""
 
 
+@own_mode()
 def run(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -190,6 +192,7 @@ def _proceed_shown(target: Run, on_round: OnRound | None, wanted: Wanted) -> Non
             shown.close()
 
 
+@own_mode()
 def plan(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
@@ -309,6 +312,7 @@ def new_folder(
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
 
 
+@own_mode()
 def resume(
     folder: str | Path,
     *,

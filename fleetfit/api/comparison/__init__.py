@@ -36,6 +36,7 @@ from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunErro
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
+from fleetfit.tensor_defaults import own_mode
 from fleetfit.training.devices import give_back_freed_memory
 
 __all__ = [
@@ -66,6 +67,7 @@ OnRun = Callable[[str, int, int, Run], OnRound | None]
 """Called before each run with its title, its number, how many there are, and the run, perhaps finished already."""
 
 
+@own_mode()
 def compare(
     file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,

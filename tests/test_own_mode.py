@@ -1,0 +1,126 @@
+"""FleetFit computes in its own type and mode, whatever PyTorch's state is around a call; that state is as before."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fleetfit as ff
+from fleetfit.layout import infer_layout
+from fleetfit.models.cnn import cnn
+from fleetfit.models.mlp import mlp
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def everything() -> Iterator[None]:
+    with float64(), torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
+        yield
+
+
+STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "float64": float64,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "device": lambda: torch.device("meta"),
+    "everything": everything,
+}
+GIVEN: dict[str, Any] = {
+    "rounds": 2, "data": {"name": "digits", "partition": {"clients": 6}}, "local": {"max_steps": 3},
+    "cohort": {"count": 3}, "fleet": {"tolerance": 0.3}, "evaluate": {"norms": ["static", "batch"]},
+}  # fmt: skip
+
+
+def state() -> tuple[Any, ...]:
+    return (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    return ff.run(GIVEN, out=tmp_path_factory.mktemp("plain") / "run")
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(x.dtype == b[name].dtype and x.equal(b[name]) for name, x in a.items())
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_run_has_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
+    """Training, evaluation, predictions and what is read again; each call in that state, and it stays as it was."""
+    x, _ = plain.assembly.data.batch(plain.assembly.data.split("test")[:9])
+    wanted = plain.predict(x), list(plain.predict_exits(x)), plain.best_exit(), plain.evaluate()
+    with STATES[kind]():
+        before = state()
+        run = ff.run(GIVEN, out=tmp_path / "run")
+        assert state() == before
+        again = ff.load(tmp_path / "run")
+        assert again.columns == run.columns == plain.columns
+        for one in (run, again):
+            found = one.predict(x), list(one.predict_exits(x)), one.best_exit(), one.evaluate()
+            assert found[0].equal(wanted[0]) and all(map(torch.equal, found[1], wanted[1])) and found[2:] == wanted[2:]
+        module = again.model(1)
+        assert ff.plan(GIVEN).to_toml() == plain.plan.to_toml()
+        assert again.calibrate(budget=0.9).policy == plain.calibrate(budget=0.9).policy
+        assert state() == before
+    assert same(run.server.state, plain.server.state) and same(again.server.state, plain.server.state)
+    assert same(dict(module.named_parameters()), dict(plain.model(1).named_parameters()))
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_run_goes_on_with_the_same_bits(plain: ff.Run, tmp_path: Path, kind: str) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(report: Mapping[str, Any]) -> None:
+        raise Stop
+
+    with STATES[kind](), pytest.raises(Stop):
+        ff.run(GIVEN, out=tmp_path / "run", on_round=stop, checkpoint={"every": 1})
+    with STATES["everything"]():
+        assert same(ff.resume(tmp_path / "run").server.state, plain.server.state)
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_other_calls(tmp_path: Path, kind: str) -> None:
+    rows = {"row": [{"method": "scalefl"}, {"method": "heterofl"}]}
+    given = {**GIVEN, "rounds": 1, "model": {"name": "mlp", "hidden": 16}}
+    plain = ff.compare({**given, "compare": rows}, out=tmp_path / "plain")
+    architecture = cnn(10, 1)
+    x, y = np.random.default_rng(0).normal(0, 1, (80, 5)), np.arange(80) % 2
+    with STATES[kind]():
+        assert ff.compare({**given, "compare": rows}, out=tmp_path / "other").table.rows == plain.table.rows
+        ff.check_layout(architecture, infer_layout(architecture), input_shape=(1, 8, 8))
+        own = mlp(2, (5,), hidden=16)
+        tensors = (torch.tensor(x, device="cpu"), torch.tensor(y, device="cpu"))  # perhaps inference tensors
+        run = ff.run(data=tensors, model=own, rounds=1, fleet={"tolerance": 0.3}, out=tmp_path / "own")
+        run.export(1, tmp_path / "device", forms=())
+    assert run.accuracy("local") >= 0
+
+
+@pytest.mark.parametrize("engine", ["local", "processes"])
+@pytest.mark.parametrize("line", ["torch.set_default_dtype(torch.float64)", "torch.set_default_dtype(torch.bfloat16)"])
+def test_a_plug_in_that_sets_the_default_type(tmp_path: Path, engine: str, line: str) -> None:
+    """When it is imported; the run computes as with one that does not."""
+    states = []
+    for name, first in (("plain", ""), ("own", line)):
+        (tmp_path / f"{name}.py").write_text(
+            f"import torch\nfrom fleetfit.models.mlp import mlp\n{first}\n"
+            "def net(classes, input_shape):\n    return mlp(classes, input_shape, hidden=16)\n"
+        )
+        given = {**GIVEN, "model": {"name": f"{tmp_path}/{name}.py:net"}, "engine": {"name": engine}}
+        states.append(ff.run(given, out=tmp_path / name).server.state)
+    assert same(*states) and torch.get_default_dtype() == torch.float32
