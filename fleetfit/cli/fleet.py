@@ -133,7 +133,8 @@ def node(
 
         display.say(Node(read_settings(file)).introduced())
         return
-    from fleetfit.engines.flower.launcher import Connection, run_node
+    from fleetfit.engines.flower.connection import Connection
+    from fleetfit.engines.flower.launcher import run_node
 
     if not superlink:
         raise ConfigError("a node needs the SuperLink's address: --superlink HOST:PORT.")

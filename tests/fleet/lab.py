@@ -22,7 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from deployment import REGISTER
 
+import fleetfit
+
 BIN = Path(sys.executable).parent
+PACKAGE = Path(fleetfit.__file__).parents[1]
 
 PYPROJECT = """
 [build-system]
@@ -140,16 +143,16 @@ import json
 import sys
 from pathlib import Path
 
-from fleetfit.engines.flower import launcher, logs
+from fleetfit.engines.flower import connection, launcher, logs
 from fleetfit.errors import FleetFitError
 
 logs.hear()
 given = json.loads(sys.argv[1])
 launcher._RETRY_S = given.pop("retry_s", launcher._RETRY_S)
 paths = {name: Path(given.pop(name)) for name in ("root_certificates", "key") if given.get(name)}
-connection = launcher.Connection(given.pop("superlink"), **paths)
+reached = connection.Connection(given.pop("superlink"), **paths)
 try:
-    sys.exit(launcher.run_node(Path(given.pop("config")), connection, **given))
+    sys.exit(launcher.run_node(Path(given.pop("config")), reached, **given))
 except FleetFitError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
@@ -182,7 +185,7 @@ class Lab:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(folder / "lib"),
+            "PYTHONPATH": os.pathsep.join([str(folder / "lib"), str(PACKAGE)]),
             "FLEETFIT_LAB": str(folder),
         }
         (folder / "home").mkdir()

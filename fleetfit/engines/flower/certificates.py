@@ -80,7 +80,10 @@ def make_node_key(path: Path) -> None:
         if public.exists():
             raise FileExistsError(errno.EEXIST, _THERE, str(public))
         if path.exists():
-            key = _node_key(path)
+            try:
+                key = load_node_key(path)
+            except ConfigError:
+                raise FileExistsError(errno.EEXIST, _THERE, str(path)) from None
         else:
             key = ec.generate_private_key(ec.SECP384R1())
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,14 +128,23 @@ def make_member(path: Path, folder: Path) -> None:
         raise ConfigError(f"{own} is no key of an authority of members; remove it to make a new one.") from None
 
 
-def _node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key of a node in a file."""
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key of a node in a file.
+
+    Raises:
+        ConfigError: The file cannot be read or holds something else, or the key needs a password.
+    """
     try:
         key = serialization.load_ssh_private_key(files.read_bytes(path), None)
+    except OSError as error:
+        raise ConfigError(f"{path} (the private key) cannot be read: {paths.why(error)}.") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):  # something else, or it needs a password
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FileExistsError(errno.EEXIST, _THERE, str(path))
+        raise ConfigError(
+            f"{path} (the private key) should be a node's, as `fleetfit flower key FILE` writes it: ECDSA, in OpenSSH "
+            "form, without a password. Make one, and register its .pub."
+        )
     return key
 
 

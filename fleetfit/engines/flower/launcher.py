@@ -24,6 +24,18 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from fleetfit.engines.flower.connection import (
+    CLOCK_REFUSED,
+    SIGNATURE_REFUSED,
+    Connection,
+    Fault,
+    FaultReporter,
+    check_root_certificates,
+    check_superlink,
+    find_fault,
+    find_in_thread,
+    split_address,
+)
 from fleetfit.engines.flower.warm.zygote import PRELOAD
 from fleetfit.errors import ConfigError, MissingExtra, RunError, refuse_on_windows
 
@@ -87,10 +99,11 @@ class Group:
 
 
 class Output(threading.Thread):
-    """Passes on what is written to `file`, and keeps the last lines of it."""
+    """Passes on what is written to `file`, keeps the last lines of it, and hands each to `listen`."""
 
-    def __init__(self) -> None:
+    def __init__(self, listen: Callable[[bytes], None]) -> None:
         super().__init__(daemon=True)
+        self._listen = listen
         ours, theirs = os.pipe()
         self.file = os.fdopen(theirs, "wb")
         self._source = os.fdopen(ours, "rb")
@@ -106,6 +119,7 @@ class Output(threading.Thread):
         with self._source:
             for line in self._source:
                 self._lines.append(line)
+                self._listen(line)
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.buffer.write(line)
                     sys.stderr.buffer.flush()
@@ -151,37 +165,18 @@ CLIENT_APP = "fleetfit.engines.flower.client_app:app"
 _SUPERNODE = "fleetfit.engines.flower.warm.supernode"
 _ZYGOTE = "fleetfit.engines.flower.warm.zygote"
 _REFUSED = "[code: 2004]"
+_NO_KEY = "[code: 2001]"
 _TOLD = "terminated gracefully"  # what the SuperNode says when somebody has told it to end
+_NO_CONNECTION = "Failed to initialize the connection"
+_TRY_FAILED, _TRY_WORKED = b"Connection attempt failed", (b"Connection successful", b"SuperNode ID:")
 _RETRY_S = 120.0
 _PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 300.0
 _GRACE_S = 10.0
-_WHY = {
-    "[code: 2001]": "The SuperLink admits registered nodes only: give the private key of one.",
-    "CERTIFICATE_VERIFY_FAILED": "The SuperLink's certificate is not of the authority in the root certificates.",
-}
+_FAULT = 2  # exit code: something given is wrong
 # Libraries that start threads when they are imported make forking unsafe; a job sets its own number of threads.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _RUN = (sys.executable, "-P", "-m")
-
-
-@dataclass(frozen=True)
-class Connection:
-    """How a node reaches its SuperLink.
-
-    Attributes:
-        superlink: Address of the SuperLink, as "host:port".
-        root_certificates: The authority of its certificate, a PEM file; None for those that the system trusts.
-        key: The node's private key, an OpenSSH file; None if the SuperLink does not authenticate nodes.
-        insecure: No TLS; for trials on one machine.
-        listen: Address of the node's own Runtime API, which only its own processes use: "127.0.0.1:0", where 0 means
-            any free port.
-    """
-
-    superlink: str
-    root_certificates: Path | None = None
-    key: Path | None = None
-    insecure: bool = False
-    listen: str = "127.0.0.1:0"
 
 
 @dataclass(frozen=True)
@@ -212,10 +207,10 @@ def run_node(
         preload: What is imported before forking; other modules in tests only.
 
     Returns:
-        The exit code: 0 after a graceful end.
+        The exit code: 0 after a graceful end, 2 where clock, certificate or key keep the node from joining.
 
     Raises:
-        ConfigError: A file is not there, or an address is wrong.
+        ConfigError: A file is not there or not of its kind, or an address is wrong.
         MissingExtra: Flower is not installed.
         RunError: FleetFit's own part of the node cannot be imported.
     """
@@ -223,12 +218,21 @@ def run_node(
     node = _checked(config, connection)
     if importlib.util.find_spec("flwr") is None:
         raise MissingExtra("flower", "A fleet's node")
+    if connection.key is not None:
+        from fleetfit.engines.flower.certificates import load_node_key
+
+        load_node_key(connection.key.expanduser())
     environment = _environment()
+
+    def find() -> Fault | None:
+        return find_fault(connection)
+
+    reporter = FaultReporter(find, lambda cause: _LOG.warning("%s The node goes on trying.", cause))
     with told_to_end(), contextlib.ExitStack() as stack:
         zygote = None
         if warm:
             zygote = _zygote(stack.enter_context(Group({**environment, **_ONE_THREAD})), app, preload)
-        return _accepted(lambda: _attempt(node, environment, zygote))
+        return _accepted(lambda: _attempt(node, environment, zygote, reporter), find)
     return 0
 
 
@@ -253,7 +257,9 @@ def _checked(config: Path, connection: Connection) -> _Node:
         raise ConfigError(f"{place}: Flower takes no path with quotes, backslashes or line ends.")
     if connection.insecure and (connection.root_certificates or connection.key):
         raise ConfigError("insecure means no TLS: leave out the root certificates and the key, or insecure.")
-    _parts(connection.superlink, "superlink")
+    check_superlink(connection.superlink)
+    if connection.root_certificates is not None:
+        check_root_certificates(connection.root_certificates)
     address = _listening(connection.listen)
     host, _, port = address.rpartition(":")
     arguments = ["--superlink", connection.superlink, "--host", host.strip("[]"), "--port", port]
@@ -267,25 +273,13 @@ def _checked(config: Path, connection: Connection) -> _Node:
     return _Node(arguments, address)
 
 
-def _parts(address: str, what: str) -> tuple[str, int]:
-    """Return host and port.
-
-    Raises:
-        ConfigError: It is not of the form host:port.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or "/" in address or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f'{what} must be "host:port", without a scheme, got "{address}".')
-    return host.strip("[]"), int(port)
-
-
 def _listening(listen: str) -> str:
     """Return the address with a port that is free.
 
     Raises:
         ConfigError: It is not this machine's own, or taken.
     """
-    host, port = _parts(listen, "listen")
+    host, port = split_address(listen, "listen")
     with contextlib.suppress(ValueError):
         host = "127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host))
     if not host.startswith("127.") and host != "::1":
@@ -315,38 +309,67 @@ def _environment() -> dict[str, str]:
 # ---- the SuperNode -----------------------------------------------------------------------------------------------
 
 
-def _accepted(attempt: Callable[[], tuple[int, str]]) -> int:
-    """Start the SuperNode, again for a while if the SuperLink refuses it, and return the exit code.
+def _accepted(attempt: Callable[[], tuple[int, str]], find: Callable[[], Fault | None]) -> int:
+    """Start the SuperNode, again where that may help, and return the exit code.
 
-    One that ends by itself, as Flower's does with code 0 at an error of the SuperLink, is started again too.
+    It is started again for a while if the SuperLink refuses its key, and for as long as the SuperLink cannot be
+    reached. One that ends by itself, as Flower's does with code 0 at an error of the SuperLink, is started again too.
+
+    Args:
+        attempt: Run the SuperNode; returns its exit code and its last words.
+        find: Returns why the SuperLink cannot be reached.
     """
-    until = 0.0
+    until, pause, failures = 0.0, _PAUSE_S, 0
     while True:
         began = time.monotonic()
         code, said = attempt()
-        if code == 0 and _TOLD not in said:
+        now = time.monotonic()
+        if CLOCK_REFUSED in said:  # the SuperNode has said by how much
+            return _FAULT
+        if code == 0:
+            if _TOLD in said and SIGNATURE_REFUSED not in said:
+                return 0
             _LOG.warning("The SuperNode has ended by itself. Next try in %.0f s.", _PAUSE_S)
             time.sleep(_PAUSE_S)
-            continue
-        if code == 0 or _REFUSED not in said:
-            for sign, why in _WHY.items() if code else ():
-                if sign in said:
-                    _LOG.error("%s", why)
-            return code if code >= 0 else 128 - code
-        now = time.monotonic()
-        until = now + _RETRY_S if not until or now - began > _RETRY_S else until
-        refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
-        refused += "killed does for half a minute."
-        if now + _PAUSE_S > until:
-            _LOG.error("%s No further try.", refused)
-            return code
-        _LOG.warning("%s Next try in %.0f s, the last one in %.0f s.", refused, _PAUSE_S, until - now)
-        time.sleep(_PAUSE_S)
+        elif _REFUSED in said:
+            until = now + _RETRY_S if not until or now - began > _RETRY_S else until
+            refused = "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that "
+            refused += "was killed does for half a minute. Register it: flwr supernode register KEY.pub SUPERLINK."
+            if now + _PAUSE_S > until:
+                _LOG.error("%s No further try.", refused)
+                return _FAULT
+            _LOG.warning("%s Next try in %.0f s, the last one in %.0f s.", refused, _PAUSE_S, until - now)
+            time.sleep(_PAUSE_S)
+        elif _NO_KEY in said:
+            _LOG.error("The SuperLink admits registered nodes only: give the private key of one, --key FILE.")
+            return _FAULT
+        else:
+            fault = find_in_thread(find) if _NO_CONNECTION in said else None
+            if fault is not None and fault.lasting:
+                _LOG.error("%s", fault.cause)
+                return _FAULT
+            pause, failures = (_PAUSE_S, 0) if now - began > _LONGEST_PAUSE_S else (pause, failures)
+            failures += fault is None
+            if failures > 1 or _NO_CONNECTION not in said:
+                return code if code >= 0 else 128 - code
+            cause = "The connection to the SuperLink has failed." if fault is None else fault.cause
+            _LOG.warning("%s Next try in %.0f s.", cause, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _attempt(node: _Node, environment: dict[str, str], zygote: subprocess.Popen[bytes] | None) -> tuple[int, str]:
+def _attempt(
+    node: _Node, environment: dict[str, str], zygote: subprocess.Popen[bytes] | None, reporter: FaultReporter
+) -> tuple[int, str]:
     """Run the SuperNode until it ends; return its exit code and the last lines of its output."""
-    with Output() as output, Group(environment) as group, tempfile.TemporaryFile() as secret:
+
+    def listen(line: bytes) -> None:
+        if _TRY_FAILED in line:
+            reporter.note_failure()
+        elif any(sign in line for sign in _TRY_WORKED):
+            reporter.note_success()
+
+    with Output(listen) as output, Group(environment) as group, tempfile.TemporaryFile() as secret:
         others: dict[str, subprocess.Popen[bytes]] = {}
         if zygote is None or zygote.stdin is None:
             supernode = group.start([*_RUN, _SUPERNODE, "plain", *node.arguments], output=output.file)

@@ -28,8 +28,13 @@ def need() -> None:
         raise MissingExtra("executorch", "Writing .pte files")
 
 
-def write(graphs: Sequence[Graph], folder: Path) -> Path:
+def write(graphs: Sequence[Graph], folder: Path, most: int = MOST) -> Path:
     """Lower the graphs and write `model.pte`; its methods have the graphs' names.
+
+    Args:
+        graphs: The graphs.
+        folder: Where to.
+        most: Samples in a batch, at most; of 1 the batch is fixed.
 
     Raises:
         MissingExtra: ExecuTorch is not installed.
@@ -40,34 +45,52 @@ def write(graphs: Sequence[Graph], folder: Path) -> Path:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
-        programs = {graph.name: exported(graph, most=MOST) for graph in graphs}
+        programs = {graph.name: exported(graph, most=most) for graph in graphs}
         try:
             lowered = to_edge_transform_and_lower(
                 programs, partitioner={name: [XnnpackPartitioner()] for name in programs}
             )
             buffer = lowered.to_executorch().buffer
         except Exception as error:
-            raise ModelError(f"ExecuTorch cannot lower this model: {str(error).splitlines()[0]}") from error
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"ExecuTorch cannot lower this model: {said}") from error
     path = folder / FILE
     path.write_bytes(buffer)
     return path
 
 
-def run(path: Path, graphs: Sequence[Graph], x: Tensor) -> Tensor:
-    """Return the logits [E, N, classes] by ExecuTorch's Python runtime, a segment after the other."""
+def run(path: Path, graphs: Sequence[Graph], x: Tensor, most: int = MOST) -> Tensor:
+    """Return the logits [E, N, classes] by ExecuTorch's Python runtime, a segment after the other.
+
+    The batches have several sizes: memory that is planned for one of them shows at the others.
+
+    Args:
+        path: The program.
+        graphs: The graphs that it was made of.
+        x: Samples as they are stored [N, ...].
+        most: Samples in a batch, at most.
+
+    Raises:
+        ModelError: The runtime refuses them.
+    """
+    first = [size for size in (1, 3) if size < most and size < len(x)]
+    rest = len(x) - sum(first)
+    parts = []
     with quiet(), _silent():
         from executorch.runtime import Runtime
 
-        program = Runtime.get().load_program(path)
-        methods = [program.load_method(graph.name) for graph in graphs]
-        parts = []
-        for part in x.split(MOST):
-            carry, row = [part.contiguous()], []
-            for method in methods:
-                logits, *carry = method.execute(carry)
-                row.append(logits.clone())
-                carry = [each.clone() for each in carry]
-            parts.append(torch.stack(row) if len(methods) > 1 else torch.stack([row[0], *carry]))
+        try:
+            program = Runtime.get().load_program(path)
+            methods = [program.load_method(graph.name) for graph in graphs]
+            for part in x.split([*first, *[most] * (rest // most), *[rest % most] * (rest % most > 0)]):
+                carry, row = [part.contiguous()], []
+                for method in methods:
+                    logits, *carry = method.execute(carry)
+                    row.append(logits.clone())
+                    carry = [each.clone() for each in carry]
+                parts.append(torch.stack(row) if len(methods) > 1 else torch.stack([row[0], *carry]))
+        except RuntimeError as error:
+            raise ModelError(f"ExecuTorch cannot run what it made of this model: {error}.") from error
     return torch.cat(parts, dim=1)
 
 

@@ -139,7 +139,7 @@ class _Writing:
         self.say("torch.export")
         whole = self._program(examples)
         if _ONNX & self.forms:
-            self._onnx([whole, *self._segments(examples)])
+            self._onnx([whole, *self._segments(examples, self.free_tokens)])
         if "executorch" in self.forms:
             self._executorch(examples)
         columns = getattr(shipped.data, "columns", "")
@@ -182,9 +182,9 @@ class _Writing:
             write_program(whole, self.folder / PROGRAM)
         return whole
 
-    def _segments(self, examples: Tensor) -> list[Graph]:
+    def _segments(self, examples: Tensor, free_tokens: bool) -> list[Graph]:
         try:
-            return segment_graphs(self.shipped, examples, self.free_tokens)
+            return segment_graphs(self.shipped, examples, free_tokens)
         except ModelError as error:
             if len(self.shipped.exits) > 1 and not any(note.startswith("No segments") for note in self.notes):
                 self.notes.append(f"No segments were written, so a device cannot stop early: {error}")
@@ -228,12 +228,44 @@ class _Writing:
         self._note(name, files[1:] or files, chained)
 
     def _executorch(self, examples: Tensor) -> None:
+        """Write the program; where its lowering loses a free size, with that size fixed.
+
+        Raises:
+            ModelError: It computes something else also with all sizes fixed.
+        """
         self.say("ExecuTorch")
-        graphs = self._segments(examples) or [whole_graph(self.shipped, examples, self.free_tokens)]
-        file = executorch.write(graphs, self.folder)
-        found = executorch.run(file, graphs, self.x)
-        checked.must_equal("the ExecuTorch program", self.ours, found)
-        self._note("executorch", [file.name], found)
+        sizes = [
+            (most, free) for free in ([True, False] if self.free_tokens else [False]) for most in (executorch.MOST, 1)
+        ]
+        for most, free in sizes:
+            try:
+                logits = self._lowered(examples, most, free)
+                break
+            except ModelError:
+                if (most, free) == sizes[-1]:
+                    raise
+        if most == 1:
+            self.notes.append("The ExecuTorch program takes one sample at a time.")
+        if self.free_tokens and self.shipped.takes_tokens and not free:
+            length = examples.shape[1]
+            self.notes.append(f"The ExecuTorch program takes samples of exactly {length} tokens; pad shorter ones.")
+        self._note("executorch", [executorch.FILE], logits)
+
+    def _lowered(self, examples: Tensor, most: int, free_tokens: bool) -> Tensor:
+        """Write a program and return its logits, which are the model's, of shorter samples too if it takes them.
+
+        Raises:
+            ModelError: They are not.
+        """
+        graphs = self._segments(examples, free_tokens) or [whole_graph(self.shipped, examples, free_tokens)]
+        file = executorch.write(graphs, self.folder, most)
+        logits = executorch.run(file, graphs, self.x, most)
+        checked.must_equal("the ExecuTorch program", self.ours, logits)
+        if TOKENS in graphs[0].dims[0].values():
+            short = self.x[: 2 * executorch.MOST, : max(1, examples.shape[1] // 2)]
+            theirs = executorch.run(file, graphs, short, most)
+            checked.must_equal("the ExecuTorch program", checked.in_torch(self.shipped, short), theirs)
+        return logits
 
     def _transformers(self) -> None:
         self.say("transformers")

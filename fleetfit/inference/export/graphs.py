@@ -119,7 +119,12 @@ class SegmentGraph(nn.Module):
 
 
 def _tensors(carry: Any, last: bool) -> list[Tensor]:
-    return [] if last else tree_flatten(carry)[0]
+    return [] if last else [_plain_strides(each) for each in tree_flatten(carry)[0]]
+
+
+def _plain_strides(tensor: Tensor) -> Tensor:
+    """Return a copy laid out row by row: a lowered program reads its inputs by the strides that it was traced with."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +160,7 @@ def whole_graph(shipped: Shipped, x: Tensor, free_tokens: bool = True) -> Graph:
         free_tokens: Whether samples of tokens may have any length; else they have that of the examples.
     """
     names = tuple(f"exit{i + 1}" for i in range(len(shipped.exits)))
-    return Graph("model", Whole(shipped).eval(), (x,), (_input_dims(shipped, free_tokens),), names)
+    return Graph("model", Whole(shipped).eval(), (_plain_strides(x),), (_input_dims(shipped, free_tokens),), names)
 
 
 @torch.no_grad()
@@ -177,13 +182,15 @@ def segment_graphs(shipped: Shipped, x: Tensor, free_tokens: bool = True) -> lis
         found.append(x[:, : max(1, x.shape[1] // 2)])
     carries = [_carries(model, prepared(each)) for each in found]
     free: tuple[Dims, ...] = (_input_dims(shipped, free_tokens),)
-    graphs = [Graph("segment1", FirstSegment(shipped).eval(), (x,), free, _results(carries[0], 0))]
+    first = FirstSegment(shipped).eval()
+    graphs = [Graph("segment1", first, (_plain_strides(x),), free, _results(carries[0], 0))]
     for i in range(1, len(shipped.exits)):
         flat, spec = tree_flatten(carries[0][i - 1])
         others = tree_flatten(carries[-1][i - 1])[0]
         dims = tuple(_dims(one, other) for one, other in zip(flat, others, strict=True))
         segment = SegmentGraph(shipped, i, spec).eval()
-        graphs.append(Graph(f"segment{i + 1}", segment, tuple(flat), dims, _results(carries[0], i)))
+        given = tuple(_plain_strides(each) for each in flat)
+        graphs.append(Graph(f"segment{i + 1}", segment, given, dims, _results(carries[0], i)))
     return graphs
 
 
@@ -238,18 +245,20 @@ def exported(graph: Graph, most: int | None = None) -> torch.export.ExportedProg
 
     Args:
         graph: The graph.
-        most: The largest size of what is free (samples, tokens); None: any.
+        most: Samples in a batch, at most, and then no sample is longer than the example; of 1 the batch is fixed. None:
+            any number, of any length.
 
     Raises:
         ModelError: It cannot be traced.
     """
-    free = tuple({d: _free(size, most) for d, size in dims.items()} for dims in graph.dims)
+    inputs = graph.inputs if most != 1 else tuple(_plain_strides(each[:1]) for each in graph.inputs)
+    free = tuple(_free_dims(each, dims, most) for each, dims in zip(inputs, graph.dims, strict=True))
     shapes = (free,) if graph.several else free
     with quiet(), _explained(graph, "torch.export"), torch.no_grad():
         try:
-            program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=False)
         except Exception:  # reading the code follows more than running it: len(x), for one
-            program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes, strict=True)
+            program = torch.export.export(graph.module, inputs, dynamic_shapes=shapes, strict=True)
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
@@ -257,8 +266,13 @@ def exported(graph: Graph, most: int | None = None) -> torch.export.ExportedProg
     return program
 
 
-def _free(name: str, most: int | None) -> Any:
-    return torch.export.Dim.DYNAMIC if most is None else torch.export.Dim(name, min=1, max=most)
+def _free_dims(example: Tensor, dims: Dims, most: int | None) -> dict[int, Any]:
+    """Return what `torch.export` is told of the free dimensions of an input."""
+    free = torch.export.Dim.DYNAMIC
+    if most is None:
+        return dict.fromkeys(dims, free)
+    bounds = {d: most if name == BATCH else example.shape[d] for d, name in dims.items()}
+    return {d: free(min=1, max=bound) for d, bound in bounds.items() if bound > 1}
 
 
 def write_program(graph: Graph, path: Path) -> None:

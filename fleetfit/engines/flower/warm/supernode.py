@@ -11,13 +11,16 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetfit.engines.flower.connection import CLOCK_REFUSED, SIGNATURE_REFUSED, find_clock_fault
 from fleetfit.engines.flower.logs import hear
 from fleetfit.engines.flower.warm.private_names import (
+    CONNECTION,
     EXECUTOR,
     SUPEREXEC,
     SUPERNODE,
@@ -65,7 +68,30 @@ def _in_turns() -> Callable[..., None]:
     turns = Turns(module._pull_and_store_message, module._push_messages, module._insert_message)
     module._pull_and_store_message, module._push_messages = turns.pull, turns.push  # type: ignore[attr-defined]
     lasting_heartbeat()
+    _explain_refusals()
     return turns.push
+
+
+def _explain_refusals() -> None:
+    """Have the SuperNode say why the SuperLink refuses its signature: it then ends with code 0 and without a word."""
+    connection, constants = importlib.import_module(CONNECTION), importlib.import_module("flwr.common.constant")
+    ahead_s = constants.SYSTEM_TIME_TOLERANCE
+    behind_s = constants.TIMESTAMP_TOLERANCE + ahead_s
+    refused = threading.Event()
+
+    class Explaining(connection.NodeAuthHttpInterceptor):  # type: ignore[name-defined,misc]
+        """Looks at the answers to what it has signed."""
+
+        def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+            """Sign a request and pass it on."""
+            answer = super().intercept(context, call_next)
+            if answer.status_code == 401 and not refused.is_set():
+                refused.set()
+                off = find_clock_fault(answer.headers, ahead_s, behind_s)
+                _LOG.error("%s", f"{CLOCK_REFUSED}{off}" if off else f"{SIGNATURE_REFUSED}. Is its key registered?")
+            return answer
+
+    connection.NodeAuthHttpInterceptor = Explaining  # type: ignore[attr-defined]
 
 
 def _run(arguments: Sequence[str]) -> None:

@@ -1,0 +1,187 @@
+"""Nodes that do not join, as real processes: clock, certificate and key end them, a server that is away does not."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from fleet.lab import Lab, free_port, wait_for
+from tls_servers import DAY, Authority, serving
+
+from fleetfit.cli import main
+
+pytestmark = pytest.mark.fleet
+
+LIMIT_S = 300.0
+
+if sys.platform != "linux":
+    pytest.skip("reads /proc", allow_module_level=True)
+
+# A device whose clock is off: what Flower signs and what Python reads is so many seconds from the truth.
+CLOCK = """
+import datetime, os, time
+off, truth = float(os.environ.get("CLOCK_OFF", 0)), time.time
+time.time = lambda: truth() + off
+if "fleetfit.engines.flower.warm.supernode" in __import__("sys").orig_argv:
+    import flwr.supercore.date as dates
+    now = dates.now
+    dates.now = lambda: now() + datetime.timedelta(seconds=off)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("joining"))
+    (lab.folder / "clock").mkdir()
+    (lab.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        lab.environment.pop(name, None)
+    yield lab
+    lab.close()
+
+
+def clocked(lab, seconds):
+    path = os.pathsep.join([str(lab.folder / "clock"), lab.environment["PYTHONPATH"]])
+    return {"PYTHONPATH": path, "CLOCK_OFF": str(seconds)}
+
+
+def told(lab, name):
+    """Return what the launcher and its SuperNode said of their own."""
+    return [line for line in lab.log(name).splitlines() if line.startswith("fleetfit: ")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "warm"),
+    [(20, "20 s ahead of", True), (3600, "60 min ahead of", True), (-3600, "60 min behind", True),
+     (-86400, "1440 min behind", False)],
+)  # fmt: skip
+def test_a_clock_that_is_off_ends_the_node_with_how_much(lab, seconds, words, warm):
+    name = f"clock{seconds}"
+    node = lab.node(name, lab.key(), clocked(lab, seconds), warm=warm)
+    assert node.wait(LIMIT_S) == 2, lab.log(name)
+    [line] = told(lab, name)
+    assert line.startswith("fleetfit: This device's clock is ") and "Set the clock" in line
+    assert words in line or words.replace("20 s", "21 s") in line or words.replace("20 s", "19 s") in line
+
+
+@pytest.mark.parametrize("seconds", [3, -200])
+def test_a_clock_that_is_off_by_little_is_accepted(lab, seconds):
+    name = f"clock{seconds}"
+    node = lab.node(name, lab.key(), clocked(lab, seconds))
+    lab.accepted(name)
+    node.terminate()
+    assert node.wait(LIMIT_S) == 0 and not told(lab, name)
+
+
+CERTIFICATES = {
+    "host": (lambda a: a.server("fleet.example.org"), "is for fleet.example.org, not for 127.0.0.1"),
+    "early": (lambda a: a.server("127.0.0.1", since=DAY, until=2 * DAY), "is not yet valid"),
+    "late": (lambda a: a.server("127.0.0.1", until=-DAY / 24), "has expired"),
+    "namesake": (lambda a: Authority(a.folder / "2").server("127.0.0.1"), "is not of an authority in"),
+}
+
+
+@pytest.mark.parametrize("kind", CERTIFICATES)
+def test_a_certificate_ends_the_node_with_what_is_wrong_with_it(lab, kind):
+    made, words = CERTIFICATES[kind]
+    authority = Authority(lab.folder / kind)
+    with serving(made(authority)) as port:
+        node = lab.node(kind, lab.new_key(), superlink=f"127.0.0.1:{port}", root_certificates=str(authority.file))
+        assert node.wait(LIMIT_S) == 2, lab.log(kind)
+    [line] = told(lab, kind)
+    assert words in line
+
+
+def test_a_server_without_tls_ends_the_node(lab):
+    with serving() as port:
+        node = lab.node("open", lab.new_key(), superlink=f"127.0.0.1:{port}")
+        assert node.wait(LIMIT_S) == 2
+    assert "does not speak TLS" in told(lab, "open")[-1]
+
+
+AWAY = {
+    "closed": ("127.0.0.1:{port}", {}, "no program listens on port {port}"),
+    "nameless": ("no-such-host.invalid:{port}", {}, "no-such-host.invalid cannot be resolved"),
+    "proxied": ("127.0.0.1:{port}", {"https_proxy": "http://127.0.0.1:{port}"}, "variable https_proxy refuses"),
+    "bracketed": ("[::1]:{port}", {}, "[::1]:{port} "),
+}
+
+
+def test_a_server_that_is_away_is_waited_for_and_the_cause_is_told_at_growing_intervals(lab):
+    port = free_port()
+    nodes = {}
+    for name, (address, environment, _) in AWAY.items():
+        given = {key: value.format(port=port) for key, value in environment.items()}
+        nodes[name] = lab.node(name, lab.new_key(), given, superlink=address.format(port=port), warm=False)
+    for name, (*_, words) in AWAY.items():
+        wait_for(lambda name=name: told(lab, name), LIMIT_S, f"{name} tells why:\n{lab.log(name)}")
+        assert words.format(port=port) in told(lab, name)[0] and "The node goes on trying." in told(lab, name)[0]
+    wait_for(lambda: len(told(lab, "closed")) > 1, LIMIT_S, "the cause is told again")
+    assert lab.log("closed").count("Connection attempt failed") > len(told(lab, "closed"))
+    for name, node in nodes.items():
+        assert node.poll() is None, lab.log(name)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(LIMIT_S) == 0, lab.log(name)
+
+
+def test_a_proxy_that_refuses_is_tried_again(lab):
+    with serving(status=403) as proxy:
+        environment = {"https_proxy": f"http://127.0.0.1:{proxy}"}
+        node = lab.node("forbidden", lab.new_key(), environment, warm=False)
+        wait_for(lambda: len(told(lab, "forbidden")) > 1, LIMIT_S, f"it tries again:\n{lab.log('forbidden')}")
+        assert node.poll() is None
+        node.terminate()
+        assert node.wait(LIMIT_S) == 0
+    assert all("the proxy refuses (403 Forbidden)" in line for line in told(lab, "forbidden"))
+
+
+def test_a_node_joins_when_its_server_comes(lab, tmp_path):
+    """The SuperLink of the lab, by way of a port that opens late."""
+    port, key = free_port(), lab.key()
+    node = lab.node("early bird", key, superlink=f"127.0.0.1:{port}")
+    wait_for(lambda: told(lab, "early bird"), LIMIT_S, "it tells why")
+    code = (
+        "import socket, sys, threading\n"
+        "def pipe(a, b):\n"
+        "    while data := a.recv(65536): b.sendall(data)\n"
+        "with socket.create_server(('127.0.0.1', int(sys.argv[1]))) as s:\n"
+        "    while True:\n"
+        "        a = s.accept()[0]; b = socket.create_connection(('127.0.0.1', int(sys.argv[2])))\n"
+        "        for pair in ((a, b), (b, a)): threading.Thread(target=pipe, args=pair, daemon=True).start()\n"
+    )
+    way = subprocess.Popen([sys.executable, "-c", code, str(port), str(lab.port)], stderr=subprocess.DEVNULL)
+    try:
+        lab.accepted("early bird")
+        node.terminate()
+        assert node.wait(LIMIT_S) == 0
+    finally:
+        way.kill()
+        way.wait()
+
+
+def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
+    """It is unregistered while the node is there."""
+    key = lab.key()
+    node = lab.node("forgotten", key, retry_s=1)
+    lab.accepted("forgotten")
+    number = lab.log("forgotten").split("SuperNode ID: ")[1].split()[0]
+    lab._done(["flwr", "supernode", "unregister", number, "lab"])
+    assert node.wait(LIMIT_S) == 2, lab.log("forgotten")
+    said = told(lab, "forgotten")
+    assert "does not accept this node's signature" in said[0] and "it is not registered" in said[-1]
+
+
+def test_the_command_says_what_is_wrong_before_anything_starts(lab, tmp_path, capsys):
+    config = tmp_path / "node.toml"
+    config.write_text('name = "a"\n[data]\nname = "digits"\n')
+    key, ca = lab.new_key(), lab.folder / "server-ca.crt"
+    for words, said in (
+        (["--superlink", "::1:8000", "--ca", ca, "--key", key], '"[::1]:8000", got "::1:8000"'),
+        (["--superlink", "127.0.0.1:1", "--ca", ca, "--key", key.with_suffix(".pub")], "should be a node's, as"),
+        (["--superlink", "127.0.0.1:1", "--ca", key, "--key", key], "should hold certificates in PEM form"),
+        (["--superlink", "127.0.0.1:1", "--ca", ca, "--key", lab.folder / "server.key"], "in OpenSSH form"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["flower", "node", str(config), *map(str, words)])
+        assert end.value.code == 2 and said in capsys.readouterr().err

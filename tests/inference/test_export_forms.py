@@ -1,0 +1,354 @@
+"""Every model in every form, at other batch sizes and lengths than those traced: the values are the plain module's."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_models import FOREIGN
+from small_models import CLASSES, PADDING, SMALL, VOCABULARY, architecture_of, task_of
+from torch import Tensor, nn
+
+import fleetfit as ff
+from fleetfit.data import Data
+from fleetfit.errors import ModelError
+from fleetfit.inference.export import Shipped, checked, executorch, export
+from fleetfit.inference.export.graphs import Prepared, exported, segment_graphs, whole_graph
+from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module, infer_layout
+from fleetfit.seeds import own_randomness
+
+pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+
+LENGTH, LONGER = 12, 15  # tokens of the samples that are traced, and of others
+
+
+# ---- models of one's own -------------------------------------------------------------------------------------------
+
+
+class Stack(ExitModel):
+    """Blocks with a classifier after the first and after the last."""
+
+    def __init__(self, stem: nn.Module, block: Callable[[], nn.Module], head: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.exits, self.stem = (1, 3), stem
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.heads = nn.ModuleDict({str(e): head() for e in self.exits})
+
+    def start(self, x: Tensor) -> Tensor:
+        found: Tensor = self.stem(x)
+        return found
+
+
+class Permuted(nn.Module):
+    """A layer norm over the channels [B, C, ...], as ConvNeXt has it: what it returns is not contiguous."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(x.movedim(1, -1)).movedim(-1, 1)
+        return found
+
+
+class Added(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.inner(x)
+        return found
+
+
+class Recurrent(nn.Module):
+    """An LSTM over a series [B, F, T]."""
+
+    def __init__(self, before: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(before, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.lstm(x.transpose(1, 2))[0].transpose(1, 2)
+        return found
+
+
+class Last(nn.Module):
+    """A linear layer on the mean over all places, or steps."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(channels, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(x.flatten(2).mean(-1))
+        return found
+
+
+class Attention(nn.Module):
+    """Self-attention over tokens [B, D, T], with one more token in front where it is the stem."""
+
+    def __init__(self, dim: int, stem: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, dim) if stem else None
+        self.first = nn.Parameter(torch.randn(dim))
+        self.norm, self.qkv, self.out = Permuted(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embed is not None:
+            x = torch.cat([self.first.expand(len(x), 1, -1), self.embed(x)], dim=1).transpose(1, 2)
+        q, k, v = self.qkv(self.norm(x).transpose(1, 2)).unsqueeze(1).chunk(3, dim=-1)
+        found: Tensor = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v)).squeeze(1).transpose(1, 2)
+        return found
+
+
+class Series(nn.Module):
+    """A 1-d convolution over a series, with its norm over channels."""
+
+    def __init__(self, before: int, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(before, channels, 3, padding=1), Permuted(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.conv(x)).relu()
+        return found
+
+
+OWN: dict[str, tuple[tuple[int, ...], Callable[[], Stack]]] = {
+    "channels last": ((3, 8, 8), lambda: Stack(
+        nn.Sequential(nn.Conv2d(3, 6, 2, 2), Permuted(6)),
+        lambda: Added(nn.Sequential(Permuted(6), nn.Conv2d(6, 6, 3, padding=1))), lambda: Last(6))),
+    "lstm": ((5, 9), lambda: Stack(Recurrent(5, 6), lambda: Added(Recurrent(6, 6)), lambda: Last(6))),
+    "series": ((5, 30), lambda: Stack(Series(5, 6), lambda: Added(Series(6, 6)), lambda: Last(6))),
+    "tokens": ((LENGTH,), lambda: Stack(Attention(6, True), lambda: Attention(6, False), lambda: Last(6))),
+    "table": ((7,), lambda: Stack(
+        nn.Linear(7, 9), lambda: Added(nn.Sequential(nn.LayerNorm(9), nn.Linear(9, 9), nn.GELU())),
+        lambda: nn.Linear(9, CLASSES))),
+}  # fmt: skip
+
+
+class Own(Architecture):
+    blocks = 3
+
+    def __init__(self, made: Callable[[], nn.Module]) -> None:
+        self.axes, self.made = {"classes": Axis(CLASSES, scaled=False)}, made
+
+    def build(self, axes: Any, exits: Any) -> nn.Module:
+        return self.made()
+
+
+def shipped(name: str) -> Shipped:
+    """A model with its parameters far from where they begin, so that logits of other samples are other ones."""
+    if name in OWN:
+        shape, made = OWN[name]
+        family: Architecture = Own(made)
+        sizes, exits, data = {"classes": CLASSES}, (1, 3), _data(shape, tokens=name == "tokens")
+    elif name in FOREIGN:
+        foreign = FOREIGN[name]
+        family = foreign.made()
+        sizes, exits = infer_layout(family).full_sizes, tuple(infer_layout(family).exits)
+        vocabulary = foreign.given.get("vocabulary", 0)
+        data = _data(foreign.input_shape, vocabulary, tokens=vocabulary > 0, task=foreign.task)
+    else:
+        small = SMALL[name]
+        family = architecture_of(name, **({"max_positions": 20} if name == "bert" else {}))
+        sizes = infer_layout(family).full_sizes
+        positions = tuple(family.positions)
+        exits = tuple(sorted({positions[0], family.blocks}))
+        shape = small.shape if small.kind == "images" else (LENGTH,)
+        data = _data(shape, tokens=small.kind != "images", task=task_of(name))
+    with own_randomness(torch.device("cpu")):
+        torch.manual_seed(0)
+        module = build_module(family, sizes, exits).eval()
+        for norm in batch_norms(module).values():
+            norm.track_running_stats = True
+            norm.running_mean, norm.running_var = torch.randn(norm.num_features), 0.5 + torch.rand(norm.num_features)
+        noise = 0.02 if batch_norms(module) else 0.1  # much more, and a deep one is no function that float32 computes
+        for parameter in module.parameters():
+            parameter.data += noise * torch.randn_like(parameter)
+    return Shipped("1", family, sizes, exits, module, data)
+
+
+def _data(shape: tuple[int, ...], vocabulary: int = VOCABULARY, tokens: bool = False, task: str = "") -> Data:
+    n, rng = 60, torch.Generator().manual_seed(0)
+    splits = {"train": torch.arange(20), "validation": torch.arange(20, 36), "test": torch.arange(36, n)}
+    y, task = torch.arange(n) % CLASSES, task or "classification"
+    if not tokens:
+        return Data("drawn", torch.randn(n, *shape, generator=rng), y, splits, CLASSES)
+    x = torch.randint(1, vocabulary, (n, *shape), generator=rng)
+    x[torch.arange(shape[0]) >= 3 + (torch.arange(n) % (shape[0] - 2))[:, None]] = PADDING
+    following = torch.roll(x, -1, 1) if task == "next_token" else y
+    classes = vocabulary if task == "next_token" else CLASSES
+    return Data("drawn", x, following, splits, classes, task=task, vocabulary=vocabulary, padding=PADDING)
+
+
+# ---- every one in every form ---------------------------------------------------------------------------------------
+
+
+def plain(ship: Shipped, x: Tensor) -> Tensor:
+    """What the module itself answers [E, N, ...], without anything of the export but scaling."""
+    with torch.no_grad():
+        return torch.stack(ff.outputs(ship.module, Prepared(ship.data)(x)))
+
+
+def same(theirs: Tensor, ours: Tensor) -> None:
+    spread = float(ours.std())
+    assert spread > 1e-3, "the logits tell nothing apart"
+    assert theirs.shape == ours.shape and float((theirs - ours).abs().max()) < 1e-3 * max(spread, 1e-2)
+
+
+def near(theirs: Tensor, ours: Tensor) -> None:
+    """Eight bits move logits, and have them follow."""
+    assert theirs.shape == ours.shape
+    assert float((theirs - ours).square().mean().sqrt()) < 0.5 * float(ours.std()), "int8"
+
+
+def batches(ship: Shipped, free_tokens: bool, longest: int) -> list[Tensor]:
+    x = ship.samples("test", 24)[0]
+    found = [x[:1], x[:3], x[5:16], x]
+    if free_tokens:
+        more = torch.cat([x, x.flip(1)], dim=1).clamp(min=1)  # whole samples, without padding
+        found += [more[:n, :length].contiguous() for n, length in ((1, 4), (4, 9), (5, 2), (7, longest))]
+    return found
+
+
+def judge(name: str, forms: tuple[str, ...], out: Path) -> tuple[str, ...]:
+    """Export a model, run each form on batches of several sizes and lengths, and return the notes."""
+    ship = shipped(name)
+    notes = export(ship, out, forms).notes
+    config = json.loads((out / "config.json").read_text())
+    free = ship.takes_tokens and not any("The graphs take samples of exactly" in note for note in notes)
+    program = torch.export.load(out / "model.pt2").module()
+    for x in batches(ship, free, LONGER):
+        ours = plain(ship, x)
+        with torch.no_grad():
+            same(torch.stack(list(program(x))), ours)
+        for variant, files in config["onnx"].items():
+            judged = same if variant == "float" else near
+            judged(checked.in_whole(out / files["all_exits"], x), ours)
+            if files["segments"]:
+                judged(checked.in_segments([out / file for file in files["segments"]], x), ours)
+    if "executorch" in forms:
+        _judge_lowered(ship, free, notes, out)
+    return notes
+
+
+def _judge_lowered(ship: Shipped, free: bool, notes: tuple[str, ...], out: Path) -> None:
+    """Run each method of the .pte by itself: its batches are the ones that are given, not those of the export."""
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(out / executorch.FILE)
+    names = sorted(program.method_names)
+    methods = [program.load_method(name) for name in names]
+    one = any("one sample at a time" in note for note in notes)
+    free = free and not any("ExecuTorch program takes samples of exactly" in note for note in notes)
+    for x in batches(ship, free, LENGTH):
+        for part in x.split(1 if one else executorch.MOST):
+            carry, row = [part.contiguous()], []
+            for method in methods:
+                logits, *carry = [each.clone() for each in method.execute(carry)]
+                row.append(logits)
+            same(torch.stack([*row, *carry]), plain(ship, part))
+
+
+ALL = ("onnx", "int8", "static-int8", "executorch")
+BUILT_IN = [name for name, small in SMALL.items() if not small.family]
+OTHERS = ["Convnext", "Text", "Wave", "Gru", "Decoder"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*BUILT_IN, *OWN, *OTHERS])
+def test_every_form_answers_as_the_plain_module(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="the extra executorch is not installed")
+    judge(name, ALL, tmp_path / "out")
+
+
+# ---- some of it quickly --------------------------------------------------------------------------------------------
+
+
+def examples(ship: Shipped) -> Tensor:
+    return ship.samples("test", 2)[0]
+
+
+@pytest.mark.parametrize("name", ["channels last", "series", "lstm", "tokens"])
+def test_a_carry_is_traced_row_by_row(name: str) -> None:
+    """A runtime hands over numbers row by row; a program reads them by the strides that it was traced with."""
+    ship = shipped(name)
+    first, last = segment_graphs(ship, examples(ship), free_tokens=name == "tokens")
+    logits, *carry = exported(first, executorch.MOST).module()(*first.inputs)
+    assert len(carry) == len(last.inputs) == 1
+    for given in (*first.inputs, *last.inputs, *carry):
+        assert given.stride() == torch.empty(given.shape).stride()
+    ours = plain(ship, examples(ship))
+    same(logits.detach(), ours[0])
+    same(exported(last, executorch.MOST).module()(*carry)[0].detach(), ours[1])
+
+
+@pytest.mark.parametrize("length", [9, LENGTH, 40])
+def test_a_bound_for_samples_is_none_for_tokens(length: int) -> None:
+    torch.manual_seed(0)
+    module = Stack(Attention(6, True), lambda: Attention(6, False), lambda: Last(6)).eval()
+    ship = Shipped("1", Own(lambda: module), {"classes": CLASSES}, (1, 3), module, _data((length,), tokens=True))
+    program = exported(whole_graph(ship, examples(ship)), executorch.MOST).module()
+    for batch, tokens in ((1, length), (executorch.MOST, length), (3, 2), (2, length - 1)):
+        x = torch.randint(1, VOCABULARY, (batch, tokens))
+        same(torch.stack(list(program(x))).detach(), plain(ship, x))
+    for batch, tokens in ((executorch.MOST + 1, length), (2, length + 1)):
+        with pytest.raises(AssertionError, match="<="):
+            program(torch.ones(batch, tokens, dtype=torch.int64))
+
+
+BATCHED, SINGLE, FIXED = "", "one sample at a time", f"exactly {LENGTH} tokens"
+
+
+@pytest.mark.parametrize(
+    ("loses", "said"),
+    [(set(), [BATCHED]), ({8}, [SINGLE]), ({8, 1}, [FIXED]), ({8, 1, "batch"}, [SINGLE, FIXED])],
+)
+def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
+    loses: set[Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first program is kept that gives the right numbers: with fewer free sizes, where it takes that."""
+    ship, tried = shipped("tokens"), []
+
+    def write(graphs: Any, folder: Path, most: int) -> Path:
+        tried.append((most, len(graphs[0].dims[0]) > 1))
+        (folder / executorch.FILE).write_bytes(b"lowered")
+        return folder / executorch.FILE
+
+    def run(path: Path, graphs: Any, x: Tensor, most: int) -> Tensor:
+        wrong = most in loses if len(graphs[0].dims[0]) > 1 else "batch" in loses and most > 1
+        return plain(ship, x) + (0.01 if wrong else 0.0)
+
+    monkeypatch.setattr(executorch, "need", lambda: None)
+    monkeypatch.setattr(executorch, "write", write)
+    monkeypatch.setattr(executorch, "run", run)
+    notes = [note for note in export(ship, tmp_path / "out", ["executorch"]).notes if "ExecuTorch" in note]
+    assert len(notes) == len([each for each in said if each]) == len({each for each in said if each})
+    assert all(each in " ".join(notes) for each in said)
+    assert tried == [(8, True), (1, True), (8, False), (1, False)][: len(tried)]
+
+
+def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship = shipped("table")
+    monkeypatch.setattr(executorch, "need", lambda: None)
+    monkeypatch.setattr(executorch, "write", lambda graphs, folder, most: folder)
+    monkeypatch.setattr(executorch, "run", lambda path, graphs, x, most: plain(ship, x) + 0.01)
+    with pytest.raises(ModelError, match="ExecuTorch program does not compute what the model does"):
+        export(ship, tmp_path / "out", ["executorch"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_batches_of_the_comparison_have_several_sizes(tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="the extra executorch is not installed")
+    ship = shipped("table")
+    graphs = segment_graphs(ship, examples(ship))
+    path = executorch.write(graphs, tmp_path)
+    for n in (1, 2, 4, 11, 24):
+        x = ship.samples("test", n)[0]
+        same(executorch.run(path, graphs, x), plain(ship, x))
+    with pytest.raises(ModelError, match="ExecuTorch cannot run"):
+        executorch.run(path, graphs, torch.randn(20, 7), most=9)
