@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,24 @@ class ModelError(FleetFitError):
 
 
 class PlanError(FleetFitError):
-    """No plan satisfies the budgets."""
+    """No plan satisfies the budgets.
+
+    Attributes:
+        tolerance: With which levels fit; None where none helps, or nothing was tried.
+        mode: Which cut fits within the tolerances as they are, "width"; None likewise.
+        ceilings: By further cost the budgets with which levels fit, as fractions of the full model; None likewise.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        tolerance: float | None = None,
+        mode: str | None = None,
+        ceilings: Mapping[str, tuple[float, ...]] | None = None,
+    ) -> None:
+        """Take the sentence, and what would help."""
+        super().__init__(message)
+        self.tolerance, self.mode, self.ceilings = tolerance, mode, ceilings
 
 
 class RunError(FleetFitError):

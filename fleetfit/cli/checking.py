@@ -11,7 +11,7 @@ import torch
 from fleetfit import names
 from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
 from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
-from fleetfit.cli.planning import model_settings, shape_of
+from fleetfit.cli.planning import TOKENS, model_settings, shape_of
 from fleetfit.config.fleet import counted_piece, early_heads
 from fleetfit.config.naming import architecture_of
 from fleetfit.cost import accepting, submodel_cost
@@ -35,7 +35,7 @@ _BATCH = 8  # samples of the training step
 _LR = 0.01
 _TOLERANCE = 0.1
 _TIMED, _PATIENCE_S = 5, 2.0  # steps that are timed, fewer where they take long
-_CLASSES, _TOKENS = 10, (32,)
+_CLASSES = 10
 _MOST_LISTED = 6
 
 
@@ -98,7 +98,7 @@ def _made(asked: CheckOptions) -> tuple[Architecture, tuple[int, ...], int]:
             f'{asked.name} needs "vocabulary": set it with --set model.vocabulary=1000 (tokens are below it), and the '
             "number of tokens in a sample with --input-shape 32."
         )
-    shape = _TOKENS if takes_tokens and asked.input_shape is None else shape_of(asked.input_shape)
+    shape = TOKENS if takes_tokens and asked.input_shape is None else shape_of(asked.input_shape)
     given = {"channels": shape[0], "input_shape": shape}
     if "padding" not in settings and "padding" in parameters and _is_required(parameters["padding"]):
         given["padding"] = -1

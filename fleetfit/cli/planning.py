@@ -1,20 +1,24 @@
 """What `plan` shows: from the options of the command line to plans."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
+from fleetfit import names
 from fleetfit.config import Assembly, assemble
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import architecture_of
 from fleetfit.config.reading import override
 from fleetfit.cost import BATCH_SIZE, Conditions, Latency, Timed, kind_of
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Mode, Plan, make_plan
 
 _IMAGE = (3, 32, 32)
+TOKENS = (32,)
+"""The shape of a sample of a token model, where none is given."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class PlanOptions:
     budgets: str = "0.125,0.25,0.5,1"
     cost: str = "parameters"
     tolerance: float = 0.1
-    mode: str = "both"
+    mode: str | None = None
     levels: str = "cluster"
     exits: str | None = None
     widths: str | None = None
@@ -104,30 +108,47 @@ def _timed(
 
 def of_model(asked: PlanOptions, overrides: Sequence[str]) -> Shown:
     """Return the plan for a model and budgets."""
-    shape = shape_of(asked.input_shape)
     assert asked.model is not None
+    shape = shape_of(asked.input_shape) if asked.input_shape else _usual_shape(asked.model)
     architecture = model_of(asked.model, asked.classes, shape, overrides)
-    if asked.mode not in ("both", "width", "depth"):
+    if asked.mode not in (None, "both", "width", "depth"):
         raise ConfigError(f'--mode must be both, width or depth, got "{asked.mode}".')
     named = asked.levels in ("cluster", "halving")
-    found = make_plan(
-        architecture,
-        shape,
-        numbers(asked.budgets, "--budgets"),
-        asked.tolerance,
-        asked.levels if named else numbers(asked.levels, "--levels"),
-        asked.cost,
-        cast(Mode, asked.mode),
-        asked.strict,
-        None if asked.exits is None else [int(e) for e in numbers(asked.exits, "--exits")],
-        None if asked.widths is None else numbers(asked.widths, "--widths"),
-        () if asked.also is None else costs_of(asked.also),
-        Conditions(asked.batch_size),
-    )
+
+    def planned(mode: str) -> Plan:
+        return make_plan(
+            architecture,
+            shape,
+            numbers(asked.budgets, "--budgets"),
+            asked.tolerance,
+            asked.levels if named else numbers(asked.levels, "--levels"),
+            asked.cost,
+            cast(Mode, mode),
+            asked.strict,
+            None if asked.exits is None else [int(e) for e in numbers(asked.exits, "--exits")],
+            None if asked.widths is None else numbers(asked.widths, "--widths"),
+            () if asked.also is None else costs_of(asked.also),
+            Conditions(asked.batch_size),
+        )
+
+    notes = []
+    try:
+        found = planned(asked.mode or "both")
+    except PlanError as error:
+        if asked.mode is not None or error.mode is None:
+            raise
+        notes = [f"No depths and widths fit within {asked.tolerance:g}, so levels differ in {error.mode} alone; --mode "
+                 "both says why."]  # fmt: skip
+        found = planned(error.mode)
     title = f"{asked.model}, samples of {' x '.join(map(str, shape))}, {asked.classes} classes"
     pieces = [(architecture.sizes(level.width), level.exits) for level in found.levels[:-1]]
     pieces.append((architecture.sizes(1.0), (architecture.blocks,)))  # as which the last level is counted
-    return Shown(found, title, _timed(architecture, pieces, shape))
+    return Shown(found, title, _timed(architecture, pieces, shape), tuple(notes))
+
+
+def _usual_shape(model: str) -> tuple[int, ...]:
+    """Return the shape of a sample where none is given: tokens for a model that has a vocabulary, else an image."""
+    return TOKENS if "vocabulary" in inspect.signature(names.resolve("models", model)).parameters else _IMAGE
 
 
 def costs_of(text: str) -> tuple[str, ...]:
@@ -164,7 +185,7 @@ def model_settings(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def shape_of(text: str | None) -> tuple[int, ...]:
-    """Return a shape from "3,32,32"."""
+    """Return a shape from "3,32,32"; that of an image where there is none."""
     found = _IMAGE if text is None else tuple(int(n) for n in numbers(text, "--input-shape"))
     if min(found) < 1:
         raise ConfigError(f'--input-shape takes sizes of at least 1, got "{text}".')

@@ -168,12 +168,16 @@ def plan(
         ),
     ] = "parameters",
     tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
-    mode: Annotated[str, typer.Option(help="What is cut: both, width or depth.")] = "both",
+    mode: Annotated[
+        str | None, typer.Option(help="What is cut: both, width or depth; both where levels fit, else width.")
+    ] = None,
     levels: Annotated[str, typer.Option(help='"cluster", "halving" or ratios such as 0.25,0.5,1.')] = "cluster",
     exits: Annotated[str | None, typer.Option(help="Exits of the smaller levels, such as 36,42,48.")] = None,
     widths: Annotated[str | None, typer.Option(help="Widths of the smaller levels, such as 0.7,0.7,0.75.")] = None,
     classes: Annotated[int, typer.Option(help="Classes.")] = 10,
-    input_shape: Annotated[str | None, typer.Option(help="Shape of a sample; 3,32,32 by default.")] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of a sample; 3,32,32 by default, 32 tokens for a model of tokens.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
     also: Annotated[str | None, typer.Option(help="Costs to show as well, such as memory_bytes,latency_s.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,

@@ -342,7 +342,11 @@ def _check_targets(data: Data) -> None:
             f"number), got {y.dtype} {list(y.shape)}."
         )
     if not bool(torch.isfinite(y).all()):
-        raise DataError(f"{data.name}: a target is not finite.")
+        row, column = (~torch.isfinite(y)).nonzero()[0].tolist()
+        raise DataError(
+            f"{data.name}: the target of sample {row}, column {column}, is not finite ({y[row, column].item()}). Leave "
+            "the sample out."
+        )
     if data.targets and [len(values) for values in data.targets] != [data.classes] * 2:
         raise DataError(f"{data.name}: targets must be {data.classes} means and as many standard deviations.")
 

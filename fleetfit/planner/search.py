@@ -14,6 +14,7 @@ The bound is the optimum of a relaxed problem, in which the shallower classifier
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -228,7 +229,7 @@ def search(
         further: The grid of each cost with ceilings; see `grids_of`.
 
     Raises:
-        PlanError: Nothing fits; the message names the nearest pairs and the tolerance that would admit them.
+        PlanError: Nothing fits; the message names the nearest pairs, and what would admit them.
     """
     others = dict(further or {})
     if targets.splits and targets.mode == mode:
@@ -244,21 +245,32 @@ def search(
                             f"got {len(given)}.")  # fmt: skip
     _check_given(grid, depths, widths)
     wanted = Search(grid, targets, mode, depths, widths, others)
+    found = _find(wanted)
+    if found is None:
+        raise _explain(wanted) if _again(wanted, any_will_do=True).best() is None else _explain_measured(wanted)
+    return found
+
+
+def _find(wanted: Search) -> tuple[LevelShape, ...] | None:
+    """Search until the levels are within their bounds when they are counted; None: nothing fits."""
+    grid, others = wanted.grid, wanted.further
     seen: list[LevelShape] = []
     for _ in range(_ATTEMPTS):
         found = wanted.best()
         if found is None:
-            raise PlanError(_explain(wanted))
+            return None
         counted = tuple(_counted(split, grid, others) for split in found)
         if all(_within(wanted, level, split) for level, split in enumerate(counted[:-1])):
             return counted
         seen += counted[:-1]  # level L costs cost(M), without the early heads that its estimate has
         factors = {g.cost: _corrections(g, g is grid, seen) for g in (grid, *others.values()) if g.measure is not None}
-        wanted = replace(wanted, factors=factors, key=(np.inf, np.inf, 0), pairs=())
-    raise PlanError(
-        f"the levels' {' and '.join(g.cost for g in (grid, *others.values()) if g.measure)} came out otherwise than "
-        f"estimated in {_ATTEMPTS} searches: allow a larger tolerance."
-    )
+        wanted = _again(wanted, factors=factors)
+    return None
+
+
+def _again(wanted: Search, **changes: Any) -> Search:
+    """Return a search that has found nothing yet, with some of its attributes changed."""
+    return replace(wanted, key=(np.inf, np.inf, 0), pairs=(), **changes)
 
 
 def _check_given(grid: Grid, depths: Sequence[int] | None, widths: Sequence[float] | None) -> None:
@@ -282,10 +294,10 @@ def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
     rows, columns = np.nonzero(off <= tolerance + TINY)
     if not rows.size:
         row, column = divmod(int(np.argmin(off)), off.shape[1])
+        enough = float(np.ceil(off.min() * 100) / 100)
         raise PlanError(f"no depth and width cost {ratio:.3g} of the model within {tolerance:.3g}; the nearest is "
                         f"{grid.positions[row]} of {grid.blocks} blocks at width {grid.widths[column]:.2f}, costing "
-                        f"{cost[row, column]:.3f}, which a tolerance of {np.ceil(off.min() * 100) / 100:.2f} would "
-                        "admit.")  # fmt: skip
+                        f"{cost[row, column]:.3f}, which a tolerance of {enough:.2f} would admit.", enough)  # fmt: skip
     first = np.lexsort((-rows, off[rows, columns], gap[rows, columns].round(9)))[0]
     row, column = int(rows[first]), int(columns[first])
     depth = grid.positions[row]
@@ -341,8 +353,8 @@ def _corrections(grid: Grid, primary: bool, seen: Sequence[LevelShape]) -> Float
 # ---- when nothing fits ---------------------------------------------------------------------------------------------
 
 
-def _explain(wanted: Search) -> str:
-    """Say which tolerance would do, and which pairs it would admit."""
+def _explain(wanted: Search) -> PlanError:
+    """Say which tolerance, cut or budgets would do; each was tried."""
     grid, targets, mode = wanted.grid, wanted.targets, wanted.mode
     smaller = len(targets.ratios) - 1
     ratios = ", ".join(f"{r:.3g}" for r in targets.ratios[:-1])
@@ -350,26 +362,78 @@ def _explain(wanted: Search) -> str:
     start += f" of the model within the levels' tolerances ({', '.join(f'{t:.3g}' for t in targets.tolerances[:-1])})"
     for cost, ceilings in targets.ceilings.items():
         start += f" and at most {', '.join(f'{c:.3g}' for c in ceilings[:-1])} of its {cost}"
+    unbounded = _again(wanted, further={}).best() if targets.ceilings else None
+    if unbounded is not None:
+        return _explain_ceilings(wanted, unbounded, start)
+    free = wanted.depths is None and wanted.widths is None
+    cut = "width" if mode != "width" and free and _find(_again(wanted, mode="width", any_will_do=True)) else None
+    otherwise = (
+        ' Levels that differ in width alone fit: --mode width of fleetfit plan, method.split = "width" of scalefl, or '
+        "a method that cuts width, such as heterofl."
+    )
     depths_left = sum(p < grid.blocks for p in grid.positions)
     if mode != "width" and smaller > depths_left:
-        return f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths_left}."
+        why = f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths_left}."
+        return PlanError(why + (otherwise if cut else f" Plan at most {depths_left + 1} levels."), mode=cut)
+    percent = _least_tolerance(wanted)
+    if percent is None:
+        help_ = otherwise if cut else " Choose other target ratios, or fewer levels."
+        return PlanError(f"{start}, and no tolerance up to 1 would help.{help_}", mode=cut)
+    nearest = _wider(wanted, percent).best() or ()
+    why = f"{start}. The nearest: {_said(nearest, grid, targets)}. A tolerance of {percent / 100:.2f} would admit them."
+    return PlanError(why + (otherwise if cut else ""), percent / 100, cut)
 
-    def at(percent: int, any_will_do: bool = True) -> tuple[LevelShape, ...] | None:
-        wider = replace(targets, tolerances=tuple(max(t, percent / 100) for t in targets.tolerances))
-        return replace(wanted, targets=wider, any_will_do=any_will_do, key=(np.inf, np.inf, 0), pairs=()).best()
 
-    without = replace(wanted, further={}, key=(np.inf, np.inf, 0), pairs=()).best() if targets.ceilings else None
-    if without is not None:
-        return (f"{start}. The budgets of {' and '.join(targets.ceilings)} are too small for those of {targets.cost}, "
-                f"for which these would do: {_said(without, grid, targets)}.")  # fmt: skip
-    low, high = int(100 * min(targets.tolerances)), 100
-    if at(high) is None:
-        return f"{start}, and no tolerance up to 1 would help: choose other target ratios or fewer levels."
+def _wider(wanted: Search, percent: int, any_will_do: bool = False) -> Search:
+    targets = wanted.targets
+    wider = replace(targets, tolerances=tuple(max(t, percent / 100) for t in targets.tolerances))
+    return _again(wanted, targets=wider, any_will_do=any_will_do)
+
+
+def _least_tolerance(wanted: Search) -> int | None:
+    """Return the least tolerance, in percent, with which levels fit; None: none up to 1 does."""
+    low, high = int(100 * min(wanted.targets.tolerances)), 100
+    if _wider(wanted, high, any_will_do=True).best() is None:
+        return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if at(middle) else (middle, high)
-    nearest = at(high, any_will_do=False) or ()
-    return f"{start}. The nearest: {_said(nearest, grid, targets)}. A tolerance of {high / 100:.2f} would admit them."
+        low, high = (low, middle) if _wider(wanted, middle, any_will_do=True).best() else (middle, high)
+    if wanted.grid.measure is None:
+        return high
+    return next((percent for percent in range(high, 101) if _find(_wider(wanted, percent))), None)
+
+
+def _explain_measured(wanted: Search) -> PlanError:
+    """Say which tolerance would do where costs are estimated by parts, and levels were counted otherwise."""
+    low = 100 * min(wanted.targets.tolerances)
+    percent = next((p for p in (5, 10, 20, 40, 80, 100) if p > low and _find(_wider(wanted, p))), None)
+    costs = " and ".join(grid.cost for grid in (wanted.grid, *wanted.further.values()) if grid.measure)
+    why = f"the levels' {costs} came out otherwise than estimated in {_ATTEMPTS} searches"
+    if percent is None:
+        return PlanError(f"{why}, and no tolerance up to 1 helps: plan in another cost, or fewer levels.")
+    return PlanError(f"{why}. A tolerance of {percent / 100:.2f} would admit some.", percent / 100)
+
+
+def _explain_ceilings(wanted: Search, splits: Sequence[LevelShape], start: str) -> PlanError:
+    """Say up to what further budgets must be raised."""
+    grid, targets = wanted.grid, wanted.targets
+    counted = [_counted(split, grid, wanted.further) for split in splits]
+    needed = {
+        cost: tuple(max(c, _up(split.further[cost])) for c, split in zip(targets.ceilings[cost], counted, strict=True))
+        for cost in targets.ceilings
+    }
+    raised = "; ".join(f"{cost} {', '.join(f'{c:.3f}' for c in needed[cost][:-1])}" for cost in needed)
+    return PlanError(
+        f"{start}. The budgets of {' and '.join(targets.ceilings)} are too small for those of {targets.cost}, "
+        f"for which these would do: {_said(splits, grid, targets)}. Raise them, as shares of the full model's, to: "
+        f"{raised}.",
+        ceilings=needed,
+    )
+
+
+def _up(share: float) -> float:
+    """Round up to three digits, as the message prints it."""
+    return float(np.ceil(share * 1000 - TINY) / 1000)
 
 
 def _said(splits: Sequence[LevelShape], grid: Grid, targets: Targets) -> str:

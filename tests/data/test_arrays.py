@@ -305,3 +305,52 @@ def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path / "Widardata")
     with pytest.raises(DataError, match="there is no file"):
         widar.widar()
+
+
+def with_gap(shape: tuple[int, ...], *at: int, value: float = np.nan, dtype: str = "float32") -> np.ndarray:
+    found = RNG.random(shape).astype(dtype)
+    found[at] = value
+    return found
+
+
+GAPS = [
+    (with_gap((20, 4), 7, 2), "sample 7, column 2 (nan); samples: 1 of 20"),
+    (with_gap((20, 4), 19, 0, value=np.inf, dtype="float64"), "sample 19, column 0 (inf); samples: 1 of 20"),
+    (with_gap((20, 3, 5, 5), 3, 1, 4, 0, value=-np.inf), "sample 3, at [1, 4, 0] (-inf); samples: 1 of 20"),
+    (with_gap((20, 2, 7), slice(5, 9), 1, 6), "sample 5, at [1, 6] (nan); samples: 4 of 20"),
+    (with_gap((20,), 11), "sample 11 (nan); samples: 1 of 20"),
+]
+
+
+@pytest.mark.parametrize(("x", "where"), GAPS)
+def test_numbers_that_are_not_finite_are_found(x: np.ndarray, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows in (4096, 3):
+        monkeypatch.setattr(arrays_module, "_ROWS", rows)
+        assert arrays_module.find_not_finite(x) == where
+        assert arrays_module.find_not_finite(np.nan_to_num(x)) == "" == arrays_module.find_not_finite(x > 0)
+
+
+@pytest.mark.parametrize(("x", "where"), GAPS[:4])
+def test_gaps_name_array_sample_and_column(save: Callable[..., str], x: np.ndarray, where: str) -> None:
+    y, fine = np.arange(20) % 2, np.nan_to_num(x)
+    (note,) = arrays(save(x=x, y=y)).notes
+    assert f'"x" is not finite in {where}' in note
+    with pytest.raises(DataError, match="standardise") as found:
+        arrays(save(x=x, y=y), standardise=True, test=0.0, validation=0.0)
+    assert f'"x" is not finite in {where}' in str(found.value)
+    (note,) = arrays(save(x_train=fine, x_test=x, y_train=y, y_test=y), standardise=True).notes  # its mean is finite
+    assert f'"x_test" is not finite in {where}' in note
+    for given, name in (((x, y), "x"), ((fine, y, (x, y)), "x_test")):
+        with pytest.raises(DataError) as found:
+            in_memory(*given)
+        assert f"{name} is not finite in {where}" in str(found.value)
+
+
+def test_targets_that_are_not_finite(save: Callable[..., str]) -> None:
+    x, y = RNG.random((20, 4)), with_gap((20, 2), 6, 1)
+    with pytest.raises(DataError, match=r'"y" is not finite in sample 6, column 1 \(nan\)'):
+        arrays(save(x=x, y=y), task="regression")
+    with pytest.raises(DataError, match=r"y is not finite in sample 6, column 1 \(nan\)"):
+        in_memory(x, y)
+    with pytest.raises(DataError, match=r"sample 6, column 1, is not finite \(nan\)"):
+        ff.Data("own", torch.from_numpy(x), torch.from_numpy(y), {"train": torch.arange(20)}, 2, task="regression")

@@ -110,8 +110,13 @@ def arrays(
     sizes = {split: len(found.one(part)) for split, part in parts.items()}
     strata = _strata(group, target, task, len(samples))
     splits = completed(sizes, strata, validation, test, seed)
+    notes = [_channels_note(f'{name}: "{x}"', whole)] if chosen and channels_last is None else []
+    gaps = [f'"{part}" is not finite in {at}' for part in parts.values() if (at := find_not_finite(found.one(part)))]
+    notes += [f"{name}: {gap}. Training diverges, unless the model fills the gaps." for gap in gaps]
+    if task == "regression" and (at := find_not_finite(labels)):
+        raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.')
     if standardise:
-        mean, std = _statistics(samples, splits["train"])
+        mean, std = _statistics(samples, splits["train"], f"{path}: {'; '.join(gaps)}")
     return Data(
         name=name,
         x=samples,
@@ -127,7 +132,7 @@ def arrays(
         vocabulary=vocabulary,
         padding=padding,
         resize=None if resize is None else (resize, resize),
-        notes=(_channels_note(f'{name}: "{x}"', whole),) if chosen and channels_last is None else (),
+        notes=tuple(notes),
     )
 
 
@@ -180,11 +185,14 @@ def in_memory(
             )
         if samples[split].shape[1:] != samples["train"].shape[1:]:
             raise DataError("data=(x, y): the samples for testing have another shape than those for training.")
+    for split in parts:
+        for name, found in (("x", samples[split]), ("y", labels[split])):
+            if place := find_not_finite(found):
+                raise DataError(
+                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {place}. Leave these samples "
+                    "out, or fill the gaps; data.path takes a table with gaps."
+                )
     whole, answers = (np.concatenate([*found.values()]) for found in (samples, labels))
-    if whole.dtype.kind == "f" and not np.isfinite(whole).all():
-        raise DataError(
-            "data=(x, y): a sample is not finite (NaN or infinite). A table may have gaps: data.path takes one."
-        )
     answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
     task: Task = "classification"
     if answers.dtype.kind == "f":
@@ -268,6 +276,29 @@ def _channels_note(what: str, x: NDArray[Any]) -> str:
         f"{what} {list(x.shape)} is taken as {sides} with {x.shape[-1]} channels, which come last. "
         "channels_last = false says otherwise."
     )
+
+
+def find_not_finite(x: NDArray[Any]) -> str:
+    """Return in words where samples are NaN or infinite: which sample, which column, how many; "" where none is.
+
+    Args:
+        x: Samples or targets, [N, ...].
+    """
+    if x.dtype.kind != "f":
+        return ""
+    first, count = "", 0
+    for start in range(0, len(x), _ROWS):
+        wrong = ~np.isfinite(x[start : start + _ROWS])
+        if not wrong.any():
+            continue
+        rows = wrong.reshape(len(wrong), -1).any(1)
+        if not first:
+            row = int(rows.argmax())
+            place = [int(at[0]) for at in np.nonzero(wrong[row])] if x.ndim > 1 else []
+            column = f", column {place[0]}" if len(place) == 1 else f", at {place}" if place else ""
+            first = f"sample {start + row}{column} ({x[(start + row, *place)]})"
+        count += int(rows.sum())
+    return f"{first}; samples: {count} of {len(x)}" if first else ""
 
 
 def _is_one_hot(y: NDArray[Any]) -> bool:
@@ -391,7 +422,7 @@ def _strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -
     return np.zeros(rows, dtype=np.int64)
 
 
-def _statistics(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _statistics(x: Tensor, train: NDArray[np.int64], gaps: str = "") -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over the training samples; where all are alike, 1."""
     if not len(train) or x.dtype == torch.int64:
         raise DataError("standardise needs training samples that are no tokens.")
@@ -406,7 +437,7 @@ def _statistics(x: Tensor, train: NDArray[np.int64]) -> tuple[tuple[float, ...],
         count += len(some) * some.shape[2]
     mean = total / count
     if not bool(torch.isfinite(mean).all()):
-        raise DataError("standardise needs samples that are finite; a training sample is not.")
+        raise DataError(f"{gaps}. standardise needs finite samples: leave these out, or fill the gaps.")
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     return tuple(mean.tolist()), tuple(torch.where(std > 1e-12, std, 1).tolist())
 
