@@ -650,3 +650,35 @@ def test_what_a_failed_call_has_to_do_with_its_input() -> None:
     assert "given tokens below 50" in about_input(Texts(), tokens_to_linear.value)
     assert about_input(object(), IndexError("too many indices for a tensor of dimension 2")) == ""
     assert about_input(object(), tokens_to_linear.value) == about_input(Texts(), IndexError("indices")) == ""
+
+
+class Tied(Architecture):
+    """Tokens, and an output that is tied to the embedding; `grow` has its shape, too, and is another tensor."""
+
+    blocks = 1
+    tokens = 20
+
+    def __init__(self, **declared: Any) -> None:
+        self.axes = {"d": Axis(20), "classes": Axis(20, scaled=False)}
+        self.declared = declared
+
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+        module = nn.Sequential()
+        module.embed = nn.Embedding(20, axes["d"])
+        module.grow = nn.Linear(axes["d"], axes["d"])
+        module.out = nn.Linear(axes["d"], 20, bias=False)
+        module.again = nn.Linear(axes["d"], 20, bias=False)
+        module.out.weight = module.again.weight = module.embed.weight
+        return module
+
+
+@pytest.mark.parametrize("wrong", ["grow.weight", "grow.bias", "embedd.weight", "nowhere"])
+def test_an_alias_of_another_tensor_is_refused(wrong: str) -> None:
+    with pytest.raises(ModelError, match=r'alias\("embed.weight"\)'):
+        infer_layout(Tied(**{"out.weight": alias(wrong), "again.weight": alias("embed.weight")}))
+
+
+@pytest.mark.parametrize("second", ["embed.weight", "out.weight"])
+def test_an_alias_may_name_any_name_of_its_tensor(second: str) -> None:
+    layout = infer_layout(Tied(**{"out.weight": alias("embed.weight"), "again.weight": alias(second)}))
+    assert layout.aliases == {"out.weight": "embed.weight", "again.weight": "embed.weight"}

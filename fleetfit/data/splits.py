@@ -69,6 +69,7 @@ def completed(
     """Return the indices of every split; what has no file of its own is held out of the training samples.
 
     Without a test file but with a validation file, the validation file is the test set, as is the habit with ImageNet.
+    A split without samples counts as one that is not there.
 
     Args:
         sizes: split -> number of samples, in the order of the samples; "train" must be there.
@@ -83,7 +84,8 @@ def completed(
     splits: dict[str, NDArray[np.int64]] = {}
     start = 0
     for split, size in sizes.items():
-        splits[split] = np.arange(start, start + size)
+        if size or split == "train":
+            splits[split] = np.arange(start, start + size)
         start += size
     if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
@@ -92,6 +94,12 @@ def completed(
             rest = splits["train"]
             splits["train"], splits[split] = hold_out(rest, strata[rest], share, seed)
     return splits
+
+
+def notes_on_empty(name: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a note for each split that is there and has no samples, so that `completed` holds some out."""
+    empty = [split for split, size in sizes.items() if not size and split != "train"]
+    return tuple(f"{name}: the {split} set has no samples, so it counts as one that is not there." for split in empty)
 
 
 def generator(seed: int, purpose: int) -> np.random.Generator:

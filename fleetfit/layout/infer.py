@@ -252,6 +252,7 @@ def _inferred(architecture: Architecture, chosen: tuple[int, ...], kept_out: fro
     whole = _probe(architecture, declared, full, chosen)
     if not any(is_parameter for _, is_parameter in whole.tensors.values()):
         raise ModelError(f"{type(architecture).__name__}.build makes a module without parameters: nothing to train.")
+    _check_aliases(whole, declared, every=set(chosen) == set(architecture.positions))
     slopes: dict[tuple[str, int], dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
     fixed = dict(whole.groups)
     for name, axis in axes.items():
@@ -332,6 +333,25 @@ def _probe(
                 f'once, or declare {{"{name}": alias("{other}")}}.'
             )
     return _Probe(found, aliases, groups_of(module))
+
+
+def _check_aliases(whole: _Probe, declared: _Declared, every: bool) -> None:
+    """Refuse an alias that is declared for another tensor than the one that it is.
+
+    Args:
+        whole: The full model.
+        declared: What is declared, by parameter name pattern.
+        every: Whether it has all exits; else a declaration may name a tensor that is not built here.
+    """
+    for name, other in whole.aliases.items():
+        said = [str(d.parts[0]) for d in _declared_for(declared, name) if d.kind == "alias"]
+        wrong = [one for one in said if whole.aliases.get(one, one) != other]
+        unknown = [one for one in wrong if one not in whole.tensors and one not in whole.aliases]
+        if len(wrong) == len(said) and (every or wrong != unknown):
+            raise ModelError(
+                f'"{name}" is declared alias("{wrong[0]}"), but it is the same tensor as "{other}". Declare '
+                f'alias("{other}").'
+            )
 
 
 def _record_growth(

@@ -168,6 +168,48 @@ def test_every_message_has_an_answer(parts: dict[str, bytes], tmp_path: Path) ->
     assert not list(tmp_path.rglob("*.ffit"))
 
 
+ODD: tuple[Any, ...] = (None, True, -1, 1 << 70, 1.5, float("nan"), "x", "", [], [1], [[]], {}, {"x": 1}, {None: 1},
+                        {2: 3}, {True: {}}, {"a": [{None: 1}]})  # fmt: skip
+
+
+def places(nest: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values of a nest, and of a key that it does not have."""
+    found: list[tuple[Any, ...]] = [path] if path else []
+    if isinstance(nest, dict):
+        found += [(*path, None)]
+    inner = nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list) else ()
+    return found + [place for key, value in inner for place in places(value, (*path, key))]
+
+
+def replaced(nest: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(nest, list):
+        return [replaced(inner, path[1:], value) if i == path[0] else inner for i, inner in enumerate(nest)]
+    return {**nest, path[0]: replaced(nest.get(path[0], {}), path[1:], value)}
+
+
+@pytest.mark.parametrize("part", ["problem", "method", "job", ""])
+def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each value of a good job is replaced by odd ones, and each table gets a key that is not text."""
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem, sub = federation.problem, federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, sub)
+    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)},
+                 "job": job_nest(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
+    sent = pack(state_nest(state, problem.layout, sub))
+    assert "reply" in answer_of(answer(path, {"header": packed(good), "state": sent}))
+    every = [place for place in places(good) if (place[0] if place[0] in ("problem", "method", "job") else "") == part]
+    assert len(every) > 2
+    for number, place in enumerate(every):
+        for odd in ODD[number % 3 :: 3] if part == "job" else ODD:
+            answered = answer_of(answer(path, {"header": packed(replaced(good, place, odd)), "state": sent}))
+            assert "unexpectedly" not in answered.get("refused", ""), (place, odd, answered)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 NESTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(

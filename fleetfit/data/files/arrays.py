@@ -24,7 +24,7 @@ from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
 from fleetfit.data.files.places import sample_files, set_folder
-from fleetfit.data.splits import ALIASES, SPLITS, completed
+from fleetfit.data.splits import ALIASES, SPLITS, completed, notes_on_empty
 from fleetfit.errors import DataError, FleetFitError, did_you_mean
 from fleetfit.names import first_line
 
@@ -110,7 +110,8 @@ def arrays(
     sizes = {split: len(found.one(part)) for split, part in parts.items()}
     strata = _strata(group, target, task, len(samples))
     splits = completed(sizes, strata, validation, test, seed)
-    notes = [_channels_note(f'{name}: "{x}"', whole)] if chosen and channels_last is None else []
+    notes = [*notes_on_empty(name, sizes)]
+    notes += [_channels_note(f'{name}: "{x}"', whole)] if chosen and channels_last is None else []
     gaps = [f'"{part}" is not finite in {at}' for part in parts.values() if (at := find_not_finite(found.one(part)))]
     notes += [f"{name}: {gap}. Training diverges, unless the model fills the gaps." for gap in gaps]
     if task == "regression" and (at := find_not_finite(labels)):

@@ -38,7 +38,7 @@ from fleetfit.data.files.places import (
     readable,
     set_folder,
 )
-from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out
+from fleetfit.data.splits import ALIASES, SPLITS, completed, drawn, hold_out, notes_on_empty
 from fleetfit.errors import DataError, MissingExtra, quote_some
 
 _MOST_BYTES = 4 << 30  # of the known sets that are read whole
@@ -191,7 +191,7 @@ def from_table(
         std=std,
         augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
-        notes=table.notes,
+        notes=(*table.notes, *notes_on_empty(name, table.sizes)),
     )
 
 

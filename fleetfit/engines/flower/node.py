@@ -393,7 +393,8 @@ def _check_names(header: Header, allow: list[str]) -> None:
         ConfigError: Something is named that the configuration does not allow.
     """
     job = header.get("job", {})
-    metrics = job.get("evaluation", {}).get("metrics")
+    evaluation = job.get("evaluation")  # what is wrong with it is said when the job is made
+    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     for text in _texts([header["problem"], header["method"], job.get("method"), metrics]):
         if ":" in text and text not in allow and names.anchored(text, Path.cwd()) not in allow:
             raise ConfigError(

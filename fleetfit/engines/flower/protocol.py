@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleetfit.data import Data
@@ -72,10 +72,22 @@ def checked_header(nest: Any) -> Header:
         raise RunError(f'a message asks for "{one_line(nest.get("what"), 60)}", which is unknown here.')
     if not is_portable(nest):
         raise RunError("a message's header has tensors in it.")
+    for key in _keys(nest):
+        if not isinstance(key, str):
+            raise RunError(f"a message's header has the key {one_line(repr(key), 40)}; keys must be text.")
     for key, kind in wanted.items():
         if not isinstance(nest.get(key), kind):
             raise RunError(f'a message\'s "{key}" is missing or of a wrong type.')
     return nest
+
+
+def _keys(nest: Any) -> Iterator[Any]:
+    """Yield the keys of all tables of a nest."""
+    if isinstance(nest, Mapping):
+        yield from nest
+    if isinstance(nest, Mapping | list | tuple):
+        for inner in nest.values() if isinstance(nest, Mapping) else nest:
+            yield from _keys(inner)
 
 
 def facts_of(data: Data) -> dict[str, Any]:
