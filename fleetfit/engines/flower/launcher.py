@@ -9,6 +9,7 @@ import ipaddress
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -25,7 +26,7 @@ from types import FrameType
 from typing import IO
 
 from fleetfit.engines.flower.warm.zygote import PRELOAD
-from fleetfit.errors import ConfigError, MissingExtra, RunError, refuse_on_windows
+from fleetfit.errors import ConfigError, MissingExtra, RunError, make_printable, refuse_on_windows
 
 _LOG = logging.getLogger("fleetfit")
 
@@ -34,6 +35,7 @@ _LOG = logging.getLogger("fleetfit")
 # It ends its process group once the process that holds the other end of its input is gone.
 _KEEPER = "trap '' HUP INT TERM; read _; kill -KILL 0"
 _JOIN_S = 10.0
+_OF_FLOWER = re.compile(r"(\t|\x1b\[[\d;]*m)")
 
 
 class Group:
@@ -107,7 +109,7 @@ class Output(threading.Thread):
             for line in self._source:
                 self._lines.append(line)
                 with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.write(_make_printable(line))
                     sys.stderr.buffer.flush()
 
     def __enter__(self) -> "Output":
@@ -117,6 +119,13 @@ class Output(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self.file.close()
         self.join(_JOIN_S)
+
+
+def _make_printable(line: bytes) -> bytes:
+    """Return a line of Flower's log: its colours and tabs stay."""
+    parts = _OF_FLOWER.split(line.decode(errors="backslashreplace"))
+    parts[::2] = map(make_printable, parts[::2])
+    return "".join(parts).encode()
 
 
 class _Told(BaseException):
