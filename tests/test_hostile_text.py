@@ -8,6 +8,7 @@ import ast
 import contextlib
 import csv
 import io
+import itertools
 import json
 import logging
 import re
@@ -17,6 +18,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,14 @@ from hostile import (
 
 import fleetfit as ff
 from fleetfit.api import profiling
-from fleetfit.api.progress import Rounds
+from fleetfit.api.progress import RoundFacts, Rounds, as_html
 from fleetfit.cli import main, printing
 from fleetfit.engines.flower import launcher, logs
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
+from fleetfit.markup import html_table
 from fleetfit.report import drawing
+from fleetfit.report.lines import table_csv
+from fleetfit.report.results import read_results, to_json
 from fleetfit.report.text import Table
 from fleetfit.training.profiling import Found, Timing
 
@@ -278,11 +283,14 @@ def test_no_place_of_a_comparison_reaches_a_terminal(root: Path, tmp_path: Path,
 # ---- names, and what plug-ins raise ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["runs", "watch", "report", "eval", "resume", "predict", "export", "plan", "start"])
+@pytest.mark.parametrize(
+    "verb", ["runs", "watch", "report", "eval", "resume", "predict", "export", "plan", "profile", "start"]
+)
 @pytest.mark.parametrize("name", [TITLE + "run", C1 + TURNED, BACK + COLOUR], ids=["title", "turned", "back"])
 def test_names_of_folders_reach_no_terminal(root: Path, tmp_path: Path, verb: str, name: str) -> None:
     shutil.copytree(root / "finished", tmp_path / name / "run")
     call(filled(VERBS[verb], FOLDER=tmp_path / name / "run", OUT=tmp_path / name))
+    check_files(tmp_path)
 
 
 @pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=repr)
@@ -393,7 +401,7 @@ def opened(root: Path, at: Path, file: str, place: Place, text: str, behind: boo
                 warnings.simplefilter("always")
                 try:
                     found = open_it(folder)
-                    said += [found._repr_html_(), str(found)]
+                    said.append(found._repr_html_())
                     said += [found.table.to_markdown()] if isinstance(found, ff.Comparison) else [str(found.summary)]
                 except FleetFitError as error:
                     said.append(str(error))
@@ -408,8 +416,8 @@ def opened(root: Path, at: Path, file: str, place: Place, text: str, behind: boo
 def test_what_python_is_told_is_printable(root: Path, tmp_path: Path, file: str) -> None:
     kind = "above/compared" if file in OF_A_COMPARISON else place_of(file, "eval")[0]
     places = list(one_of_each(places_in(read_nest(root / kind / file))))
-    for number, text in enumerate(TEXTS):
-        for said in opened(root, tmp_path, file, places[5 * (number + 1) % len(places)], text, number % 2 == 0):
+    for number, (place, text) in enumerate(zip(places, itertools.cycle(TEXTS), strict=False)):
+        for said in opened(root, tmp_path, file, place, text, number // len(TEXTS) % 2 == 0):
             check_text(said, 10**8 if said.startswith("{") else LONGEST_HTML if said.startswith("<") else LONGEST)
 
 
@@ -450,6 +458,33 @@ def test_a_table_is_printable_in_every_form(text: str, capsys: pytest.CaptureFix
         check_text(form)
     printing.show(table)
     check_text(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=lambda text: repr(text[:9]))
+def test_what_a_comparison_writes_keeps_its_values(root: Path, text: str) -> None:
+    found = read_results(root / "above/compared/results.json")
+    runs = tuple(replace(run, row=text) for run in found.runs)
+    results = replace(found, name=text, settings={text: text}, runs=runs)
+    for written in (to_json(results), table_csv(results, (), (), {})):
+        check_text(written)
+    again = json.loads(to_json(results))
+    assert (again["name"], again["settings_of_file"]) == (text, {text: text})
+
+
+@pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=lambda text: repr(text[:9]))
+def test_a_saved_plan_keeps_its_values(root: Path, text: str) -> None:
+    plan = ff.load(root / "finished").plan
+    written = replace(plan, levels=tuple(replace(level, name=text) for level in plan.levels)).to_toml()
+    check_text(written)
+    assert [level["name"] for level in tomllib.loads(written)["level"]] == [text, text]
+
+
+@pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=lambda text: repr(text[:9]))
+def test_a_notebook_shows_no_control_characters(root: Path, text: str) -> None:
+    facts = RoundFacts(3, "static")
+    for page in (as_html(text, facts, text), html_table((text,), ((text,),), text, (text,), ((text, 1),))):
+        check_text(page)
+        assert "<img" not in html_table(("<img>",), ())
 
 
 class Terminal(io.StringIO):

@@ -359,6 +359,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
     except RecursionError:
         raise RunError(f"{files.path / 'config.toml'} is damaged: it is nested too deeply.") from None
+    if not isinstance(table.get("data"), dict):
+        raise RunError(f"{files.path / 'config.toml'} is damaged: it has no [data].")
     for name in files.edited():
         logging.getLogger("fleetfit").warning(
             "fleetfit: %s was changed after this run was begun. It is used as it is now; what it says may not be what "
