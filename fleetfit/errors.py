@@ -6,6 +6,7 @@ what to do; the command line prints the message without a traceback and exits wi
 
 import difflib
 import importlib
+import logging
 import os
 import re
 import traceback
@@ -13,9 +14,55 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+# ---- text that is safe to print --------------------------------------------------------------------------------------
+
+LONGEST_LINE = 5000
+"""Characters of a line that is printed; a path has at most 4096."""
+_LONGEST_WORD = 300  # a name in a path has at most 255
+_LONG_WORD = re.compile(rf"[^\s/\\]{{{_LONGEST_WORD + 1},}}")
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_controls(text: str) -> str:
+    """Return text whose control characters are escaped as in JSON and TOML; line feeds alone stay.
+
+    Control characters are the codes of terminals (C0 and C1), marks that turn the direction of writing, line ends other
+    than a line feed, and half characters that UTF-8 does not have. A document of JSON or TOML keeps its value.
+    """
+    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def make_printable(text: str, most: int = LONGEST_LINE) -> str:
+    """Return text that is safe to print: control characters are escaped, long words and lines lose their middle."""
+    text = _LONG_WORD.sub(lambda found: _cut(found[0], _LONGEST_WORD), escape_controls(text))
+    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
+
+
+def _cut(text: str, most: int) -> str:
+    kept = (most - 5) // 2
+    return f"{text[:kept]} ... {text[-kept:]}"
+
+
+def _make_record_printable(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    printable = make_printable(text)
+    if printable != text:
+        record.msg, record.args = printable, ()
+    return True
+
+
+logging.getLogger("fleetfit").addFilter(_make_record_printable)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
 
 class FleetFitError(Exception):
     """Base of all errors that a user of FleetFit can cause and mend."""
+
+    def __str__(self) -> str:
+        """Return the message; texts of files and messages in it are safe to print."""
+        return make_printable(super().__str__())
 
 
 class ConfigError(FleetFitError, ValueError):

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from html import escape
 
+from fleetfit.errors import escape_controls
+
 _CELL = "border:1px solid rgba(128,128,128,.4);padding:.2em .6em;white-space:pre-wrap;text-align:{}"
+
+
+def escape_html(text: str) -> str:
+    """Return text as HTML shows it: no markup and no control characters."""
+    return escape(escape_controls(text))
 
 
 def html_table(
@@ -26,8 +33,8 @@ def html_table(
     above = "".join(_cell("th", name, "center", span) for name, span in groups if named)
     head = (f"<tr>{above}</tr>" if above else "") + f"<tr>{_cells('th', columns)}</tr>"
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-    said = f"<p><b>{escape(title)}</b></p>" if title else ""
-    below = "".join(f"<p><small>{escape(note)}</small></p>" for note in notes)
+    said = f"<p><b>{escape_html(title)}</b></p>" if title else ""
+    below = "".join(f"<p><small>{escape_html(note)}</small></p>" for note in notes)
     table = f'<table style="border-collapse:collapse"><thead>{head}</thead><tbody>{body}</tbody></table>'
     return f'<div style="overflow-x:auto;margin-bottom:.8em">{said}{table}{below}</div>'
 
@@ -38,4 +45,4 @@ def _cells(kind: str, texts: Sequence[str]) -> str:
 
 def _cell(kind: str, text: str, side: str, span: int = 1) -> str:
     wide = f' colspan="{span}"' if span > 1 else ""
-    return f'<{kind}{wide} style="{_CELL.format(side)}">{escape(text)}</{kind}>'
+    return f'<{kind}{wide} style="{_CELL.format(side)}">{escape_html(text)}</{kind}>'

@@ -30,7 +30,7 @@ from fleetfit.api.runs import check_single, described
 from fleetfit.config import Experiment
 from fleetfit.config.assembly import Beforehand, beforehand
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.errors import ConfigError, FleetFitError, PlanError
+from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
 from fleetfit.records import write_atomically
 from fleetfit.report.text import Table, size
@@ -303,7 +303,7 @@ class Profiled:
         lines += [*self.affords.notes]
         comment = "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in lines)
         values = ", ".join(tomli_w.dumps({key: value}).strip() for key, value in self.affords.budget.items())
-        return f"{comment}\nbudget = {{ {values} }}\ntolerance = {self.affords.tolerance}\n"
+        return f"{escape_controls(comment)}\nbudget = {{ {values} }}\ntolerance = {self.affords.tolerance}\n"
 
 
 @own_mode()

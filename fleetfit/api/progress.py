@@ -6,10 +6,11 @@ All of it is in the reports of the rounds, as they stand in `metrics.jsonl`, so 
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fleetfit.config import Experiment
+from fleetfit.errors import make_printable, shown
+from fleetfit.markup import escape_html
 from fleetfit.report.text import duration, percent, size, spent
 from fleetfit.soundness import in_words
 
@@ -108,8 +109,8 @@ class RoundFacts:
         known = [(name, local) for name, local in levels if local is not None]
         if len(levels) < 2 or not known:
             return ""
-        shown = [f"{name} {percent(local)}%" for name, local in known[:_LEVELS]]
-        return "by level: " + "  ".join(shown) + ("  ..." if len(known) > _LEVELS else "")
+        first = [f"{shown(name)} {percent(local)}%" for name, local in known[:_LEVELS]]
+        return "by level: " + "  ".join(first) + ("  ..." if len(known) > _LEVELS else "")
 
     @property
     def measured(self) -> str:
@@ -145,14 +146,14 @@ class Rounds:
         beside: "Progress | None" = None,
         of_all: Callable[[], str] = str,
     ) -> None:
-        self._title, self._of_all = title, of_all
+        self._title, self._of_all = make_printable(title), of_all
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
         self._bar, self._alone = beside, beside is None
         if self._alone and sys.stdout.isatty():
             self._bar = bars()
             self._bar.start()
         if self._bar is not None:
-            self._task = self._bar.add_task(title, total=experiment.rounds, what="", left="", below=())
+            self._task = self._bar.add_task(self._title, total=experiment.rounds, what="", left="", below=())
 
     def __call__(self, report: Mapping[str, Any]) -> None:
         """Show a round's report."""
@@ -169,9 +170,9 @@ class Rounds:
         now = facts.accuracies if facts.just_evaluated else ""
         said = [f"round {facts.done}/{facts.rounds}", facts.loss, now, facts.cohort, facts.sent, facts.left,
                 self._of_all()]  # fmt: skip
-        print(begin + "  ".join(filter(None, said)), flush=True)
+        self._say(begin + "  ".join(filter(None, said)))
         if facts.just_evaluated and facts.by_level:
-            print(f"{begin}  {facts.by_level}", flush=True)
+            self._say(f"{begin}  {facts.by_level}")
 
     def seen(self, report: Mapping[str, Any]) -> None:
         """Take in a round of before, without a word."""
@@ -196,6 +197,7 @@ class Rounds:
 
     def _say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
+        text = make_printable(text)
         if self._bar is not None:
             self._bar.console.print(text, markup=False, soft_wrap=True, highlight=False)
         else:
@@ -264,12 +266,12 @@ def as_html(title: str, facts: RoundFacts, left: str = "") -> str:
     """Return the facts as HTML without colours of its own, for light and dark; `left` says how long it will take."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", left, facts.undone]))
     rows = "".join(
-        f'<tr><td style="text-align:left">{escape(what)}</td>'
-        f'<td style="text-align:left;white-space:pre-wrap">{escape(value)}</td></tr>'
+        f'<tr><td style="text-align:left">{escape_html(what)}</td>'
+        f'<td style="text-align:left;white-space:pre-wrap">{escape_html(value)}</td></tr>'
         for what, value in facts.table
     )
     bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
-    return f"<div>{bar} {escape(head)}<table>{rows}</table></div>"
+    return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
 
 
 def progress_of(experiment: Experiment, wanted: Wanted) -> Callable[[Mapping[str, Any]], None] | None:

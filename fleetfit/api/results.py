@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +26,7 @@ from fleetfit.errors import RunError
 from fleetfit.inference import Calibration, Measure, Mode
 from fleetfit.inference.export import Export, export
 from fleetfit.layout import predictions
+from fleetfit.markup import escape_html
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.records.checkpoints import Damaged
@@ -74,14 +74,14 @@ class Run:
                 return (
                     level_table(summary).to_html()
                     + total_table(summary).to_html()
-                    + f"<p>{escape(str(self.folder))}</p>"
+                    + f"<p>{escape_html(str(self.folder))}</p>"
                 )
             facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.norms[0])
             for report in self.metrics:
                 facts.take(report)
             return as_html(str(self.folder), facts)
         except RunError as error:
-            return f"<p>{escape(str(error))}</p>"
+            return f"<p>{escape_html(str(error))}</p>"
 
     @property
     def folder(self) -> Path:
@@ -380,6 +380,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
     except RecursionError:
         raise RunError(f"{files.path / 'config.toml'} is damaged: it is nested too deeply.") from None
+    if not isinstance(table.get("data"), dict):
+        raise RunError(f"{files.path / 'config.toml'} is damaged: it has no [data].")
     for name in files.edited():
         logging.getLogger("fleetfit").warning(
             "fleetfit: %s was changed after this run was begun. It is used as it is now; what it says may not be what "

@@ -18,6 +18,7 @@ from fleetfit.cli.interrupts import Interrupted
 from fleetfit.cli.planning import Shown
 from fleetfit.cli.printing import say as say
 from fleetfit.cli.printing import show as show
+from fleetfit.errors import make_printable
 from fleetfit.report import drawing
 from fleetfit.report.page import NAME as PAGE
 from fleetfit.report.tables import level_table, levels_of_rows, plan_table, samples_left_out, total_table
@@ -161,7 +162,7 @@ class ComparedRuns:
     def _say(self, text: str) -> None:
         """Print a line, above the bars where there are some."""
         if self._bars is not None:
-            self._bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
+            self._bars.console.print(make_printable(text), markup=False, soft_wrap=True, highlight=False)
         else:
             say(text)
 

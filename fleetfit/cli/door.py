@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from fleetfit.cli.interrupts import Interrupted, Interrupts
 from fleetfit.cli.streams import say
-from fleetfit.errors import FleetFitError, Unexpected
+from fleetfit.errors import FleetFitError, Unexpected, escape_controls, make_printable
 
 FAULT, MISTAKE, STOPPED, READER_LEFT = 1, 2, 130, 141
 SHOWN = "FLEETFIT_TRACEBACK"
@@ -74,7 +74,7 @@ def _answered(error: BaseException, stopped: bool, shown: bool) -> int:
         import traceback
 
         with contextlib.suppress(OSError):
-            print("".join(traceback.format_exception(error)), file=sys.stderr, end="")
+            print(make_printable("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     try:
         sentence, code = _judged(error, stopped)
     except KeyboardInterrupt:
@@ -161,7 +161,7 @@ def _kept(details: str) -> str:
     try:
         handle, name = tempfile.mkstemp(prefix="fleetfit-traceback-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            file.write(escape_controls(text))
     except OSError:
         return f"Its traceback could not be kept in a file; {_OPTION} prints it."
     return f"Its traceback is in {name}; {_OPTION} prints it."
@@ -183,7 +183,7 @@ def _tracker() -> str:
 
 
 def _open_streams() -> None:
-    """Give closed streams to the null device, and let no character stop a line from being printed."""
+    """Give closed streams to the null device, and let no character stop or spoil a line that is printed."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -194,6 +194,8 @@ def _open_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    format_warning = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **named: make_printable(format_warning(*given, **named))
 
 
 def _reader_left(error: BaseException) -> bool:

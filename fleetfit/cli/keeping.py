@@ -1,6 +1,5 @@
 """`fleetfit runs`: what run folders hold, and how much room they take; old checkpoints go when asked."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,13 +42,15 @@ def runs(
     A comparison is one line; name its folder to see its runs. With --clear-checkpoints old checkpoints are removed,
     after a question: of a finished run the newest that can be read stays, of any other run all stay.
     """
+    from fleetfit.cli import printing
+
     if not clear:
         given = {"--last": last, "--unfinished": unfinished, "--yes": yes}
         if any(given.values()):
             raise ConfigError(f"{', '.join(o for o, on in given.items() if on)}: only with --clear-checkpoints.")
         found = stored.runs(folder)
         if as_json:
-            typer.echo(json.dumps([one.to_dict() for one in found], indent=2))
+            printing.say_json([one.to_dict() for one in found])
         else:
             _show(listed(found, folder))
         return
@@ -62,12 +63,12 @@ def runs(
             _ask(going)
     gone = [stored.removed(one) for one in going]
     if as_json:
-        typer.echo(json.dumps([_plain(one) for one in gone], indent=2))
+        printing.say_json([_plain(one) for one in gone])
     elif any(one.files for one in going):
         for before, one in zip(going, gone, strict=True):
             if one.kept and not before.kept:
-                typer.echo(f"Kept: {one.folder}: {one.kept}.")
-        typer.echo(f"Removed: {_amount(gone)}.")
+                printing.say(f"Kept: {one.folder}: {one.kept}.")
+        printing.say(f"Removed: {_amount(gone)}.")
 
 
 def _show(table: Table) -> None:
@@ -77,7 +78,7 @@ def _show(table: Table) -> None:
         printing.show(table)
     else:
         for line in (table.title, *table.notes):
-            typer.echo(line)
+            printing.say(line)
 
 
 def listed(found: Sequence[StoredRun], folder: Path) -> Table:
@@ -144,8 +145,10 @@ def _ask(going: Sequence[ClearedRun]) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigError("nobody is there to ask whether these checkpoints should go: give --yes.")
+    from fleetfit.cli import printing
+
     if not typer.confirm(f"Remove {_amount(going)}?"):
-        typer.echo("Nothing was removed.")
+        printing.say("Nothing was removed.")
         raise typer.Exit
 
 

@@ -23,7 +23,7 @@ from fleetfit.api.inference import (
     submodel_of,
 )
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, DataError, one_line
+from fleetfit.errors import ConfigError, DataError, escape_controls, one_line
 from fleetfit.inference import Calibration, Policy, read_policy, stop_early
 from fleetfit.inference.export import Export
 from fleetfit.layout import predictions
@@ -139,7 +139,7 @@ def _answers(
 def _write(found: _Predicted, data: Data, asked: PredictOptions, exits: Sequence[str]) -> None:
     shown = [f"exit{number}" for number in exits] if asked.adaptive else ["prediction"]
     known = ["label"] if data.labelled else []
-    named = data.class_names or tuple(map(str, range(data.classes)))
+    named = [escape_controls(name) for name in data.class_names or map(str, range(data.classes))]
     columns = [found.indices.tolist(), *([[named[y] for y in found.labels.tolist()]] if known else [])]
     columns += [[named[a] for a in row] for row in found.answers.tolist()]
     rows = zip(*columns, (exits[i - 1] for i in found.exits.tolist()), strict=True)

@@ -1,12 +1,15 @@
 """Text and tables on stdout."""
 
+import json
 import shutil
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from fleetfit.errors import make_printable
 from fleetfit.report.tables import OF_THE_PAPER
 from fleetfit.report.text import Table
 
@@ -14,8 +17,13 @@ _PLAIN_WIDTH = 160  # where nobody says how wide the output is
 
 
 def say(text: str) -> None:
-    """Print text as it is."""
-    print(text, flush=True)
+    """Print text."""
+    print(make_printable(text), flush=True)
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON, which is ASCII; no text in it is cut."""
+    print(json.dumps(value, indent=2), flush=True)
 
 
 def show(table: Table, most: int | None = None) -> None:

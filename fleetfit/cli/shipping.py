@@ -99,9 +99,7 @@ def calibrate(
 
     Written into the run folder (inference/level-N.json), where `predict --stop`, `export` and `pictures` find it.
     """
-    import json
-
-    from fleetfit.cli import display, predicting
+    from fleetfit.cli import display, predicting, printing
 
     mode = "anytime" if anytime else "budgeted"
     with only_the_result() if as_json else contextlib.nullcontext():
@@ -109,7 +107,7 @@ def calibrate(
             folder, level, budget, cost and cost.value, mode, measure.value, temperature, client, data
         )
     if as_json:
-        typer.echo(json.dumps(found.numbers(), indent=2))
+        printing.say_json(found.numbers())
         return
     for table in predicting.calibration_tables(found):
         display.show(table)

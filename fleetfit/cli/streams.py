@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.errors import ConfigError, FleetFitError, make_printable
 
 
 def say(sentence: str) -> None:
     """Print a sentence on stderr, on one line; where there is no stderr, nobody hears it."""
     with contextlib.suppress(OSError, ValueError):
-        line = f"fleetfit: {' '.join(sentence.split())}"
+        line = make_printable(f"fleetfit: {' '.join(sentence.split())}")
         line = f"\n{line}" if sentence.startswith("stopped.") and sys.stderr.isatty() else line  # behind the ^C
-        print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+        print(line, file=sys.stderr)
 
 
 def said(parser: Callable[[str], Path]) -> Callable[[str], Path]:

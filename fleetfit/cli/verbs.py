@@ -292,10 +292,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
 ) -> None:
     """Evaluate the newest checkpoint of a run again. Nothing is written."""
-    import json
-
     from fleetfit.api import load
-    from fleetfit.cli import display
+    from fleetfit.cli import display, printing
     from fleetfit.records import jsonable
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
@@ -304,7 +302,7 @@ def evaluate(
         run = load(folder)
         columns = run.evaluate(**sections)
     if as_json:
-        typer.echo(json.dumps(jsonable(columns), indent=2))
+        printing.say_json(jsonable(columns))
     else:
         display.columns(columns, run.assembly.federation.problem.task.score)
 

@@ -11,6 +11,7 @@ from fleetfit import names
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.config.usual import says_clients
 from fleetfit.data.partition import KINDS
+from fleetfit.errors import escape_controls
 
 Table = dict[str, Any]
 _KINDS = {"data": "data", "model": "models", "peft": "peft", "method": "methods", "engine": "engines"}
@@ -91,7 +92,7 @@ def dumped(value: Any, only_set: bool = False) -> Any:
 
 def to_toml(experiment: Experiment) -> str:
     """Return the experiment as the text of a run file."""
-    return tomli_w.dumps(to_table(experiment))
+    return escape_controls(tomli_w.dumps(to_table(experiment)))
 
 
 def _defaults(function: Any, skip: Sequence[str]) -> Table:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tomli_w
 
 from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_grid, cost_of, full_cost, latency_of, submodel_cost
-from fleetfit.errors import ConfigError, PlanError, did_you_mean, shown
+from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, shown
 from fleetfit.layout import Architecture
 from fleetfit.markup import html_table
 from fleetfit.planner.budgets import (
@@ -127,7 +127,7 @@ class Plan:
             "early_heads": asdict(self.early_heads),
             "level": [{k: v for k, v in entry.items() if v != {}} for entry in entries],
         }
-        return tomli_w.dumps(table | ({"measured": self.measured} if self.measured else {}))
+        return escape_controls(tomli_w.dumps(table | ({"measured": self.measured} if self.measured else {})))
 
     @staticmethod
     def from_toml(text: str) -> "Plan":

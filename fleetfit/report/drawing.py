@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleetfit import files
 from fleetfit.data import Data
-from fleetfit.errors import MissingExtra, RunError
+from fleetfit.errors import MissingExtra, RunError, make_printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +27,7 @@ Points = Sequence[tuple[float, float | None]]
 _ROUNDING = 1e-3
 _MANY = 40  # measurements of a line; of more, the markers are small
 _BELOW = 0.42  # inches from axes to their legend: numbers and a label are in between
+_LONGEST = 300  # characters in a line of text
 _LEGEND = 48  # letters in a line of a label below the axes
 _LEAST_SPAN = 10.0  # points of percent that an axis has at least: what is less is chance, and should look like it
 
@@ -147,13 +148,13 @@ def legend_below(axes: "Axes", columns: int = 3) -> None:
 
 def wrapped(label: str, width: int, most: int = 2) -> str:
     """Return a label in at most so many lines of so many letters; what is left over is cut, with an ellipsis."""
-    return "\n".join(textwrap.wrap(label, width, max_lines=most, placeholder=" …"))
+    return "\n".join(textwrap.wrap(make_printable(label), width, max_lines=most, placeholder=" …"))
 
 
 def noted(figure: "Figure", sentences: Sequence[str]) -> None:
     """Write sentences below a figure, in lines that fit its width."""
     width = int(figure.get_figwidth() * 17.5)  # letters of this size
-    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, width)]
+    lines = [line for sentence in sentences for line in textwrap.wrap(make_printable(sentence), width)]
     if lines:
         figure.supxlabel("\n".join(lines), fontsize=8, color=DARK, x=0.01, ha="left")
 
@@ -210,6 +211,11 @@ def draw(figure: "Figure", place: Path) -> None:
     Raises:
         OSError: It cannot be written.
     """
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(make_printable(text.get_text(), _LONGEST))
     with files.replacing(place) as file:
         figure.savefig(file, dpi=130, format=place.suffix.removeprefix("."))
 

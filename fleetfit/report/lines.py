@@ -17,6 +17,7 @@ import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from fleetfit.errors import escape_controls
 from fleetfit.report.columns import ATTACKED, names_of_numbers, number_name, rounds_column
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TuningResult
@@ -57,7 +58,7 @@ def table_csv(
     writer.writerows(_of_differences(differences, results.against))
     writer.writerows(_of_paper(printed))
     writer.writerows(_of_tuning(results.tuning, targets))
-    return text.getvalue()
+    return escape_controls(text.getvalue())
 
 
 def _numbers_of(run: RunResult) -> Line:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.errors import RunError
+from fleetfit.errors import RunError, escape_controls
 from fleetfit.records import forms, jsonable
 
 FORMAT = 1
@@ -208,7 +208,7 @@ def _block(brackets: str, lines: Any) -> str:
 
 
 def _line(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
-    return json.dumps(jsonable(value), ensure_ascii=False, default=str, separators=separators)
+    return escape_controls(json.dumps(jsonable(value), ensure_ascii=False, default=str, separators=separators))
 
 
 def thinned(curves: Curves, points: int) -> dict[str, Any]:

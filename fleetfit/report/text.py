@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetfit.errors import make_printable
 from fleetfit.markup import html_table
+
+_LONGEST_CELL = 1000
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text, all of it safe to print (`fleetfit.errors.make_printable`).
 
     Attributes:
         columns: Headings.
@@ -27,6 +30,17 @@ class Table:
     title: str = ""
     notes: tuple[str, ...] = field(default=())
     groups: tuple[tuple[str, int], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Make all text printable."""
+        cells = [make_printable(cell, _LONGEST_CELL) for cell in self.columns]
+        object.__setattr__(self, "columns", tuple(cells))
+        rows = (tuple(make_printable(cell, _LONGEST_CELL) for cell in row) for row in self.rows)
+        object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "title", make_printable(self.title))
+        object.__setattr__(self, "notes", tuple(map(make_printable, self.notes)))
+        groups = ((make_printable(name, _LONGEST_CELL), span) for name, span in self.groups)
+        object.__setattr__(self, "groups", tuple(groups))
 
     def to_markdown(self) -> str:
         """Return the table as Markdown; a heading above columns is repeated in each of them."""

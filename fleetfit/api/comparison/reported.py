@@ -5,7 +5,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fleetfit.api.comparison.planned import ComparisonPlan
 from fleetfit.api.results import Run
 from fleetfit.config.reading import checked, leaves, value_at
 from fleetfit.errors import MissingExtra
+from fleetfit.markup import escape_html
 from fleetfit.records import write_atomically
 from fleetfit.report import page, plots
 from fleetfit.report.columns import is_rounds, numbers_of
@@ -61,7 +61,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return the tables, for notebooks."""
-        return "".join(one.to_html() for one in self.tables) + f"<p>{escape(str(self.folder))}</p>"
+        return "".join(one.to_html() for one in self.tables) + f"<p>{escape_html(str(self.folder))}</p>"
 
     @property
     def tables(self) -> list[Table]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fleetfit import paths
 from fleetfit.data.dataset import MOST_CLASSES
 from fleetfit.data.files.cells import Column, TableRows, text_of
-from fleetfit.errors import DataError, shown
+from fleetfit.errors import DataError, escape_controls, shown
 from fleetfit.files import json_of
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
@@ -113,7 +113,8 @@ class Columns(_Part):
 
     def text(self) -> str:
         """Return the text of `columns.json`."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        nest = self.model_dump(mode="json")
+        return escape_controls(json.dumps(nest, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
     def encoded(
         self, sheet: TableRows, where: str = ", which the model needs"

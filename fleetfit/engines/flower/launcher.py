@@ -9,6 +9,7 @@ import ipaddress
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -37,7 +38,7 @@ from fleetfit.engines.flower.connection import (
     split_address,
 )
 from fleetfit.engines.flower.warm.zygote import PRELOAD
-from fleetfit.errors import ConfigError, MissingExtra, RunError, refuse_on_windows
+from fleetfit.errors import ConfigError, MissingExtra, RunError, make_printable, refuse_on_windows
 
 _LOG = logging.getLogger("fleetfit")
 
@@ -46,6 +47,7 @@ _LOG = logging.getLogger("fleetfit")
 # It ends its process group once the process that holds the other end of its input is gone.
 _KEEPER = "trap '' HUP INT TERM; read _; kill -KILL 0"
 _JOIN_S = 10.0
+_OF_FLOWER = re.compile(r"(\t|\x1b\[[\d;]*m)")
 
 
 class Group:
@@ -121,7 +123,7 @@ class Output(threading.Thread):
                 self._lines.append(line)
                 self._listen(line)
                 with contextlib.suppress(OSError, ValueError):
-                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.write(_make_printable(line))
                     sys.stderr.buffer.flush()
 
     def __enter__(self) -> "Output":
@@ -131,6 +133,13 @@ class Output(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self.file.close()
         self.join(_JOIN_S)
+
+
+def _make_printable(line: bytes) -> bytes:
+    """Return a line of Flower's log: its colours and tabs stay."""
+    parts = _OF_FLOWER.split(line.decode(errors="backslashreplace"))
+    parts[::2] = map(make_printable, parts[::2])
+    return "".join(parts).encode()
 
 
 class _Told(BaseException):

@@ -15,6 +15,8 @@ import os
 import sys
 import time
 
+from fleetfit.errors import make_printable
+
 VARIABLE = "FLEETFIT_TRACE"
 _LETTERS = 10
 
@@ -27,7 +29,7 @@ class _Lines(logging.Handler):
         self.setFormatter(logging.Formatter("fleetfit: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record) + "\n"
+        line = make_printable(self.format(record)) + "\n"
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
             try:
                 sys.stderr.write(line)

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fleetfit.api.fleet import ServerAppConfig, serve
 from fleetfit.engines.flower import logs
 from fleetfit.engines.flower.warm.server_app import warmed
-from fleetfit.errors import FleetFitError
+from fleetfit.errors import FleetFitError, make_printable
 
 app = ServerApp()
 
@@ -36,4 +36,4 @@ def _folder(grid: Grid) -> Path:
 
 def _say(line: str) -> None:
     """Print a line of the run's own report, which `flwr run --stream` shows."""
-    print(line, flush=True)
+    print(make_printable(line), flush=True)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fleetfit import files
-from fleetfit.errors import ConfigError, DataError, ModelError, RunError, did_you_mean
+from fleetfit.errors import ConfigError, DataError, ModelError, RunError, did_you_mean, make_printable
 from fleetfit.inference.export import checked, executorch, int8
 from fleetfit.inference.export.checked import Variant
 from fleetfit.inference.export.graphs import (
@@ -388,7 +388,7 @@ def card(shipped: Shipped, variants: Sequence[Variant], notes: Sequence[str], lo
     lines += ["", "## How good it is", "", *_measured(variants, shipped.looked_at), *_calibration(shipped), ""]
     example = f"torch.zeros(1, {', '.join(map(str, x.shape[1:]))}, dtype={x.dtype})"
     lines.append(_RUN.format(example=example))
-    found = "\n".join(lines)
+    found = make_printable("\n".join(lines))
     return found + (_DEVICE.format(stop=" --stop" if shipped.policy else "") if loader else "")
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fleetfit.data import Data
-from fleetfit.errors import DataError, ModelError
+from fleetfit.errors import DataError, ModelError, escape_controls
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.layout import Architecture, State, Wrapped
 from fleetfit.models.pretrained import CLASSIFIER, Checkpoint
@@ -213,4 +213,4 @@ def _tokens(tokeniser: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _json(nest: Mapping[str, Any]) -> str:
-    return json.dumps(nest, indent=2, ensure_ascii=False) + "\n"
+    return escape_controls(json.dumps(nest, indent=2, ensure_ascii=False)) + "\n"

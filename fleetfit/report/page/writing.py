@@ -12,6 +12,7 @@ import json
 from importlib import resources
 from typing import Any
 
+from fleetfit.errors import escape_controls
 from fleetfit.report.page.parts import Fold, Page, Part, Plots
 
 PLOTLY = "plotly-basic-4.1.1.min.js"
@@ -67,6 +68,10 @@ def _template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: escape_controls(value.expandtabs(4)) if type(value) is str else value,
     )
     return environment.from_string(asset("page.html"))
