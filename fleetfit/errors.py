@@ -20,6 +20,7 @@ LONGEST_LINE = 5000
 """Characters of a line that is printed; a path has at most 4096."""
 _LONGEST_WORD = 300  # a name in a path has at most 255
 _LONG_WORD = re.compile(rf"[^\s/\\]{{{_LONGEST_WORD + 1},}}")
+_ADDRESS = re.compile(r" ?<((?:[\w.]|<locals>)+) object at 0x[0-9a-fA-F]+>")
 _CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -30,6 +31,11 @@ def escape_controls(text: str) -> str:
     than a line feed, and half characters that UTF-8 does not have. A document of JSON or TOML keeps its value.
     """
     return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def drop_addresses(text: str) -> str:
+    """Return text without the addresses of objects; a stream of bytes in memory, which nobody can look up, goes."""
+    return _ADDRESS.sub(lambda found: "" if found[1].startswith("_io.") else f" <{found[1]} object>", text)
 
 
 def make_printable(text: str, most: int = LONGEST_LINE) -> str:
@@ -62,7 +68,7 @@ class FleetFitError(Exception):
 
     def __str__(self) -> str:
         """Return the message; texts of files and messages in it are safe to print."""
-        return make_printable(super().__str__())
+        return make_printable(drop_addresses(super().__str__()))
 
 
 class ConfigError(FleetFitError, ValueError):
@@ -181,7 +187,7 @@ def one_line(text: object, most: int = 200) -> str:
     """
     if not isinstance(text, str):
         return f"({type(text).__name__})"[:most]
-    kept = "".join(c if c.isprintable() else " " for c in text[: 4 * most])
+    kept = "".join(c if c.isprintable() else " " for c in drop_addresses(text[: 4 * most]))
     line = " ".join(kept.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 

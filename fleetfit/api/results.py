@@ -384,7 +384,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{files.path / 'config.toml'} is damaged: it has no [data].")
     for name in files.edited():
         logging.getLogger("fleetfit").warning(
-            "fleetfit: %s was changed after this run was begun. It is used as it is now; what it says may not be what "
+            "%s was changed after this run was begun. It is used as it is now; what it says may not be what "
             "was trained.", files.path / name,
         )  # fmt: skip
     if files.has(COLUMNS) and table["data"].get("name") == "table":

@@ -338,7 +338,7 @@ def resume(
     if not found.finished:
         found._listeners = listeners([*found.experiment.callbacks, *_checked_callbacks(written)], objects)
         for sentence in notes_on_change(found.files, found.assembly):
-            logging.getLogger("fleetfit").warning("fleetfit: %s", sentence)
+            logging.getLogger("fleetfit").warning("%s", sentence)
         _proceed_shown(found, on_round, progress)
     return found
 

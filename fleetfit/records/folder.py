@@ -433,7 +433,7 @@ class RunFolder:
                 continue
             for other, reason in passed:
                 _SAY.warning(
-                    "fleetfit: %s is not used: %s. The state after round %d is used instead.",
+                    "%s is not used: %s. The state after round %d is used instead.",
                     other, reason, _round_of(path),
                 )  # fmt: skip
             return found

@@ -95,11 +95,11 @@ def _runs(record: ComparisonRecord) -> Runs:
     runs: Runs = {}
     said = logging.getLogger("fleetfit").warning
     for sentence in record.wrong:
-        said("fleetfit: %s", sentence)
+        said("%s", sentence)
     for group in record.groups:
         for _, one in group.runs:
             try:
                 runs.setdefault((group.row, group.setting), []).append(load(one.folder))
             except FleetFitError as error:
-                said("fleetfit: a run of the comparison is left out: %s", error)
+                said("A run of the comparison is left out: %s", error)
     return runs

@@ -158,7 +158,10 @@ def from_sheets(
     if not there.any():
         raise DataError(f'{whole.path}: column "{shown(label)}", which is to be learned, has no values.')
     if not there.all():
-        notes.append(f'{int((~there).sum())} rows without "{shown(label)}" are left out.')
+        notes.append(
+            f'{int((~there).sum())} rows without "{shown(label)}" are left out. NA, N/A, NaN, null, None, ? and - are '
+            "not labels; rename a class that is called so."
+        )
     sizes, start = {}, 0
     for split, sheet in sheets.items():
         sizes[split] = int(there[start : start + sheet.rows].sum())

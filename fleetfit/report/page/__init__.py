@@ -117,6 +117,6 @@ def _written(folder: Path, build: Callable[[], Page]) -> None:
 def _not_written(folder: Path, error: Exception) -> None:
     said = str(error) if isinstance(error, FleetFitError | OSError) else f"{type(error).__name__}: {error}"
     _SAY.warning(
-        "fleetfit: %s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
+        "%s was not written: %s. All numbers are in the folder; `fleetfit report %s` tries again.",
         folder / NAME, said, folder,
     )  # fmt: skip
