@@ -423,15 +423,15 @@ def read_class_folders(name: str, folder: Path, form: Form) -> LabelledImages:
         classes=len(classes),
         class_names=tuple(classes),
         groups=None,
-        notes=_empty_classes(name, places["train"], [classes[i] for i in np.flatnonzero(counts == 0)]),
+        notes=_empty_classes(name, places["train"], [classes[i] for i in np.flatnonzero(counts == 0)], len(classes)),
     )
 
 
-def _empty_classes(name: str, train: Path, empty: Sequence[str]) -> tuple[str, ...]:
+def _empty_classes(name: str, train: Path, empty: Sequence[str], count: int) -> tuple[str, ...]:
     if not empty:
         return ()
     return (
-        f"{name}: {len(empty)} class folders in {train} hold no images: {quote_some(empty)}. They count as "
+        f"{name}: class folders without images in {train}: {quote_some(empty)} ({len(empty)} of {count}). They count as "
         "classes. Remove the folders to train without them.",
     )
 
