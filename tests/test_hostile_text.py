@@ -48,9 +48,10 @@ from hostile import (
 import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.api.progress import RoundFacts, Rounds, as_html
-from fleetfit.cli import main, printing
+from fleetfit.cli import door, main, printing
 from fleetfit.engines.flower import launcher, logs
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
+from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
 from fleetfit.report.lines import table_csv
@@ -303,9 +304,12 @@ def test_names_in_data_reach_no_terminal(tmp_path: Path, text: str) -> None:
     assert "accuracy" in call(["run", str(tmp_path / "run.toml"), "--out", str(folder)])
     assert "Written" in call(["export", str(folder), "--no-onnx", "--out", str(device)])
     assert "Written" in call(["predict", str(folder), "--out", str(tmp_path / "predicted.csv")])
+    profile = ["profile", str(tmp_path / "run.toml"), "--step-s", "100", "--memory", "4 GB"]
+    call([*profile, "--out", str(tmp_path / "budget.toml")])
     for made in (folder, device):
         check_files(made)
-    check_text((tmp_path / "predicted.csv").read_text())
+    for file in ("predicted.csv", "budget.toml"):
+        check_text((tmp_path / file).read_text())
     assert ff.load(folder).assembly.data.class_names == tuple(sorted(words[4:])), "the values are as they were"
 
 
@@ -438,8 +442,9 @@ def test_legitimate_text_keeps_its_characters(text: str) -> None:
 def test_escaped_documents_keep_their_values(text: str) -> None:
     for nest in ({"a": text}, {text: 1}, {"b": [{text: [text, "é\n"]}]}):
         document = escape_controls(json.dumps(nest, ensure_ascii=False))
-        check_text(document, 10**8)
-        assert json.loads(document) == nest
+        for written in (document, to_transformers._json(nest)):
+            check_text(written, 10**8)
+            assert json.loads(written) == nest
         document = escape_controls(tomli_w.dumps(nest))
         check_text(document, 10**8)
         assert tomllib.loads(document) == nest
@@ -539,6 +544,19 @@ def test_the_log_of_a_fleet_is_printable(text: str, capsys: pytest.CaptureFixtur
         record = logging.LogRecord("fleetfit", 40, __file__, 1, "%s", (text,), (ValueError, error, error.__traceback__))
     logs._Lines().emit(record)
     check_text(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:9]))
+def test_a_record_and_a_kept_traceback_are_printable(
+    text: str, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.getLogger("fleetfit").warning("%s of %d", text, 3)
+    assert caplog.messages[0].endswith(" of 3")
+    check_text(caplog.messages[0])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    door._kept(f"Traceback\n{text}")
+    (kept,) = tmp_path.iterdir()
+    check_text(kept.read_text(), 10**8)
 
 
 def test_what_flower_logs_keeps_its_colours_alone() -> None:
