@@ -431,8 +431,8 @@ def _empty_classes(name: str, train: Path, empty: Sequence[str], count: int) -> 
     if not empty:
         return ()
     return (
-        f"{name}: class folders without images in {train}: {quote_some(empty)} ({len(empty)} of {count}). They count as "
-        "classes. Remove the folders to train without them.",
+        f"{name}: class folders without images in {train}: {quote_some(empty)} ({len(empty)} of {count}). They count "
+        "as classes. Remove the folders to train without them.",
     )
 
 
