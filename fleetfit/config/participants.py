@@ -350,8 +350,8 @@ class SimulatedClients:
             return notes
         why = "the division gives them to no client"
         if data.task == "classification":
-            classes = set(data.y[rest].tolist())
-            if not classes.intersection(data.y[data.split("train")].tolist()):
+            classes = set(data.y[rest].unique().tolist())
+            if not classes.intersection(data.y[data.split("train")].unique().tolist()):
                 names = [data.class_names[i] if data.class_names else i for i in sorted(classes)]
                 why = f"there are no training samples of their classes ({quote_some(names)})"
         return [

@@ -30,7 +30,7 @@ def to_table(experiment: Experiment) -> Table:
     The defaults of the functions that it names are filled in from their signatures; `[compare]` is no part of a run.
     An object that stands in for a name is written as "<type>", which no name can be.
     """
-    table: Table = plain(dumped(experiment))
+    table: Table = make_plain(dumped(experiment))
     for section, kind in _KINDS.items():
         named = getattr(experiment, section)
         if isinstance(named.name, str):
@@ -99,15 +99,15 @@ def _defaults(function: Any, skip: Sequence[str]) -> Table:
     """Return the defaults that a function's signature states, without those that TOML cannot hold."""
     parameters = inspect.signature(function).parameters.values()
     stated = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty and p.name not in skip}
-    return {key: value for key, value in plain(stated).items() if value not in (None, "", {})}
+    return {key: value for key, value in make_plain(stated).items() if value not in (None, "", {})}
 
 
-def plain(value: Any) -> Any:
+def make_plain(value: Any) -> Any:
     """Return what TOML can hold: None left out, tuples as lists, objects as "<type>"."""
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items() if inner is not None}
+        return {str(key): make_plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [make_plain(inner) for inner in value]
     return value if isinstance(value, bool | int | float | str) else f"<{type(value).__name__}>"
 
 

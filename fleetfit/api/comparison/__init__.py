@@ -378,7 +378,9 @@ class _RowRunner:
         def failed(number: int, error: NoUsableUpdates) -> None:
             self._failed(left[number], error)
 
-        began = lambda number, found: self._following.began(left[number], found)  # noqa: E731
+        def began(number: int, found: Run) -> OnRound:
+            return self._following.began(left[number], found)
+
         run_side_by_side(tasks, self._jobs, began, done, failed)
 
     def _task(self, asked: _Asked) -> RowTask:

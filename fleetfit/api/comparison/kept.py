@@ -15,7 +15,7 @@ from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan
 from fleetfit.api.results import Run
 from fleetfit.config import to_table
 from fleetfit.config.reading import checked, leaves, merged, value_at
-from fleetfit.config.writing import plain
+from fleetfit.config.writing import make_plain
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.records import write_atomically
 from fleetfit.report.columns import final_numbers
@@ -102,7 +102,7 @@ class ResultsFile:
         numbers = {("row", name): i for i, name in enumerate(self._plan.rows, 1)}
         row = self._plan.changes.get(("row", numbers["row", entry.row]), {})
         setting = self._plan.settings[entry.setting]
-        return {key: plain(value_at(table, key)[0]) for table in (row, setting) for key in leaves(table)}
+        return {key: make_plain(value_at(table, key)[0]) for table in (row, setting) for key in leaves(table)}
 
     def _seen(self, value: Any) -> Any:
         """Return values with the paths below the run file's folder, or the working folder, as seen from the file."""
