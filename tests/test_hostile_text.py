@@ -294,6 +294,19 @@ def test_names_of_folders_reach_no_terminal(root: Path, tmp_path: Path, verb: st
     check_files(tmp_path)
 
 
+@pytest.mark.parametrize("name", [TITLE, C1 + TURNED, BACK + COLOUR], ids=["title", "turned", "back"])
+def test_the_place_of_a_plug_in_reaches_no_terminal(root: Path, tmp_path: Path, name: str) -> None:
+    """A budget file names it in a comment, where TOML takes no control characters."""
+    file = tmp_path / name / "plug.py"
+    file.parent.mkdir()
+    file.write_text("from fleetfit.methods.scalefl import scalefl as made\n")
+    plug = ["--set", f"method.name={file}:made"]
+    call([*filled(VERBS["profile"], FOLDER=root / "finished", OUT=tmp_path), *plug])
+    check_files(tmp_path)
+    assert "plug.py:made" in (tmp_path / "budget.toml").read_text()
+    assert tomllib.loads((tmp_path / "budget.toml").read_text())["budget"]
+
+
 @pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=repr)
 def test_names_in_data_reach_no_terminal(tmp_path: Path, text: str) -> None:
     """Columns, categories, classes and the file itself are named by a stranger; the run and its export work."""
