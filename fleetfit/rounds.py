@@ -263,7 +263,8 @@ def run(
     empty: list[Mapping[str, Any]] = []
     useless = [report for report in before if _is_empty(report, settings)]
     usable = any(report["train"]["clients"] != 0 for report in before)  # None: withheld
-    ruinable = bool(settings.hostile) and server.round > 0
+    came_in = any(report["train"]["clients"] or "undone" in report for report in before) if before else server.round > 0
+    ruinable = bool(settings.hostile) and came_in
     watch = Timekeeper()
     while server.round < settings.rounds:
         federation = renew(federation)
@@ -282,16 +283,16 @@ def run(
         ruinable = ruinable or bool(settings.hostile and (report["train"]["clients"] or "undone" in report))
         if not ruinable and len(empty) >= settings.patience:
             raise NoUsableUpdates(explain_empty_rounds(empty, in_a_row=True))
-        if not ruinable and useless and not usable and server.round == settings.rounds:
-            raise NoUsableUpdates(explain_empty_rounds(useless, in_a_row=False))
+        last, in_vain = server.round == settings.rounds, useless and not usable and not ruinable
         report, found = told, None
-        if _due(server.round, settings):
-            last = server.round == settings.rounds
+        if _due(server.round, settings) and not (last and in_vain):
             wanted = settings.wanted if last else on_the_way(settings.wanted)
             with watch.on("evaluation"):
                 report["evaluate"], found = evaluate(federation, engine, server, wanted)
         report |= {"seconds": time.perf_counter() - began, "seconds_of": watch.read()}
         yield Round(server, report, found)
+    if useless and not usable and not ruinable:
+        raise NoUsableUpdates(explain_empty_rounds(useless, in_a_row=False))
 
 
 def on_the_way(wanted: EvaluationScope) -> EvaluationScope:
