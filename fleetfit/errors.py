@@ -50,9 +50,12 @@ def _cut(text: str, most: int) -> str:
 
 
 def _make_record_printable(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
+    try:
+        text = record.getMessage()
+    except Exception:  # arguments that do not fit the message, which would raise in a handler
+        text, record.args = f"{record.msg} {record.args!r}", ()
     printable = make_printable(text)
-    if printable != text:
+    if printable != text or not record.args:
         record.msg, record.args = printable, ()
     return True
 

@@ -415,16 +415,17 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
             "Which clients, and why, is withheld: see [privacy]. The same run without [privacy] says it."
         )
     again = [report["undone"] for report in reports if "undone" in report]
-    if again:
+    if any(undone["reported"] for undone in again):
         rounds = f"{count} rounds{' in a row' if in_a_row else ''}"
         rounds = rounds if len(again) == count else f"{len(again)} of {count} rounds"
         return (
-            f"{rounds} had to be undone, the last one since {again[-1]['reason']}. Largest updates in them: "
-            f"{suspects(again)}. The state is that of before; leave these clients out, or look at what they send."
+            f"{rounds} had to be undone, the last one since {again[-1]['reason'].rstrip('.')}. Largest updates in "
+            f"them: {suspects(again)}. The state is that of before; leave these clients out, or look at what they send."
         )
     reasons = Counter(failure["reason"] for report in reports for failure in report["failures"])
     why = "; ".join(f"{reason} ({_times(n)})" for reason, n in reasons.most_common(_NAMED)) or "none given"
     more = f"; and {len(reasons) - _NAMED} other reasons" if len(reasons) > _NAMED else ""
+    more += f". The last round was undone: {again[-1]['reason'].rstrip('.')}" if again else ""
     if in_a_row:
         return f"for {count} rounds in a row no client returned a usable update. Reasons: {why}{more}."
     return f"no client returned a usable update in any round, so nothing was learned. Reasons: {why}{more}."

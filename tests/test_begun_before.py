@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import fleetfit as ff
+from fleetfit.config import experiment_of, to_table
+from fleetfit.config.assembly import as_recorded
 from fleetfit.data import Data
 
 BEGUN = Path(__file__).parent / "data" / "begun_before"
@@ -69,3 +71,13 @@ def test_arrays_in_memory_keep_theirs_too(place: Path) -> None:
         data = run.assembly.data
         assert isinstance(data, Data) and np.array_equal(data.stored(torch.arange(60)).numpy(), given[0])
     assert run.finished
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_comparison_on_arrays_goes_on(recorded: bool) -> None:
+    """Folders of before have the key that is left open now; what they say holds."""
+    given = {"data": {"name": "arrays", "file": "a.npz"}}
+    there = experiment_of({"data": {**given["data"], "channels_last": recorded}})
+    assert to_table(as_recorded(experiment_of(given), there)) == to_table(there)
+    other = experiment_of({"data": {**given["data"], "channels_last": not recorded}})
+    assert to_table(as_recorded(other, there)) == to_table(other)

@@ -162,6 +162,15 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
         assert call("load_comparison", tmp_path / "compared").table.rows == found.table.rows
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_overrides_win_over_rows(call: Calls, tmp_path: Path, alone: bool) -> None:
+    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl", "rounds": 2}]}
+    given = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
+    more = {"out": tmp_path / "compared", "overrides": ["rounds=3"]}
+    found = call("compare", **given, **more) if alone else call("compare", given, **more)
+    assert [run.experiment.rounds for runs in found.runs.values() for run in runs] == [3, 3]
+
+
 def test_rows_of_a_comparison_take_objects(call: Calls, tmp_path: Path) -> None:
     rows = {"row": [{"label": "few", "data": (X[:90], Y[:90])}, {"label": "all", "data": (X, Y)}]}
     found = call("compare", {**TABLES, "compare": rows}, out=tmp_path / "compared")

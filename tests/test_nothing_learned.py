@@ -113,6 +113,12 @@ def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
     assert "withheld" in said and not re.search(r"client \d|finite|times", said)
 
 
+def test_secure_runs_say_why(tmp_path: Path) -> None:
+    """Their rounds are undone, for nobody sent an update; the reasons of the clients are known."""
+    with pytest.raises(NoUsableUpdates, match=r"diverged.*\(12 times\)"):
+        ff.run({**DIVERGES, "secure": {"minimum": 3}}, out=tmp_path / "run")
+
+
 # ---- in a comparison -------------------------------------------------------------------------------------------------
 
 

@@ -556,3 +556,12 @@ def test_other_data_are_tested_on_their_own_test_set_and_else_on_all_of_them(
         ff.run({"data": {"path": str(places[trained_on])}, "rounds": 1, **more}, out=folder)
         for test, place in places.items():
             assert f"on {10 if test else 50} test samples" in called("predict", folder, "--data", place), test
+
+
+def test_gaps_in_other_samples_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = np.random.default_rng(0).normal(0, 1, (90, 4)), np.arange(90) % 2
+    run = ff.run(data=(x, y), out=tmp_path / "run", **QUICK)
+    other = x.copy()
+    other[7, 2] = np.nan
+    run.evaluate(data=(other, y))
+    assert [r for r in caplog.records if "sample 7, column 2 (nan); samples: 1 of 90" in r.getMessage()]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,10 @@ def test_frames_say_so_too() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"size": np.arange(30.0), "country": ["FR", "DE", "NA"] * 10})
     assert any("10 rows" in note and "NA" in note for note in of_frame(frame, "country").notes)
+
+
+def test_a_faulty_log_call_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("fleetfit").warning("bad %s %d", "x")
+    assert caplog.records[-1].getMessage() == "bad %s %d ('x',)"
+    logging.getLogger("fleetfit").warning("all of it: 100%")
+    assert caplog.records[-1].getMessage() == "all of it: 100%"

@@ -342,9 +342,9 @@ def _sized_as(experiment: Experiment, recorded: Experiment) -> Experiment:
             data = data.model_copy(update={"partition": division})
             if cohort.count is None and cohort.fraction is None:
                 changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
-        columns = theirs.settings.get("columns")
-        if columns is not None and "columns" not in data.settings:
-            data = data.model_copy(update={"columns": columns})
+        for key in ("columns", "channels_last"):
+            if (value := theirs.settings.get(key)) is not None and key not in data.settings:
+                data = data.model_copy(update={key: value})
     return experiment.model_copy(update={**changes, "data": data})
 
 

@@ -34,6 +34,7 @@ _LARGE_BYTES = 8192  # average file size from which threads pay
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
 """What Pillow decodes by itself. For others it may start a program: for EPS Ghostscript, which runs what is in it."""
 _MOST_SAID = 300  # characters of a decoder's own message
+_ORIENTATION, _QUARTER_TURNS = 0x112, range(5, 9)  # the tag of EXIF, and its values that swap width and height
 _MOST_PIXELS = 1 << 26
 """Of an image: 8192 x 8192. A small file can claim any size."""
 
@@ -81,6 +82,16 @@ def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
     if upright:
         _turn_upright(picture, place)
     return picture
+
+
+def size_of(picture: Any, upright: bool) -> tuple[int, int]:
+    """Return width and height of an opened image as they are, or as it is seen; nothing is decoded."""
+    known = picture.format != "PNG" or "exif" in picture.info  # else `getexif` decodes the image to look behind it
+    turned = False
+    if upright and known and picture.format != "TIFF":  # of which Pillow says the size as it is seen
+        with contextlib.suppress(Exception):  # a damaged EXIF block, as below
+            turned = picture.getexif().get(_ORIENTATION, 1) in _QUARTER_TURNS
+    return (picture.height, picture.width) if turned else (picture.width, picture.height)
 
 
 def _turn_upright(picture: Any, place: str) -> None:

@@ -119,8 +119,8 @@ def about_input(architecture: Any, error: BaseException) -> str:
     if _ELSEWHERE.search(said) and not whole:
         return (
             f"{_failed_line(error)} FleetFit counts on the meta device, proves in float64 and trains where the device "
-            "computes: a tensor that forward makes must not name another device or type. Use x.new_zeros(...), or "
-            "torch.zeros(..., device=x.device, dtype=x.dtype)."
+            "computes: a tensor that forward makes must not name another device or type, nor may forward convert what "
+            "it is given (.float()). Use x.new_zeros(...), or torch.zeros(..., device=x.device, dtype=x.dtype)."
         )
     return ""
 

@@ -88,7 +88,7 @@ def why_missing(summary: Mapping[str, Any]) -> list[str]:
         (reason, count), *_ = failures.most_common()
         why = f"jobs failed, most of them ({count} of {failures.total()}) by {reason}"
     else:
-        why = f"no client that runs it has {evaluated.get('split', 'test')} samples"
+        why = f"no client that was asked and runs it has {evaluated.get('split', 'test')} samples"
     return [f"There is no {' and no '.join(kinds)}: {why}."]
 
 

@@ -98,8 +98,8 @@ def compare(
         progress: Whether rounds are shown while they run, where there is no `on_run`: "auto" in a notebook only, True
             also in a terminal.
         record: A folder where `results.json` is kept as well, under the name of the run file, once all is finished.
-        **sections: Sections of a run file, which win over rows and settings; objects may stand in for names:
-            `model=MyArchitecture()`, `data=my_data`.
+        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+            Beside a file or tables they win over rows and settings; alone they are the file.
 
     Returns:
         The comparison. A run without any usable update is in its `failures`; the others are finished.
@@ -195,17 +195,16 @@ def planned(
     Raises:
         ConfigError: Something does not fit; what needs no data is checked.
     """
-    here = Path.cwd()
-    change = laid(changes_of(overrides), anchored(_with_sections(sections), here))
+    here, change = Path.cwd(), changes_of(overrides)
+    given = anchored(_with_sections(sections), here)
+    if source is None:
+        return ComparisonPlan(given, "comparison", change)
+    change = laid(change, given)
     if isinstance(source, str | Path):
         base = anchored(sections_of(read_table(source)), located(source, here, "run file").parent)
         return ComparisonPlan(base, Path(source).stem, change)
-    if source is None:
-        base, change = change, {}
-    else:
-        table = dumped(source, only_set=True) if isinstance(source, Experiment) else source
-        base = anchored(_with_sections(table), here)
-    return ComparisonPlan(base, "comparison", change)
+    table = dumped(source, only_set=True) if isinstance(source, Experiment) else source
+    return ComparisonPlan(anchored(_with_sections(table), here), "comparison", change)
 
 
 def _with_sections(table: Mapping[str, Any]) -> dict[str, Any]:

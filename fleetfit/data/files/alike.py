@@ -1,5 +1,6 @@
 """Rows of another table, and samples in memory, as what a run's model was trained on: nothing is fitted to them."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fleetfit.data.dataset import Data
 from fleetfit.data.files import columns
-from fleetfit.data.files.arrays import array_of, samples_of
+from fleetfit.data.files.arrays import array_of, find_not_finite, samples_of
 from fleetfit.data.files.cells import TableRows
 from fleetfit.data.files.columns import Columns
 from fleetfit.data.files.places import readable
@@ -19,6 +20,7 @@ from fleetfit.data.splits import completed, hold_out
 from fleetfit.errors import DataError, shown
 
 _MOST_NAMED = 10
+_SAY = logging.getLogger("fleetfit")
 
 
 def like(path: Path, text: str, halves: bool = False) -> Data:
@@ -93,6 +95,8 @@ def arrays_alike(x: Any, y: Any, ours: Data) -> Data:
             f"data=(x, y): x holds {str(samples.dtype).removeprefix('torch.')} and the run was trained on "
             f"{str(ours.x.dtype).removeprefix('torch.')}; they must be of one kind."
         )
+    if place := find_not_finite(given):
+        _SAY.warning("data=(x, y): x is not finite in %s. What these samples score means nothing.", place)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     return Data(
         "own-data", samples, _targets(labels, ours) if ours.task == "regression" else _classes(labels, ours),

@@ -111,13 +111,15 @@ def arrays(
     strata = _strata(group, target, task, len(samples))
     splits = completed(sizes, strata, validation, test, seed)
     notes = [*notes_on_empty(name, sizes)]
-    notes += [_channels_note(f'{name}: "{x}"', whole)] if chosen and channels_last is None else []
-    gaps = [f'"{part}" is not finite in {at}' for part in parts.values() if (at := find_not_finite(found.one(part)))]
-    notes += [f"{name}: {gap}. Training diverges, unless the model fills the gaps." for gap in gaps]
+    notes += _notes_on_channels(f'{name}: "{x}"', whole, chosen) if channels_last is None and not tokens else []
+    gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
+            if (at := find_not_finite(found.one(part)))}  # fmt: skip
+    notes += [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
+              "the model fills the gaps." for split, gap in gaps.items()]  # fmt: skip
     if task == "regression" and (at := find_not_finite(labels)):
         raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.')
     if standardise:
-        mean, std = _statistics(samples, splits["train"], f"{path}: {'; '.join(gaps)}")
+        mean, std = _statistics(samples, splits["train"], f"{path}: {'; '.join(gaps.values())}")
     return Data(
         name=name,
         x=samples,
@@ -205,10 +207,12 @@ def in_memory(
         contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
         answers, names = places, () if contiguous else values
     target, count, _ = _labels(answers, task, None)
-    notes = []
-    if channels_last is None and whole.shape[1:] != tuple(begun_with) and is_channels_last(whole, "data=(x, y): x"):
-        notes.append(_channels_note("data=(x, y): x", whole))
-    xs = samples_of(whole, tokens=False, channels_last=bool(channels_last or notes))
+    notes = [*notes_on_empty("data=(x, y)", {split: len(found) for split, found in samples.items()})]
+    last = bool(channels_last)
+    if channels_last is None and whole.shape[1:] != tuple(begun_with):
+        last = is_channels_last(whole, "data=(x, y): x")
+        notes += _notes_on_channels("data=(x, y): x", whole, last)
+    xs = samples_of(whole, tokens=False, channels_last=last)
     if task == "regression" and _is_one_hot(answers):
         notes.append(
             f"data=(x, y): y {list(answers.shape)} is learned as a regression of {answers.shape[1]} numbers. Each row "
@@ -271,12 +275,15 @@ def is_channels_last(x: NDArray[Any], what: str) -> bool:
     return sides and (last[0] == last[1] or pixels or (min(last) >= _MANY and shape[-1] > 1))
 
 
-def _channels_note(what: str, x: NDArray[Any]) -> str:
-    sides = "x".join(map(str, x.shape[1:-1]))
-    return (
-        f"{what} {list(x.shape)} is taken as {sides} with {x.shape[-1]} channels, which come last. "
-        "channels_last = false says otherwise."
-    )
+def _notes_on_channels(what: str, x: NDArray[Any], last: bool) -> list[str]:
+    """Say where channels were taken to be, unless they come first beyond doubt."""
+    shape = x.shape[1:]
+    sides, said = "x".join(map(str, shape[:-1] if last else shape[1:])), f"{what} {list(x.shape)} is taken as"
+    if last:
+        return [f"{said} {sides} with {shape[-1]} channels, which come last. channels_last = false says otherwise."]
+    if len(shape) in (3, 4) and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
+        return [f"{said} {shape[0]} channels of {sides}. channels_last = true says that the channels come last."]
+    return []
 
 
 def find_not_finite(x: NDArray[Any]) -> str:

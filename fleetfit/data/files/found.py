@@ -84,7 +84,7 @@ def _of_folder(place: Path, given: Found) -> Found:
     if is_saved(place):
         return _of_saved(place, given)
     if has_class_folders(place):
-        return {"name": "images", "folder": str(place), **_sides(place)}
+        return {"name": "images", "folder": str(place), **_sides(place, given)}
     if has_text_folders(place):
         return {"name": "text", "folder": str(place)}
     files = itertools.islice(os.scandir(place), _ENTRIES)
@@ -152,9 +152,9 @@ def _standardised(place: Path, given: Found) -> Found:
     return {**names, "standardise": True} if numbers and samples.ndim in (2, 3) else names
 
 
-def _sides(place: Path) -> Found:
+def _sides(place: Path, given: Found) -> Found:
     """Return the side that images are brought to, where they are of several sizes, or large."""
-    sizes = sizes_of_some(place)
+    sizes = sizes_of_some(place, upright=given.get("exif_orientation") is not False)
     sides = [side for size in sizes for side in size]
     if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
         return {}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, unpacked
+from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, size_of, unpacked
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import (
     class_folders,
@@ -373,12 +373,13 @@ def has_class_folders(folder: Path) -> bool:
     return bool(class_folders(train)) if train.is_dir() else any(_images_of(place) for place in class_folders(folder))
 
 
-def sizes_of_some(folder: Path, most: int = 64) -> list[tuple[int, int]]:
+def sizes_of_some(folder: Path, most: int = 64, upright: bool = True) -> list[tuple[int, int]]:
     """Return width and height of some images of class folders, evenly spread; none where Pillow is not installed.
 
     Args:
         folder: The set's folder.
         most: About so many are looked at.
+        upright: Whether images are turned as their EXIF orientation says.
     """
     place = _split_folders(folder.name, folder)["train"]
     classes = class_folders(place)
@@ -388,8 +389,8 @@ def sizes_of_some(folder: Path, most: int = 64) -> list[tuple[int, int]]:
         each = max(1, most // len(classes))
         for name in names[:: max(1, len(names) // each)][:each]:
             try:
-                with opened((one / name).read_bytes(), str(one / name), upright=True) as picture:
-                    found.append((picture.width, picture.height))
+                with opened((one / name).read_bytes(), str(one / name)) as picture:
+                    found.append(size_of(picture, upright))
             except MissingExtra:
                 return []
     return found

@@ -24,7 +24,8 @@ _HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validatio
            "dev": "validation", "test": "test"}  # fmt: skip
 _ROWS = 1000  # rows in memory at a time
 _OF_SYSTEMS = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found",
-               "#recycle", "#snapshot", "thumbs.db", "desktop.ini")  # fmt: skip
+               "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "network trash folder", "temporary items",
+               "thumbs.db", "ehthumbs.db", "desktop.ini")  # fmt: skip
 
 
 def is_system_name(name: str) -> bool:
