@@ -10,7 +10,7 @@ import pytest
 import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import NoUsableUpdates
-from fleetfit.report.tables import total_table, why_missing
+from fleetfit.report.tables import explain_missing, total_table
 
 FAST: dict[str, Any] = {
     "rounds": 3, "data": {"name": "digits", "partition": {"clients": 8}}, "model": {"name": "mlp", "hidden": 16},
@@ -190,7 +190,7 @@ def test_nothing_at_all_was_learned(compared: Callable[..., Any]) -> None:
 
 def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
-    (said,) = why_missing(run.summary)
+    (said,) = explain_missing(run.summary)
     assert "global accuracy" in said and "local accuracy" in said and "test samples" in said
     assert said in total_table(run.summary).notes
 
@@ -198,13 +198,13 @@ def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
 def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such label')\n")
     given = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
-    (said,) = why_missing(ff.run(given, out=tmp_path / "run").summary)
+    (said,) = explain_missing(ff.run(given, out=tmp_path / "run").summary)
     assert "no such label" in said
 
 
 def test_a_level_without_test_samples(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
-    assert not why_missing(run.summary)
+    assert not explain_missing(run.summary)
     levels = [{**level, "local": None} if i == 0 else level for i, level in enumerate(run.summary["levels"])]
-    (said,) = why_missing({**run.summary, "levels": levels})
+    (said,) = explain_missing({**run.summary, "levels": levels})
     assert "level 1" in said

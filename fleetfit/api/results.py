@@ -403,7 +403,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
 
 
 def _keep_stored_pixels(table: dict[str, Any]) -> None:
-    """Have a run that began before images were turned by their EXIF orientation go on with the same pixels."""
+    """Keep the pixels of a run that began before images were turned by their EXIF orientation."""
     for section in (table["data"], table["data"].get("server")):
         if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
             section.setdefault("exif_orientation", False)

@@ -33,7 +33,7 @@ from fleetfit.config.schema import (
 from fleetfit.config.speeds import speeds_of
 from fleetfit.config.usual import says_clients
 from fleetfit.cost import Conditions, Piece, cost_of
-from fleetfit.data import Data, class_counts, partition, sizes_of, unassigned, unlabelled
+from fleetfit.data import Data, class_counts, find_unassigned, partition, sizes_of, unlabelled
 from fleetfit.errors import ConfigError, quote_some
 from fleetfit.method import FEDAVG, Method
 from fleetfit.planner import Targets, budgets_by_cost
@@ -345,7 +345,7 @@ class SimulatedClients:
         notes = []
         if evaluate.clients is not None and evaluate.clients < self.count:
             notes.append(f"local and global are of {evaluate.clients} of {self.count} clients: [evaluate] clients.")
-        rest = unassigned(data, self.parts, evaluate.split)
+        rest = find_unassigned(data, self.parts, evaluate.split)
         if not len(rest):
             return notes
         why = "the division gives them to no client"

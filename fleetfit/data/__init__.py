@@ -16,6 +16,16 @@ in one), a new kind of file one in `files`.
 
 from fleetfit.data.dataset import Data, Facts, unlabelled
 from fleetfit.data.encoded import Encoded
-from fleetfit.data.partition import Parts, class_counts, partition, sizes_of, unassigned
+from fleetfit.data.partition import Parts, class_counts, find_unassigned, partition, sizes_of
 
-__all__ = ["Data", "Encoded", "Facts", "Parts", "class_counts", "partition", "sizes_of", "unassigned", "unlabelled"]
+__all__ = [
+    "Data",
+    "Encoded",
+    "Facts",
+    "Parts",
+    "class_counts",
+    "find_unassigned",
+    "partition",
+    "sizes_of",
+    "unlabelled",
+]

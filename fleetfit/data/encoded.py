@@ -84,7 +84,7 @@ def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
     return picture
 
 
-def size_of(picture: Any, upright: bool) -> tuple[int, int]:
+def read_size(picture: Any, upright: bool) -> tuple[int, int]:
     """Return width and height of an opened image as they are, or as it is seen; nothing is decoded."""
     known = picture.format != "PNG" or "exif" in picture.info  # else `getexif` decodes the image to look behind it
     turned = False

@@ -70,7 +70,7 @@ def sizes_of(parts: Sequence[Mapping[str, Tensor]], split: str = "train") -> Int
     return parts.sizes(split) if isinstance(parts, Parts) else np.array([len(part[split]) for part in parts])
 
 
-def unassigned(data: Data, parts: Sequence[Mapping[str, Tensor]], split: str) -> Tensor:
+def find_unassigned(data: Data, parts: Sequence[Mapping[str, Tensor]], split: str) -> Tensor:
     """Return the samples of a split that no client has, int64, ascending."""
     shares = [parts.indices[split]] if isinstance(parts, Parts) else [part[split] for part in parts]
     rest = torch.zeros(len(data.x), dtype=torch.bool)

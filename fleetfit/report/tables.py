@@ -65,11 +65,11 @@ def total_table(summary: Mapping[str, Any]) -> Table:
         rows.append(("simulated time", duration(summary["simulated_s"])))
     rows.append(("time", duration(summary["seconds"])))
     rows += [(f"  of it {part}", duration(seconds)) for part, seconds in summary.get("seconds_of", {}).items()]
-    notes = (*summary["notes"], *why_missing(summary), *out_of_order([summary]))
+    notes = (*summary["notes"], *explain_missing(summary), *out_of_order([summary]))
     return Table(("", summary["method"]), tuple(rows), notes=notes)
 
 
-def why_missing(summary: Mapping[str, Any]) -> list[str]:
+def explain_missing(summary: Mapping[str, Any]) -> list[str]:
     """Return a sentence on the accuracies of a run that could not be computed; none where all were."""
     evaluated, score = summary["evaluate"], score_of(summary)
     if "privacy" in summary:

@@ -17,7 +17,7 @@ from fleetfit.api.comparison.announced import announcing, title_of
 from fleetfit.api.comparison.kept import ResultsFile, keep, record_path
 from fleetfit.api.comparison.opened import load_comparison
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
-from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask, objects_of
+from fleetfit.api.comparison.rehearsed import Rehearsal, RowTask, find_objects
 from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.comparison.same_data import SameData
@@ -152,7 +152,7 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
     if jobs > 1:
         refuse_on_windows("A comparison with several runs at a time", "Leave out --jobs.")
     for entry in plan.entries() if jobs > 1 else ():
-        if found := objects_of(entry.table):
+        if found := find_objects(entry.table):
             raise ConfigError(
                 f"jobs = {jobs} runs each row in a process of its own, which cannot get the objects in "
                 f'{", ".join(found)}. Use jobs = 1, or names: "package.module:function" or "file.py:function".'
@@ -395,7 +395,7 @@ class _RowRunner:
         place = asked.place
         if not (place / "config.toml").is_file():
             return None
-        found = load(place, **objects_of(asked.table))
+        found = load(place, **find_objects(asked.table))
         same = as_recorded(settled(checked(asked.table)), found.experiment)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(

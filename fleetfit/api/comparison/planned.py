@@ -141,7 +141,7 @@ class ComparisonPlan:
         text = json.dumps(
             [[str(e.place), {k: v for k, v in e.table.items() if k != "callbacks"}] for e in self.entries()]
             + [self.tuning, self.tune_seeds if self.tuning != [()] else []],
-            default=lambda thing: f"{thing}{token_hex(8)}",  # an object: nobody can tell whether it is the same
+            default=lambda thing: f"{thing}{token_hex(8)}",  # an object may be another one each time
             sort_keys=True,
         )
         return sha256(text.encode()).hexdigest()[:6]

@@ -63,7 +63,7 @@ class Spared:
         return Spared(nest["shared"], frozenset(nest["used"]))
 
 
-def objects_of(table: Mapping[str, Any]) -> dict[str, Any]:
+def find_objects(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of a run in which objects stand for names."""
     return {section: table[section] for section in objects_in(to_table(checked(table)))}
 
@@ -91,7 +91,7 @@ class RowTask:
     def begun(self) -> Run:
         """Return the run, new or to go on with, assembled."""
         if (self.place / "config.toml").is_file():
-            found = load(self.place, **objects_of(self.table))
+            found = load(self.place, **find_objects(self.table))
             found.experiment = with_callbacks(found.experiment, checked(self.table).callbacks)
         else:
             found = prepare(with_measured(settled(checked(self.table)), self.measured), self.place)

@@ -175,7 +175,7 @@ def in_memory(
         begun_with: The shape of a sample in the run that goes on; x keeps its channels where it has that shape.
 
     Raises:
-        DataError: They do not fit together, or nobody can tell where the channels are.
+        DataError: They do not fit together, or the channels may be first or last.
     """
     parts = {"train": (x, y)} | ({} if held is None else {"test": held})
     samples = {split: array_of(pair[0], "x") for split, pair in parts.items()}

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, size_of, unpacked
+from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, read_size, unpacked
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import (
     class_folders,
@@ -390,7 +390,7 @@ def sizes_of_some(folder: Path, most: int = 64, upright: bool = True) -> list[tu
         for name in names[:: max(1, len(names) // each)][:each]:
             try:
                 with opened((one / name).read_bytes(), str(one / name)) as picture:
-                    found.append(size_of(picture, upright))
+                    found.append(read_size(picture, upright))
             except MissingExtra:
                 return []
     return found
