@@ -1,7 +1,18 @@
-"""Errors that speak to the person who made the mistake.
+"""Exceptions of FleetFit, and how their messages quote values.
 
-Every error that FleetFit raises on purpose is a `FleetFitError`. Its message says what was wrong, what was expected and
-what to do; the command line prints the message without a traceback and exits with code 2.
+    FleetFitError               what a user can cause and fix
+    |- ConfigError              a run file, an override or an argument
+    |- DataError                a data set, one of its files, or a partition
+    |- ModelError               an architecture, its layout or a state
+    |- PlanError                no plan satisfies the budgets
+    |- RunError                 a run, its folder or one of its rounds
+    |  |- NoUsableUpdates       no client returned a usable update
+    |  |- Unexpected            an unexpected exception in a worker
+    |- MissingExtra             an optional dependency is not installed
+
+A message names what is wrong, where, what was expected and what was given, and how to fix it, in that order. The
+attributes `key` and `path` name the place for programs. The command line prints the message without a traceback and
+exits with code 2.
 """
 
 import difflib
@@ -14,63 +25,23 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# ---- text that is safe to print --------------------------------------------------------------------------------------
-
-LONGEST_LINE = 5000
-"""Characters of a line that is printed; a path has at most 4096."""
-_LONGEST_WORD = 300  # a name in a path has at most 255
-_LONG_WORD = re.compile(rf"[^\s/\\]{{{_LONGEST_WORD + 1},}}")
-_ADDRESS = re.compile(r" ?<((?:[\w.]|<locals>)+) object at 0x[0-9a-fA-F]+>")
-_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def escape_controls(text: str) -> str:
-    """Return text whose control characters are escaped as in JSON and TOML; line feeds alone stay.
-
-    Control characters are the codes of terminals (C0 and C1), marks that turn the direction of writing, line ends other
-    than a line feed, and half characters that UTF-8 does not have. A document of JSON or TOML keeps its value.
-    """
-    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def drop_addresses(text: str) -> str:
-    """Return text without the addresses of objects; a stream of bytes in memory, which nobody can look up, goes."""
-    return _ADDRESS.sub(lambda found: "" if found[1].startswith("_io.") else f" <{found[1]} object>", text)
-
-
-def make_printable(text: str, most: int = LONGEST_LINE) -> str:
-    """Return text that is safe to print: control characters are escaped, long words and lines lose their middle."""
-    text = _LONG_WORD.sub(lambda found: _cut(found[0], _LONGEST_WORD), escape_controls(text))
-    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
-
-
-def _cut(text: str, most: int) -> str:
-    kept = (most - 5) // 2
-    return f"{text[:kept]} ... {text[-kept:]}"
-
-
-def _make_record_printable(record: logging.LogRecord) -> bool:
-    try:
-        text = record.getMessage()
-    except Exception:  # arguments that do not fit the message, which would raise in a handler
-        text, record.args = f"{record.msg} {record.args!r}", ()
-    printable = make_printable(text)
-    if printable != text or not record.args:
-        record.msg, record.args = printable, ()
-    return True
-
-
-logging.getLogger("fleetfit").addFilter(_make_record_printable)
-
-
-# ---- errors ----------------------------------------------------------------------------------------------------------
-
 
 class FleetFitError(Exception):
-    """Base of all errors that a user of FleetFit can cause and mend."""
+    """Base of all errors that a user can cause and fix.
+
+    Attributes:
+        key: The key of a run file, or the parameter, that is wrong, dotted, such as "local.lr" or
+            "fleet.groups.0.budget"; positions count from 0. None where no single key is wrong.
+        path: The file or folder that is wrong; None where there is none.
+    """
+
+    def __init__(self, message: str = "", *, key: str | None = None, path: str | Path | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.path = None if path is None else Path(path)
 
     def __str__(self) -> str:
-        """Return the message; texts of files and messages in it are safe to print."""
+        """Return the message; control characters in quoted values are escaped."""
         return make_printable(drop_addresses(super().__str__()))
 
 
@@ -79,7 +50,24 @@ class ConfigError(FleetFitError, ValueError):
 
 
 class DataError(FleetFitError):
-    """A data set, a file of it, or a partition is wrong."""
+    """A data set, one of its files, or a partition is wrong.
+
+    Attributes:
+        row: Row of the file, from 1; None where no single row is wrong.
+        column: Name of the column; None likewise.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: str | None = None,
+        path: str | Path | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(message, key=key, path=path)
+        self.row, self.column = row, column
 
 
 class ModelError(FleetFitError):
@@ -90,9 +78,9 @@ class PlanError(FleetFitError):
     """No plan satisfies the budgets.
 
     Attributes:
-        tolerance: With which levels fit; None where none helps, or nothing was tried.
-        mode: Which cut fits within the tolerances as they are, "width"; None likewise.
-        ceilings: By further cost the budgets with which levels fit, as fractions of the full model; None likewise.
+        tolerance: The smallest tolerance with which levels fit; None where none helps, or none was tried.
+        mode: The mode that fits within the given tolerances, "width"; None likewise.
+        ceilings: Budgets with which levels fit, by further cost, as fractions of the full model; None likewise.
     """
 
     def __init__(
@@ -101,14 +89,16 @@ class PlanError(FleetFitError):
         tolerance: float | None = None,
         mode: str | None = None,
         ceilings: Mapping[str, tuple[float, ...]] | None = None,
+        *,
+        key: str | None = None,
+        path: str | Path | None = None,
     ) -> None:
-        """Take the sentence, and what would help."""
-        super().__init__(message)
+        super().__init__(message, key=key, path=path)
         self.tolerance, self.mode, self.ceilings = tolerance, mode, ceilings
 
 
 class RunError(FleetFitError):
-    """A run, its folder or one of its rounds cannot go on."""
+    """A run, its folder or one of its rounds cannot continue."""
 
 
 class NoUsableUpdates(RunError):
@@ -116,42 +106,47 @@ class NoUsableUpdates(RunError):
 
 
 class Unexpected(RunError):
-    """Code of a plug-in or of FleetFit itself raised in a worker what nobody has foreseen."""
+    """An unexpected exception in a worker.
+
+    Attributes:
+        details: Its traceback.
+        foreign: Whether a plug-in raised it.
+    """
 
     def __init__(self, message: str, details: str, foreign: bool) -> None:
-        """Take the sentence and what is behind it.
-
-        Args:
-            message: What happened.
-            details: The traceback.
-            foreign: Whether it was a plug-in's code.
-        """
         super().__init__(message)
         self.details, self.foreign = details, foreign
 
 
 class MissingExtra(FleetFitError, ImportError):
-    """A feature needs an optional dependency that is not installed."""
+    """A feature needs an optional dependency that is not installed.
+
+    Attributes:
+        extra: Name of the extra, as in `pip install "fleetfit[extra]"`.
+    """
 
     def __init__(self, extra: str, what: str) -> None:
-        """Say which extra to install.
+        """Format the message.
 
         Args:
-            extra: Name of the extra, as in `pip install "fleetfit[extra]"`.
-            what: The feature that needs it, as the start of a sentence ("Reading Parquet files").
+            extra: Name of the extra.
+            what: The feature, as the start of a sentence ("Reading Parquet files").
         """
         super().__init__(f'{what} needs an optional dependency: pip install "fleetfit[{extra}]"')
+        self.extra = extra
 
+
+# ---- checks --------------------------------------------------------------------------------------------------------
 
 WINDOWS = os.name == "nt"
 
 
 def refuse_on_windows(what: str, instead: str) -> None:
-    """Refuse on Windows what hands open connections to other processes, or needs sockets in folders.
+    """Refuse a feature that passes open sockets to other processes, or needs sockets in folders.
 
     Args:
-        what: As the start of a sentence.
-        instead: What to do there, as a sentence.
+        what: The feature, as the start of a sentence.
+        instead: What to use on Windows, as a sentence.
 
     Raises:
         ConfigError: This is Windows.
@@ -160,8 +155,8 @@ def refuse_on_windows(what: str, instead: str) -> None:
         raise ConfigError(f"{what} works on Linux and macOS only. {instead}")
 
 
-def need(module: str, extra: str, what: str) -> Any:
-    """Return a module that only comes with an extra.
+def import_optional(module: str, extra: str, what: str) -> Any:
+    """Import a module that comes with an extra.
 
     Args:
         module: Its name.
@@ -177,26 +172,58 @@ def need(module: str, extra: str, what: str) -> Any:
         raise MissingExtra(extra, what) from error
 
 
-def one_line(text: object, most: int = 200) -> str:
-    """Return a stranger's text in one line that is safe to print and to keep.
+def check_range(name: str, value: float, low: float, high: float = float("inf"), *, closed: bool = False) -> None:
+    """Check low < value < high; `closed` includes `low`.
 
     Args:
-        text: Whatever was sent; what is no text has its type shown.
-        most: Characters that are kept.
+        name: The parameter, for the message and as the error's `key`.
+        value: Its value.
+        low: Lower bound.
+        high: Upper bound, excluded.
+        closed: Whether `low` itself is allowed.
+
+    Raises:
+        ConfigError: The value is outside.
+    """
+    if not (low <= value if closed else low < value) or not value < high:
+        least = f"at least {low:g}" if closed else f"above {low:g}"
+        most = "" if high == float("inf") else f" and below {high:g}"
+        raise ConfigError(f"{name} must be {least}{most}, got {value}.", key=name)
+
+
+# ---- values in messages --------------------------------------------------------------------------------------------
+
+
+def one_line(text: object, most: int = 200) -> str:
+    """Return untrusted text as one printable line.
+
+    Args:
+        text: The text; for any other object its type is returned.
+        most: Number of characters to keep.
 
     Returns:
-        Printable characters only: no line breaks, no escapes of a terminal, no marks that turn the direction of
-        writing, no half characters that UTF-8 does not have.
+        Printable characters only: no line breaks, terminal escapes, direction marks or lone surrogates.
     """
     if not isinstance(text, str):
         return f"({type(text).__name__})"[:most]
-    kept = "".join(c if c.isprintable() else " " for c in drop_addresses(text[: 4 * most]))
-    line = " ".join(kept.split())
+    printable = "".join(c if c.isprintable() else " " for c in drop_addresses(text[: 4 * most]))
+    line = " ".join(printable.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def what_raised(error: BaseException, most: int = 300) -> str:
-    """Return an error in one line: a FleetFitError's own sentence, of all others the type and the place too."""
+def truncate(value: object, most: int = 60) -> str:
+    """Return a value as one printable line of at most `most` characters."""
+    return one_line(str(value), most)
+
+
+def quote_some(names: Iterable[object], most: int = 5) -> str:
+    """Return the first names in quotes: `"a", "b", ...`."""
+    quoted = [f'"{truncate(name)}"' for name in names]
+    return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], "..."])
+
+
+def format_exception(error: BaseException, most: int = 300) -> str:
+    """Return an exception in one line: the message of a FleetFitError; else type, message and source line."""
     if isinstance(error, FleetFitError):
         return one_line(str(error), most)
     frames = traceback.extract_tb(error.__traceback__)
@@ -204,44 +231,70 @@ def what_raised(error: BaseException, most: int = 300) -> str:
     return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
 
 
-def shown(value: object, most: int = 60) -> str:
-    """Return a value as a message shows it: in one line that is safe to print, cut where it is long."""
-    return one_line(str(value), most)
-
-
-def quote_some(names: Iterable[object], most: int = 5) -> str:
-    """Return the first of some names in quotes, as a message shows them: `"a", "b", ...`."""
-    quoted = [f'"{shown(name)}"' for name in names]
-    return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], "..."])
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint such as ` Did you mean "rounds"?`, or an empty string when nothing is near."""
-    if len(word) > 200:  # no misspelling; and comparing takes time that grows with the square of it
+    """Return a hint such as ` Did you mean "rounds"?`, or an empty string when no name is close."""
+    if len(word) > 200:  # the comparison takes time quadratic in the length
         return ""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""
 
 
-def should_be(expected: str, got: object) -> str:
-    """Return what a value of a few that there are should be, and what it is.
+def format_expected(expected: str, got: object) -> str:
+    """Format `should be "a" or "b", got 'c'.`, with a hint at the closest.
 
     Args:
-        expected: These few as pydantic says them: `'batch' or 'group'`.
+        expected: The allowed values as pydantic lists them: `'batch' or 'group'`.
         got: The value.
     """
     known = re.findall(r"'([^']*)'", expected)
     quoted = expected.replace("'", '"')
-    return f"should be {quoted}, got {shown(repr(got))}.{did_you_mean(str(got).lower(), known)}"
+    return f"should be {quoted}, got {truncate(repr(got))}.{did_you_mean(str(got).lower(), known)}"
 
 
-def in_range(name: str, value: float, low: float, high: float = float("inf"), *, closed: bool = False) -> None:
-    """Refuse a hyperparameter outside low < value < high; `closed` admits low itself.
+# ---- untrusted text on a terminal ----------------------------------------------------------------------------------
 
-    Raises:
-        ConfigError: It is outside.
+LONGEST_LINE = 5000
+"""Maximal characters of a printed line; a path has at most 4096."""
+_LONGEST_WORD = 300  # a name in a path has at most 255
+_LONG_WORD = re.compile(rf"[^\s/\\]{{{_LONGEST_WORD + 1},}}")
+_ADDRESS = re.compile(r" ?<((?:[\w.]|<locals>)+) object at 0x[0-9a-fA-F]+>")
+_CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_controls(text: str) -> str:
+    """Escape control characters as JSON and TOML do, except line feeds.
+
+    Control characters are C0 and C1 codes, direction marks, line separators other than a line feed, and lone
+    surrogates. The value of a JSON or TOML document does not change.
     """
-    if not (low <= value if closed else low < value) or not value < high:
-        least = f"at least {low:g}" if closed else f"above {low:g}"
-        most = "" if high == float("inf") else f" and below {high:g}"
-        raise ConfigError(f"{name} must be {least}{most}, got {value}.")
+    return text if text.isprintable() else _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def drop_addresses(text: str) -> str:
+    """Remove memory addresses from object representations; in-memory streams are removed entirely."""
+    return _ADDRESS.sub(lambda match: "" if match[1].startswith("_io.") else f" <{match[1]} object>", text)
+
+
+def make_printable(text: str, most: int = LONGEST_LINE) -> str:
+    """Return text that is safe to print: control characters escaped, the middle of long words and lines cut."""
+    text = _LONG_WORD.sub(lambda match: _cut(match[0], _LONGEST_WORD), escape_controls(text))
+    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
+
+
+def _cut(text: str, most: int) -> str:
+    half = (most - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def _make_record_printable(record: logging.LogRecord) -> bool:
+    try:
+        text = record.getMessage()
+    except Exception:  # arguments that do not fit the message, which would raise in a handler
+        text, record.args = f"{record.msg} {record.args!r}", ()
+    printable = make_printable(text)
+    if printable != text or not record.args:
+        record.msg, record.args = printable, ()
+    return True
+
+
+logging.getLogger("fleetfit").addFilter(_make_record_printable)

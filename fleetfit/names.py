@@ -34,7 +34,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from fleetfit import paths, renamed, used
-from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, should_be, shown
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_expected, truncate
 
 OWN = Path(__file__).parent
 """The package's folder."""
@@ -144,7 +144,7 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         ConfigError: The name is unknown, malformed, or its module fails to import.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"a name in {kind} must be text, got {shown(repr(name))}.")
+        raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
     if ":" in name:
         name = renamed.place_said(name)
         place, _, attribute = name.rpartition(":")
@@ -154,13 +154,13 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     name = understood(kind, name)
     if not _IDENTIFIER.fullmatch(name.replace("-", "_")):
         raise ConfigError(
-            f'"{shown(name)}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
+            f'"{truncate(name)}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
             '"file.py:function".'
         )
     known = available(kind)
     if name not in known:
         raise ConfigError(
-            f'"{shown(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.'
+            f'"{truncate(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.'
             f"{did_you_mean(name.replace('-', '_').lower(), known)}"
         )
     return typing.cast(Callable[..., Any], getattr(home(kind, name), name))
@@ -364,7 +364,8 @@ def call(
         if key not in known and not open_ended:
             options = ", ".join((*own, *known)) or "nothing"
             raise ConfigError(
-                f'{where} {name} has no "{shown(key)}"; it takes {options}.{did_you_mean(key, (*own, *known, *unsaid))}'
+                f'{where} {name} has no "{truncate(key)}"; it takes '
+                f"{options}.{did_you_mean(key, (*own, *known, *unsaid))}"
             )
         arguments[key] = (
             _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
@@ -405,5 +406,5 @@ def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any],
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "literal_error":
-            raise ConfigError(f"{where}: {should_be(first['ctx']['expected'], first['input'])}") from None
-        raise ConfigError(f"{where}: {first['msg'].lower()}, got {shown(repr(value))}.") from None
+            raise ConfigError(f"{where}: {format_expected(first['ctx']['expected'], first['input'])}") from None
+        raise ConfigError(f"{where}: {first['msg'].lower()}, got {truncate(repr(value))}.") from None

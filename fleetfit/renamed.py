@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, truncate
 
 RUN_FILE: Mapping[str, str] = {
     "engine.over_selection": "cohort.over_selection",
@@ -117,7 +117,7 @@ def _once(line: str) -> None:
 
 
 def _line(old: str, new: str) -> str:
-    return f'"{shown(old)}" is called "{shown(new)}" now; the old name is still read.'
+    return f'"{truncate(old)}" is called "{truncate(new)}" now; the old name is still read.'
 
 
 _Moved = dict[str, tuple[str, Any]]  # what belongs to another section: new key -> old key, value

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fleetfit import messages
-from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, what_raised
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
 from fleetfit.evaluate import EvaluationScope, Statistics, evaluate, trained_levels
 from fleetfit.layout import Layout, State
 from fleetfit.links import Links, Way
@@ -382,7 +382,7 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
             raise  # the engine's own error, or one that its user made: no reply's
         doing = "receiving the updates (receive)" if replies.receiving else doing
         replies.finish()
-        return None, f"{doing} raised an error: {what_raised(error)}", {}
+        return None, f"{doing} raised an error: {format_exception(error)}", {}
     after = replace(after, trained=trained_levels(federation, server, reports))
     with replies.watch.on("validation"):
         why = spoilt(server, after)
@@ -532,7 +532,7 @@ class _Replies:
                 raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
         except Exception as error:
             more = {"bytes_down": update.bytes_down, "bytes_up": update.bytes_up, "simulated_s": update.simulated_s}
-            why = f"the method's {doing} raised an error: {what_raised(error)}"
+            why = f"the method's {doing} raised an error: {format_exception(error)}"
             return refused(job, why, multiply_adds=update.multiply_adds, **more)
         self._weights[update.index] = weight
         return replace(update, metrics=metrics)
@@ -555,7 +555,7 @@ def _accepted(engine: Engine, reports: list[Update | Failure]) -> list[dict[str,
             try:
                 engine.accept(report)
             except Exception as error:
-                why = f"its update counts, but what it remembers of it could not be kept: {what_raised(error)}"
+                why = f"its update counts, but what it remembers of it could not be kept: {format_exception(error)}"
                 failures.append({"client": report.client, "level": report.level + 1, "reason": why, "absent": False})
     return failures
 
@@ -596,5 +596,5 @@ def checked(
         try:
             up = messages.reply_size(reply, federation.problem.layout)
         except Exception as error:  # nobody could have sent it
-            found = found if isinstance(found, Failure) else refused(job, f"it has no bytes: {what_raised(error)}")
+            found = found if isinstance(found, Failure) else refused(job, f"it has no bytes: {format_exception(error)}")
     return replace(found, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=up)

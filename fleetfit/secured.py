@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
-from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
+from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.messages import job_size
 from fleetfit.secure import (
@@ -293,7 +293,7 @@ def answered(
         masked = member.masked(dealt, words, sent)
     except Exception as error:  # whatever a reply holds, it is its client's failure
         spent = {"multiply_adds": reply.multiply_adds, "simulated_s": reply.simulated_s}
-        return Failure.of(job, what_raised(error), **spent)
+        return Failure.of(job, format_exception(error), **spent)
     if update is None:
         update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, {}, 0, {},
                         multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s)  # fmt: skip

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fleetfit.aggregate import from_sums
-from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
+from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.evaluate import trained_levels
 from fleetfit.privacy import Privacy
 from fleetfit.secure import Quantiser
@@ -45,7 +45,7 @@ def stepped_by(
         except Exception as error:
             if isinstance(error, FleetFitError) and not isinstance(error, RunError):
                 raise
-            return None, f"the server's step raised an error: {what_raised(error)}"
+            return None, f"the server's step raised an error: {format_exception(error)}"
         if not isinstance(found, Server):
             raise ConfigError(f"the server's step must return the server after the round, got {type(found).__name__}.")
     trained = trained_levels(federation, server, summed.reports)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
-from fleetfit.errors import FleetFitError, RunError, one_line, what_raised
+from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.layout import batch_norms, build_module, outputs, some_input
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
@@ -75,7 +75,7 @@ def examined(
     try:
         return _looked_at(reply, job, federation, {} if norms is None else norms)
     except Exception as error:
-        return refused(job, f"it could not be looked at: {what_raised(error)}")
+        return refused(job, f"it could not be looked at: {format_exception(error)}")
 
 
 def refused(job: Job, why: str, **more: Any) -> Failure:
@@ -114,7 +114,7 @@ def problem_with(update: Update, job: Job, federation: Federation, norms: dict[i
     except RecursionError:
         return "it is nested too deeply."
     except Exception as error:
-        return f"it is malformed: {what_raised(error)}"
+        return f"it is malformed: {format_exception(error)}"
 
 
 def wrong_sums(summed: Summed, size: int, most: int) -> str | None:
@@ -449,7 +449,7 @@ def problem_with_job(job: Job, problem: Problem) -> str | None:
     except FleetFitError as error:
         return one_line(str(error))
     except Exception as error:
-        return f"it is malformed: {what_raised(error)}"
+        return f"it is malformed: {format_exception(error)}"
 
 
 def _job_fields(job: Job) -> str | None:

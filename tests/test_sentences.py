@@ -13,7 +13,7 @@ import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.data.files.images import images
 from fleetfit.data.files.table import of_frame, table
-from fleetfit.errors import ConfigError, DataError, one_line, what_raised
+from fleetfit.errors import ConfigError, DataError, format_exception, one_line
 
 FAST: dict[str, Any] = {"rounds": 2, "data": {"name": "digits", "partition": {"clients": 4}},
                         "model": {"name": "mlp", "hidden": 16}, "fleet": {"tolerance": 0.3},
@@ -90,10 +90,10 @@ def test_addresses_of_other_objects() -> None:
     for said in (
         str(ConfigError(f"got {thing}.")),
         one_line(f"got {thing}."),
-        what_raised(ConfigError(f"got {thing}.")),
+        format_exception(ConfigError(f"got {thing}.")),
     ):
         assert said.startswith("got <") and said.endswith("Thing object>.") and "0x" not in said
-    assert "0x" not in what_raised(ValueError(f"{stream!r} and {thing!r}"))
+    assert "0x" not in format_exception(ValueError(f"{stream!r} and {thing!r}"))
     assert str(ConfigError("an address such as 0x7f is kept")) == "an address such as 0x7f is kept"
 
 

@@ -294,7 +294,7 @@ def test_errors_are_what_python_calls_them() -> None:
     for call, error in (
         (lambda: fleetfit.plan(model={"name": "cn"}), ValueError),
         (lambda: fleetfit.run(rounds=-1), ValueError),
-        (lambda: errors.need("no_such_library", "extra", "Reading"), ImportError),
+        (lambda: errors.import_optional("no_such_library", "extra", "Reading"), ImportError),
     ):
         with pytest.raises(error) as raised:
             call()

@@ -15,7 +15,7 @@ import pydantic
 from pydantic import ConfigDict, Field
 
 from fleetfit.config.tables import read_table
-from fleetfit.errors import ConfigError, did_you_mean, shown
+from fleetfit.errors import ConfigError, did_you_mean, truncate
 
 Text = Annotated[str, Field(min_length=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -207,11 +207,11 @@ def _sentence(error: Any, table: Any) -> str:
             continue
         named = found.get("id") if isinstance(found, dict) and "says" in found else None
         if named is not None:
-            place = [f'claim "{shown(named)}"']
+            place = [f'claim "{truncate(named)}"']
         elif isinstance(part, int):
             place[-1:] = [f"{place[-1]} #{part + 1}"] if place else [f"#{part + 1}"]
         elif part not in ("Side", "list[Side]"):
-            place.append(shown(part))
+            place.append(truncate(part))
     where = ", ".join(place)
     if error["type"] == "extra_forbidden":
         known = _keys_beside(error["loc"])
@@ -220,7 +220,7 @@ def _sentence(error: Any, table: Any) -> str:
     if error["type"] == "missing":
         return f"{where}: this key is needed."
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{where}: {message}, got {shown(repr(error['input']))}."
+    return f"{where}: {message}, got {truncate(repr(error['input']))}."
 
 
 def _keys_beside(place: Sequence[str | int]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fleetfit.errors import RunError, shown
+from fleetfit.errors import RunError, truncate
 from fleetfit.report.columns import is_rounds, number_name
 from fleetfit.report.results import ComparisonResults, LevelResult, RunResult, TuningResult, read_results
 
@@ -79,7 +79,8 @@ def _below_experiments(path: Path, file: str) -> str:
     parts = PurePosixPath(file).parts
     if "experiments" not in parts[:-1]:
         raise RunError(
-            f'{path}: file should be a path through experiments/, got "{shown(file)}". Start the comparison from the '
+            f'{path}: file should be a path through experiments/, got "{truncate(file)}". Start the comparison from '
+            "the "
             "repository's folder."
         )
     last = len(parts) - 1 - parts[::-1].index("experiments")

@@ -19,7 +19,7 @@ from typing import Any
 from fleetfit import names
 from fleetfit.callbacks import HOOKS, RunStart
 from fleetfit.config.naming import called, function_of, without_calling
-from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, shown, what_raised
+from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
 from fleetfit.records import RunFolder, forms
 from fleetfit.report.recorded import check_report
 
@@ -49,7 +49,7 @@ class _AfterRounds:
 def split(given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return what a run file can hold of the callbacks that were given, names and tables, and the objects."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        raise ConfigError(f"callbacks takes a list of callbacks, functions and names, got {shown(repr(given))}.")
+        raise ConfigError(f"callbacks takes a list of callbacks, functions and names, got {truncate(repr(given))}.")
     written = [one for one in given if isinstance(one, str | Mapping)]
     return written, [one for one in given if not isinstance(one, str | Mapping)]
 
@@ -174,7 +174,7 @@ class Telling:
             self._heard.remove(one)
             where = f"the callback {one.name} failed in {hook}{of}"
             self._lost.append(f"{where}, and was not called after that.")
-            _SAY.warning("%s: %s. It is not called any more; the run goes on.", where, what_raised(error))
+            _SAY.warning("%s: %s. It is not called any more; the run goes on.", where, format_exception(error))
             return False
         return True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fleetfit.config import Experiment
-from fleetfit.errors import make_printable, shown
+from fleetfit.errors import make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import duration, percent, size, spent
 from fleetfit.soundness import in_words
@@ -109,7 +109,7 @@ class RoundFacts:
         known = [(name, local) for name, local in levels if local is not None]
         if len(levels) < 2 or not known:
             return ""
-        first = [f"{shown(name)} {percent(local)}%" for name, local in known[:_LEVELS]]
+        first = [f"{truncate(name)} {percent(local)}%" for name, local in known[:_LEVELS]]
         return "by level: " + "  ".join(first) + ("  ..." if len(known) > _LEVELS else "")
 
     @property

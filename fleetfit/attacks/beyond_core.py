@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.values import Update
 
 
@@ -20,7 +20,7 @@ def beyond_core(scale: float = 10.0) -> Attack:
     Args:
         scale: How many times as far, above 0.
     """
-    in_range("[attack] scale", scale, 0)
+    check_range("[attack] scale", scale, 0)
     return Attack(forge=partial(flipped_beyond, scale=scale))
 
 

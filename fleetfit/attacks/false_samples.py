@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.values import Clients, Update
 
 
@@ -17,7 +17,7 @@ def false_samples(scale: float = 100.0) -> Attack:
     Args:
         scale: How many times as many, above 1.
     """
-    in_range("[attack] scale", scale, 1, 1e6)
+    check_range("[attack] scale", scale, 1, 1e6)
     return Attack(tell=partial(registered, scale=scale), forge=partial(counted, scale=scale))
 
 

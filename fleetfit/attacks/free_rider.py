@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.values import Update
 
 
@@ -15,7 +15,7 @@ def free_rider(scale: float = 0.0) -> Attack:
     Args:
         scale: Noise that hides it: its norm as a share of what an honest update would have moved; 0 for none.
     """
-    in_range("[attack] scale", scale, 0, closed=True)
+    check_range("[attack] scale", scale, 0, closed=True)
     return Attack(forge=partial(unmoved, scale=scale))
 
 

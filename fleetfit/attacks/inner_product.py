@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.values import Update
 
 
@@ -19,7 +19,7 @@ def inner_product(scale: float = 5.0) -> Attack:
     Args:
         scale: How many times the mean, above 0.
     """
-    in_range("[attack] scale", scale, 0)
+    check_range("[attack] scale", scale, 0)
     return Attack(forge=partial(opposed, scale=scale), together=True)
 
 

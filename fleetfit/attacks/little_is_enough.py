@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.values import Update
 
 
@@ -19,7 +19,7 @@ def little_is_enough(z: float = 1.5) -> Attack:
     Args:
         z: Standard deviations, above 0. What stays unseen depends on how many there are; the paper has 0.3 to 1.5.
     """
-    in_range("[attack] z", z, 0)
+    check_range("[attack] z", z, 0)
     return Attack(forge=partial(shifted, z=z), together=True)
 
 

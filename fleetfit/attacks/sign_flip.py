@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from fleetfit.attack import Attack, Scene
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.values import Update
 
 
@@ -15,7 +15,7 @@ def sign_flip(scale: float = 10.0) -> Attack:
     Args:
         scale: How many times as far, above 0.
     """
-    in_range("[attack] scale", scale, 0)
+    check_range("[attack] scale", scale, 0)
     return Attack(forge=partial(flipped, scale=scale))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.callbacks import Callback, RunStart, scalars
-from fleetfit.errors import need
+from fleetfit.errors import import_optional
 
 
 def tensorboard() -> Callback:
@@ -17,7 +17,7 @@ def tensorboard() -> Callback:
     Raises:
         MissingExtra: TensorBoard is not installed.
     """
-    need("tensorboard", "tensorboard", "Writing for TensorBoard")
+    import_optional("tensorboard", "tensorboard", "Writing for TensorBoard")
     return _TensorBoard()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fleetfit import files
 from fleetfit.callbacks import Callback, RunStart, scalars
-from fleetfit.errors import need
+from fleetfit.errors import import_optional
 
 
 def wandb(
@@ -34,7 +34,7 @@ def wandb(
     Raises:
         MissingExtra: wandb is not installed.
     """
-    need("wandb", "wandb", "Writing for Weights & Biases")
+    import_optional("wandb", "wandb", "Writing for Weights & Biases")
     given = {"project": project, "entity": entity or None, "tags": list(tags) or None, "mode": mode or None}
     return _WeightsAndBiases(given, group)
 

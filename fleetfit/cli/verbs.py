@@ -17,7 +17,7 @@ from fleetfit.cli.profiling import profile
 from fleetfit.cli.reporting import report
 from fleetfit.cli.shipping import app as shipping
 from fleetfit.cli.streams import hear, only_the_result, said
-from fleetfit.errors import ConfigError, did_you_mean, shown
+from fleetfit.errors import ConfigError, did_you_mean, truncate
 
 if TYPE_CHECKING:
     from fleetfit.cli.measuring import Measuring
@@ -329,7 +329,9 @@ def listed_kind(text: str) -> ListKind:
     name = renamed.kind(text)
     if name not in list(ListKind):
         known = ", ".join(ListKind)
-        raise typer.BadParameter(f'"{shown(text)}" cannot be listed; there are {known}.{did_you_mean(name, ListKind)}')
+        raise typer.BadParameter(
+            f'"{truncate(text)}" cannot be listed; there are {known}.{did_you_mean(name, ListKind)}'
+        )
     return ListKind(name)
 
 

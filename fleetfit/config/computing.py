@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fleetfit.config.schema import EngineSection
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, truncate
 from fleetfit.layout import build_module
 from fleetfit.training.speed import check_compiler, has_bf16, has_convolutions, paying
 from fleetfit.values import Level, Problem
@@ -79,8 +79,8 @@ def _chosen_before(chosen: Mapping[str, str], levels: Sequence[Level]) -> dict[s
     names = [level.name for level in levels]
     if chosen and sorted(chosen) != sorted(names):
         raise ConfigError(
-            f"[engine] chosen is of levels {', '.join(map(shown, chosen))}, and this run has {', '.join(names)}. A run "
-            "writes it; leave it out to have it chosen anew."
+            f"[engine] chosen is of levels {', '.join(map(truncate, chosen))}, and this run has {', '.join(names)}. "
+            "A run writes it; leave it out to have it chosen anew."
         )
     return {name: Arithmetic.read(text) for name, text in chosen.items()}
 

@@ -16,7 +16,7 @@ from fleetfit import used
 from fleetfit.config.schema import Experiment, FleetSection, LevelSection
 from fleetfit.config.tables import exists, read_table
 from fleetfit.cost import Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
-from fleetfit.errors import ConfigError, FleetFitError, PlanError, shown
+from fleetfit.errors import ConfigError, FleetFitError, PlanError, truncate
 from fleetfit.planner import (
     Amount,
     Budget,
@@ -260,13 +260,15 @@ def saved_plan(section: FleetSection) -> Plan | None:
             return Plan.of_table(levels)
         if Path(levels).suffix == ".toml":
             if not exists(Path(levels)):
-                raise ConfigError(f"the plan {shown(levels, 200)} cannot be read; `fleetfit plan --save` writes one.")
+                raise ConfigError(
+                    f"the plan {truncate(levels, 200)} cannot be read; `fleetfit plan --save` writes one."
+                )
             return Plan.of_table(read_table(levels))
     except FleetFitError as error:
         raise ConfigError(f"{where}: {error}") from None
     raise ConfigError(
         f'[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
-        f'"{shown(levels)}".'
+        f'"{truncate(levels)}".'
     )
 
 

@@ -9,7 +9,7 @@ from fleetfit.attack import Attack, Attackers, drawn
 from fleetfit.config.fleet import ranges
 from fleetfit.config.naming import called
 from fleetfit.config.schema import Experiment
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, truncate
 from fleetfit.method.hooks import round_submodel
 from fleetfit.rounds import Settings
 from fleetfit.values import Federation, Simulation
@@ -25,7 +25,7 @@ def attack_of(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
     if section.kind is None:
         if section.settings:
             raise ConfigError(
-                f"[attack] {shown(next(iter(section.settings)))}: there is no attack that it could belong to; say "
+                f"[attack] {truncate(next(iter(section.settings)))}: there is no attack that it could belong to; say "
                 'which with kind = "...". `fleetfit list attacks` prints them.'
             )
         return None

@@ -14,7 +14,7 @@ from fleetfit import names, used
 from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data
 from fleetfit.data.partition import KINDS
-from fleetfit.errors import ConfigError, FleetFitError, ModelError, shown
+from fleetfit.errors import ConfigError, FleetFitError, ModelError, truncate
 from fleetfit.layout import Architecture, check_described
 
 
@@ -99,14 +99,14 @@ def _check_metrics(wanted: Sequence[str]) -> None:
     for name in wanted:
         if ":" not in name:
             raise ConfigError(
-                f'[evaluate] metrics: "{shown(name)}" names no function; write "file.py:function" or '
+                f'[evaluate] metrics: "{truncate(name)}" names no function; write "file.py:function" or '
                 '"package.module:function", a function of outputs and labels.'
             )
         names.resolve("metrics", name)
     called = [name.rpartition(":")[2] for name in wanted]
     twice = next((name for name in called if called.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f'[evaluate] metrics: two functions are called "{shown(twice)}"; give one another name.')
+        raise ConfigError(f'[evaluate] metrics: two functions are called "{truncate(twice)}"; give one another name.')
 
 
 def _check_callback(table: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_
 from fleetfit.config.usual import usual_model, with_data_found, with_values
 from fleetfit.config.writing import Table, dumped
 from fleetfit.data.partition import KINDS
-from fleetfit.errors import ConfigError, did_you_mean, should_be, shown
+from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 from fleetfit.profiles import PROFILES
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
@@ -116,22 +116,22 @@ def _check_names(experiment: Experiment) -> None:
             section, _, inner = where.partition(".")
             raise ConfigError(
                 f"[{section}] {inner}{'.' if inner else ''}name: should be a name in quotes, such as "
-                f'"{_SUCH_AS[where]}", got {shown(repr(name))}.'
+                f'"{_SUCH_AS[where]}", got {truncate(repr(name))}.'
             )
     for entry in experiment.callbacks:
         name = entry.get("name") if isinstance(entry, Mapping) else entry
         if not isinstance(name, str) or not name:
             raise ConfigError(
                 'callbacks: should be a list of names, such as "tensorboard" or "file.py:function", and of tables with '
-                f"a name and keys, got {shown(repr(entry))}. Objects are given in Python, run(callbacks=[...])."
+                f"a name and keys, got {truncate(repr(entry))}. Objects are given in Python, run(callbacks=[...])."
             )
     strange = [what for what in experiment.fleet.measured if not what.startswith("latency_s ")]
     if strange:
         raise ConfigError(
-            f"[fleet] measured {shown(strange[0])}: unknown key; what a run measured begins with latency_s."
+            f"[fleet] measured {truncate(strange[0])}: unknown key; what a run measured begins with latency_s."
         )
     if not experiment.name.isprintable() or len(experiment.name) > 200:
-        raise ConfigError(f"name: at most 200 characters that can be printed, got {shown(repr(experiment.name))}.")
+        raise ConfigError(f"name: at most 200 characters that can be printed, got {truncate(repr(experiment.name))}.")
 
 
 _SUCH_AS = {"data": "digits", "data.server": "cifar100", "model": "cnn", "peft": "lora", "method": "scalefl",
@@ -163,24 +163,24 @@ def _sentence(error: Any, schema: type[Section]) -> str:
     if error["type"] == "extra_forbidden":
         return f"{place}: unknown key.{_nearest(path, schema)}"
     if error["type"] == "union_tag_not_found":
-        return f'{place}: needs a kind, such as kind = "step"; got {shown(repr(error["input"]))}.'
+        return f'{place}: needs a kind, such as kind = "step"; got {truncate(repr(error["input"]))}.'
     if error["type"] == "union_tag_invalid":
         kinds = ("constant", "step", "cosine", "exponential")
         kind = error["ctx"]["tag"]
-        return f'{place}: there is no kind "{shown(kind)}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
+        return f'{place}: there is no kind "{truncate(kind)}"; there are {", ".join(kinds)}.{did_you_mean(kind, kinds)}'
     if path == ["fleet", "levels", "str"]:
         message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
-        return f"{place}: {message}, got {shown(repr(error['input']))}."
+        return f"{place}: {message}, got {truncate(repr(error['input']))}."
     if error["type"] == "missing":
         return f"{place}: this key is needed."
     if error["type"] == "literal_error":
-        return f"{place}: {should_be(error['ctx']['expected'], error['input'])}"
+        return f"{place}: {format_expected(error['ctx']['expected'], error['input'])}"
     message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if error["type"] in ("model_type", "dict_type"):
         message = "should be a table of keys"
         if path[-1] in _SUCH_AS:
             message += f', such as [{path[-1]}] name = "{_SUCH_AS[path[-1]]}"'
-    return f"{place}: {message}, got {shown(repr(error['input']))}."
+    return f"{place}: {message}, got {truncate(repr(error['input']))}."
 
 
 _INSIDE_UNIONS = {"constant", "step", "cosine", "exponential", "int", "str", "float", "constrained-int",
@@ -191,7 +191,7 @@ def _place(path: Sequence[str]) -> str:
     """Return how a reader finds the key: `[local] schedule.at`, or `rounds` at the top."""
     tidy = [part for i, part in enumerate(path) if i == 0 or not _noise(part)]
     tidy = [f"#{int(part) + 1}" if part.isdigit() else part for part in tidy]
-    tidy = [shown(part) for part in tidy]
+    tidy = [truncate(part) for part in tidy]
     if len(tidy) == 1:
         return tidy[0]
     return f"[{tidy[0]}] {'.'.join(tidy[1:])}".replace(".#", " #")
@@ -210,7 +210,7 @@ def _nearest(path: Sequence[str], schema: type[Section]) -> str:
     hint = did_you_mean(word, here)
     elsewhere = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if elsewhere and (not hint or len(path) == 1):
-        return f" Did you mean [{elsewhere[0]}] {shown(word)}?"
+        return f" Did you mean [{elsewhere[0]}] {truncate(word)}?"
     return hint or (f" Known here: {', '.join(here)}." if here else "")
 
 
@@ -375,7 +375,7 @@ def override(text: str) -> Table:
     key, equals, value = text.partition("=")
     path = _path(key) if equals else ()
     if not path:
-        raise ConfigError(f'an override is written key=value, such as local.lr=0.03, got "{shown(text)}".')
+        raise ConfigError(f'an override is written key=value, such as local.lr=0.03, got "{truncate(text)}".')
     check_values({".".join(path): (found := _value(value.strip()))}, "an override")
     for part in reversed(path):
         found = {part: found}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files, paths
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, truncate
 
 MOST_BYTES = 4 << 20
 """Of a run file, a budget file or a plan: one with everything in it has some thousands."""
@@ -24,11 +24,11 @@ def read_table(path: str | Path) -> dict[str, Any]:
     try:
         return table_of(_bytes_of(path).decode("utf-8-sig"), str(path))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {shown(path, 200)}.") from None
+        raise ConfigError(f"there is no file {truncate(path, 200)}.") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; a run file is a TOML file.") from None
     except OSError as error:
-        raise ConfigError(f"{shown(path, 200)} cannot be read: {paths.why(error)}.") from None
+        raise ConfigError(f"{truncate(path, 200)} cannot be read: {paths.why(error)}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no TOML file: it is not UTF-8 text.") from None
 
@@ -55,7 +55,7 @@ def table_of(text: str, what: str) -> dict[str, Any]:
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{what} is no valid TOML: {shown(error, 300)}.") from None
+        raise ConfigError(f"{what} is no valid TOML: {truncate(error, 300)}.") from None
     except RecursionError:
         raise ConfigError(
             f"{what}: tables and lists are nested deeper than {DEEPEST}, which no settings are."
@@ -82,15 +82,15 @@ def check_values(table: Mapping[str, Any], what: str = "") -> None:
         place, value = left.pop()
         if isinstance(value, Mapping | list | tuple) and len(place) >= DEEPEST:
             raise ConfigError(
-                f"{begin}{shown('.'.join(place[:4]))}...: tables and lists are nested deeper than {DEEPEST}, which no "
-                "settings are."
+                f"{begin}{truncate('.'.join(place[:4]))}...: tables and lists are nested deeper than {DEEPEST}, "
+                "which no settings are."
             )
         if isinstance(value, Mapping):
             left += [((*place, str(key)), inner) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
             left += [((*place, f"#{i}"), inner) for i, inner in enumerate(value, 1)]
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise ConfigError(f"{begin}{shown('.'.join(place))}: a whole number has at most 64 bits.")
+            raise ConfigError(f"{begin}{truncate('.'.join(place))}: a whole number has at most 64 bits.")
 
 
 def located(given: str | Path, folder: Path, key: str) -> Path:
@@ -105,12 +105,12 @@ def located(given: str | Path, folder: Path, key: str) -> Path:
         ConfigError: Nothing can have such a path.
     """
     if "\0" in str(given):
-        raise ConfigError(f"{key}: a path holds no NUL character, got {shown(repr(str(given)))}.")
+        raise ConfigError(f"{key}: a path holds no NUL character, got {truncate(repr(str(given)))}.")
     try:
         return (folder / Path(given).expanduser()).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, a loop of links, nobody's home
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{key}: {shown(given, 200)} is no path here: {reason}.") from None
+        raise ConfigError(f"{key}: {truncate(given, 200)} is no path here: {reason}.") from None
 
 
 def exists(path: Path) -> bool:

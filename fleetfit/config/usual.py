@@ -11,7 +11,7 @@ import torch
 from fleetfit import names
 from fleetfit.config.tables import exists, located
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, DataError, shown
+from fleetfit.errors import ConfigError, DataError, truncate
 
 Table = dict[str, Any]
 _PLACES = ("folder", "file")
@@ -46,7 +46,7 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
     if path is None or (name is not None and (not isinstance(name, str) or ":" in name)):
         return given  # a plug-in's own key
     if not isinstance(path, str | Path) or not str(path):
-        raise ConfigError(f"{where} path: should be a path in quotes, got {shown(repr(path))}.")
+        raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.")
     given.pop("path", None)
     there = located(str(path), folder, f"{where} path")
     place = str(there) if exists(there) else str(path)  # else it may lie in FLEETFIT_DATA

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fleetfit.data import cache
 from fleetfit.data.cache import Allocate, kept
-from fleetfit.errors import DataError, need
+from fleetfit.errors import DataError, import_optional
 
 _LARGE_BYTES = 8192  # average file size from which threads pay
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
@@ -54,7 +54,7 @@ def centred(width: int, height: int, share: float = 1.0) -> Box:
 
 
 def _pillow() -> Any:
-    return need("PIL.Image", "images", "Decoding images")
+    return import_optional("PIL.Image", "images", "Decoding images")
 
 
 def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
@@ -100,7 +100,7 @@ def _turn_upright(picture: Any, place: str) -> None:
     except Exception as error:  # as above
         raise _undecodable(place, error) from error
     with contextlib.suppress(Exception):  # viewers ignore a damaged EXIF block, too
-        need("PIL.ImageOps", "images", "Decoding images").exif_transpose(picture, in_place=True)
+        import_optional("PIL.ImageOps", "images", "Decoding images").exif_transpose(picture, in_place=True)
 
 
 def _undecodable(place: str, error: Exception) -> DataError:

@@ -26,7 +26,7 @@ from torch import Tensor
 from fleetfit import names
 from fleetfit.data.dataset import Data
 from fleetfit.data.splits import SPLITS, generator
-from fleetfit.errors import DataError, did_you_mean, need
+from fleetfit.errors import DataError, did_you_mean, import_optional
 
 Ints = NDArray[np.int64]
 Part = dict[str, Tensor]
@@ -283,7 +283,7 @@ _FLOWER = "flwr_datasets"
 def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters: Mapping[str, object]) -> Parts:
     """Divide as a function of anybody's says, or a partitioner of flwr-datasets."""
     if kind.partition(":")[0].partition(".")[0] == _FLOWER:
-        need(_FLOWER, "partitioners", "Dividing data as flwr-datasets does")
+        import_optional(_FLOWER, "partitioners", "Dividing data as flwr-datasets does")
     found = names.resolve("data", kind)
     if inspect.isclass(found):
         owner, count = _by_flower(found, data, kind, clients, seed, dict(parameters))
@@ -332,7 +332,7 @@ def _by_flower(
         rows["label"] = data.y[:, 0].numpy()[train] if data.task == "regression" else labels_of(data, "train", name)
     if data.groups is not None:
         rows["group"] = data.groups.cpu().numpy()[train]
-    library = need("datasets", "partitioners", "Dividing data as flwr-datasets does")
+    library = import_optional("datasets", "partitioners", "Dividing data as flwr-datasets does")
     try:
         partitioner = kind(**settings)
         partitioner.dataset = library.Dataset.from_dict(rows)

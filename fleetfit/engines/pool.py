@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from fleetfit.engines.batches import Batches, state_bytes
 from fleetfit.engines.memories import KeepsMemories
 from fleetfit.engines.work import raised
-from fleetfit.errors import ConfigError, RunError, what_raised
+from fleetfit.errors import ConfigError, RunError, format_exception
 from fleetfit.layout import Layout
 from fleetfit.messages import reply_of
 from fleetfit.method import is_portable
@@ -209,4 +209,4 @@ def _read(job: Job, nest: Any, layout: Layout) -> Update | Failure:
     try:
         return reply_of(nest, layout)
     except Exception as error:
-        return Failure.of(job, what_raised(error))
+        return Failure.of(job, format_exception(error))

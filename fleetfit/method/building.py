@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetfit import names, submodel
-from fleetfit.errors import ConfigError, did_you_mean, shown
+from fleetfit.errors import ConfigError, did_you_mean, truncate
 from fleetfit.method import hooks
 from fleetfit.method.functions import mentions
 from fleetfit.values import Device, Federation, Job, Problem, Server, Update
@@ -155,7 +155,8 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
             changes[hook] = functools.partial(_JOINED[hook], ours, theirs)
         elif hook == "choose" and not mentions(method.assign, "choose"):
             raise ConfigError(
-                f'[cohort] choose: "{shown(name)}" would never be asked, since the method chooses clients in a way of '
+                f'[cohort] choose: "{truncate(name)}" would never be asked, since the method chooses clients in a '
+                "way of "
                 "its own; leave it out."
             )
         elif hook not in decided:
@@ -222,7 +223,7 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
         return names.resolve("hooks", value)
     listed = f"one of {', '.join(known)}, or " if known else ""
     raise ConfigError(
-        f'method.hooks.{hook} must be {listed}"module:function", got {shown(repr(value))}.'
+        f'method.hooks.{hook} must be {listed}"module:function", got {truncate(repr(value))}.'
         f"{did_you_mean(str(value), known)}"
     )
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.layout import Axis
 from fleetfit.levels import split_levels
 from fleetfit.method import Method
@@ -21,7 +21,7 @@ def feddropout(drop: float = 0.25) -> Method:
     Args:
         drop: Share of its level's channels that a client leaves out in a round, in [0, 1).
     """
-    in_range("drop", drop, 0, 1, closed=True)
+    check_range("drop", drop, 0, 1, closed=True)
     return Method(levels=partial(split_levels, mode="width"), channels=partial(some_channels, drop=drop))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError, in_range
+from fleetfit.errors import ConfigError, check_range
 from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import best_exit_distillation, check_temperature
@@ -65,7 +65,7 @@ def reefl(
         mlp: Features inside Ree's MLP, as a multiple of the token's width.
     """
     check_temperature(temperature)
-    in_range("zeta", zeta, 0, 1)
+    check_range("zeta", zeta, 0, 1)
     if ramp < 0 or share < 0:
         raise ConfigError(f"reefl's ramp and share must be at least 0, got {ramp} and {share}.")
     if share == 0:

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.options._covered import Movement
 from fleetfit.values import Failure, Federation, Server, Update
@@ -37,12 +37,12 @@ def fedadam(
 
 def adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float, begins: float | None) -> Method:
     """Make an adaptive server optimiser of a rule for its second moment."""
-    in_range("lr", lr, 0)
-    in_range("beta1", beta1, 0, 1, closed=True)
-    in_range("beta2", beta2, 0, 1, closed=True)
-    in_range("tau", tau, 0)
+    check_range("lr", lr, 0)
+    check_range("beta1", beta1, 0, 1, closed=True)
+    check_range("beta2", beta2, 0, 1, closed=True)
+    check_range("tau", tau, 0)
     begins = tau**2 if begins is None else begins
-    in_range("begins", begins, 0, closed=True)
+    check_range("begins", begins, 0, closed=True)
     return Method(step=partial(step, second=second, lr=lr, beta1=beta1, beta2=beta2, tau=tau, begins=begins))
 
 

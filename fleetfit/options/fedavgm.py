@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.options._covered import Movement
 from fleetfit.values import Failure, Federation, Server, Update
@@ -21,8 +21,8 @@ def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:
         momentum: How much of the last movement is kept (beta), in [0, 1); 0 with lr 1 is the plain mean, bit for bit.
         lr: The server's learning rate, above 0.
     """
-    in_range("momentum", momentum, 0, 1, closed=True)
-    in_range("lr", lr, 0)
+    check_range("momentum", momentum, 0, 1, closed=True)
+    check_range("lr", lr, 0)
     return Method(step=partial(step, momentum=momentum, lr=lr))
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.layout import State
 from fleetfit.method import Method, by_count
 from fleetfit.options._covered import Movement
@@ -33,7 +33,7 @@ def feddyn(alpha: float = 0.1) -> Method:
     Args:
         alpha: Strength, above 0.
     """
-    in_range("alpha", alpha, 0)
+    check_range("alpha", alpha, 0)
     return Method(
         penalty=partial(penalty, alpha=alpha),
         remember=partial(remember, alpha=alpha),

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.method import Method, by_count
 from fleetfit.movements import Movements
 from fleetfit.options._ordered import at_least
@@ -28,7 +28,7 @@ def krum(share: float = 0.2) -> Method:
     Args:
         share: Of the round's clients that are expected to be hostile, above 0 and below 0.5; so many are left out.
     """
-    in_range("[method.plus.krum] share", share, 0, 0.5)
+    check_range("[method.plus.krum] share", share, 0, 0.5)
     return Method(receive=partial(received, share=share), weight=by_count)
 
 

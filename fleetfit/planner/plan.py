@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tomli_w
 
 from fleetfit.cost import BATCH_SIZE, Conditions, Cost, Piece, cost_grid, cost_of, full_cost, latency_of, submodel_cost
-from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, shown
+from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, truncate
 from fleetfit.layout import Architecture
 from fleetfit.markup import html_table
 from fleetfit.planner.budgets import (
@@ -157,7 +157,7 @@ class Plan:
         known = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
         for key in values:
             if key not in known:
-                raise ConfigError(f"a plan has no key {shown(key)}.{did_you_mean(key, known)}")
+                raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, known)}")
         try:
             levels = tuple(_level(entry) for entry in values["level"])
             heads = Cost(**_typed(Cost, values["early_heads"]))
@@ -170,7 +170,7 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
-                f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {shown(error, 200)})."
+                f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {truncate(error, 200)})."
             ) from error
 
 
@@ -184,7 +184,7 @@ def _typed(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     needed = {name for name, f in known.items() if f.default_factory is MISSING}
     unknown = [key for key in values if key not in known]
     if unknown:
-        raise ValueError(f'"{shown(unknown[0])}" is no key; there are {", ".join(known)}')
+        raise ValueError(f'"{truncate(unknown[0])}" is no key; there are {", ".join(known)}')
     if not needed <= values.keys():
         raise ValueError(f"expected {', '.join(known)}; got {', '.join(values)}")
     wanted = {name: get_origin(known[name].type) or known[name].type for name in values}

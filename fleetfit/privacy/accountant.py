@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.errors import ConfigError, need
+from fleetfit.errors import ConfigError, import_optional
 
 EPSILON_ERROR = 0.01
 """How far above the truth a value may be."""
@@ -163,4 +163,4 @@ def _last(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _part(name: str) -> Any:
-    return need(f"opacus.accountants.analysis.{name}", "privacy", "[privacy]: what a round costs")
+    return import_optional(f"opacus.accountants.analysis.{name}", "privacy", "[privacy]: what a round costs")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.errors import RunError, need
+from fleetfit.errors import RunError, import_optional
 from fleetfit.secure.encoding import Plain, encoded
 
 KEY = 32
@@ -30,7 +30,7 @@ def digest(*values: Plain) -> bytes:
 
 @cache
 def _library(name: str) -> Any:
-    return need(f"cryptography.hazmat.primitives.{name}", "secure", "Secure aggregation")
+    return import_optional(f"cryptography.hazmat.primitives.{name}", "secure", "Secure aggregation")
 
 
 def check_installed() -> None:
@@ -73,7 +73,7 @@ class Signer:
 
 def signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
     """Tell whether whoever has the other half of a key has signed a message."""
-    unfit = need("cryptography.exceptions", "secure", "Secure aggregation").InvalidSignature
+    unfit = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidSignature
     try:
         _library("asymmetric.ed25519").Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (unfit, ValueError):
@@ -161,7 +161,7 @@ def sealed(key: bytes, text: bytes, bound: bytes) -> bytes:
 
 def unsealed(key: bytes, text: bytes, bound: bytes) -> bytes | None:
     """Return what was sealed, or None where it, or what it was bound to, is not as it was."""
-    unfit = need("cryptography.exceptions", "secure", "Secure aggregation").InvalidTag
+    unfit = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidTag
     try:
         found: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), text, bound)
     except (unfit, ValueError):

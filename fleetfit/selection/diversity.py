@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.selection import _directions
 from fleetfit.selection._drawing import (
@@ -45,9 +45,9 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
         buckets: Numbers in the sketch of a direction, for each level.
         kept: Clients whose direction is kept, those who reported last.
     """
-    in_range("candidates", candidates, 0, closed=True)
-    in_range("buckets", buckets, 1, closed=True)
-    in_range("kept", kept, 2, closed=True)
+    check_range("candidates", candidates, 0, closed=True)
+    check_range("buckets", buckets, 1, closed=True)
+    check_range("kept", kept, 2, closed=True)
     return Method(
         choose=partial(choose, candidates=candidates, target=target),
         note=partial(note, buckets=buckets),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.errors import in_range
+from fleetfit.errors import check_range
 from fleetfit.method import Method
 from fleetfit.selection._drawing import (
     best,
@@ -32,7 +32,7 @@ def loss(candidates: int = 0) -> Method:
     Args:
         candidates: d, how many are drawn by data size; never fewer than the cohort; 0 is twice as many.
     """
-    in_range("candidates", candidates, 0, closed=True)
+    check_range("candidates", candidates, 0, closed=True)
     return Method(choose=partial(choose, candidates=candidates), observe=observe)
 
 

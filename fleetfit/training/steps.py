@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, truncate
 from fleetfit.training.local_model import LocalModel
 from fleetfit.values import Local
 
@@ -57,7 +57,7 @@ def optimiser_of(piece: LocalModel, local: Local) -> torch.optim.Optimizer:
         ConfigError: There is no such optimiser.
     """
     if local.optimiser not in _KINDS:
-        raise ConfigError(f"the optimiser must be one of {', '.join(_KINDS)}, got {shown(repr(local.optimiser))}.")
+        raise ConfigError(f"the optimiser must be one of {', '.join(_KINDS)}, got {truncate(repr(local.optimiser))}.")
     parameter = nn.Parameter(piece.trained)
     parameter.grad = piece.grad
     settings = {key: getattr(local, key) for key in local.own}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from math import inf, log
 from typing import Any, Literal, get_args
 
-from fleetfit.errors import ConfigError, shown
+from fleetfit.errors import ConfigError, truncate
 
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -41,7 +41,7 @@ class Arithmetic:
         if len(words) not in (2, 3) or not all(word in of for word, of in zip(words, known, strict=False)):
             raise ConfigError(
                 f"how a level is computed is said as {' or '.join(known[0])}, then {' or '.join(known[1])}, and "
-                f'perhaps compile, such as "bf16 channels_last"; got {shown(repr(text))}.'
+                f'perhaps compile, such as "bf16 channels_last"; got {truncate(repr(text))}.'
             )
         return Arithmetic(words[0], words[1], len(words) == 3)  # type: ignore[arg-type]
 

@@ -32,7 +32,7 @@ from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
 from fleetfit.config.writing import dumped
-from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, shown
+from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
@@ -430,7 +430,7 @@ def _difference(found: Experiment, asked: Experiment) -> str:
 
 
 def _said(value: tuple[Any, ...]) -> str:
-    return shown(json.dumps(value[0], default=str)) if value else "not set"
+    return truncate(json.dumps(value[0], default=str)) if value else "not set"
 
 
 def _tune(

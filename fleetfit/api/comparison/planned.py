@@ -18,7 +18,7 @@ from fleetfit.config import Experiment
 from fleetfit.config.assembly import spec_of_method
 from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
-from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, shown
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.method import build, hyperparameters
 from fleetfit.paths import slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
@@ -130,7 +130,7 @@ class ComparisonPlan:
         if asked not in self.rows:
             where = "[compare] against" if against is None else "--against"
             raise ConfigError(
-                f'{where}: there is no row "{shown(asked)}"; there are {", ".join(self.rows)}.'
+                f'{where}: there is no row "{truncate(asked)}"; there are {", ".join(self.rows)}.'
                 f"{did_you_mean(asked, self.rows)}"
             )
         return asked
@@ -297,7 +297,7 @@ def _rows(
     for number, row in enumerate(given or [{}], 1):
         table = merged(base, _change(row))
         method = merged(table, change).get("method", {}).get("name", "scalefl")
-        name = _labelled(row["label"], f"row #{number}") if row.get("label") else shown(method, 200)
+        name = _labelled(row["label"], f"row #{number}") if row.get("label") else truncate(method, 200)
         name = str(number) if unnamed else name
         if name in rows:
             raise ConfigError(
@@ -316,7 +316,7 @@ def _labelled(given: Any, where: str) -> str:
     text = str(given)
     if not text.isprintable() or len(text) > 200:
         raise ConfigError(
-            f"[compare] {where} label: at most 200 characters that can be printed, got {shown(repr(text))}."
+            f"[compare] {where} label: at most 200 characters that can be printed, got {truncate(repr(text))}."
         )
     return text
 
@@ -424,7 +424,7 @@ def _leaves(table: Mapping[str, Any], where: str, path: tuple[str, ...] = ()) ->
             found[".".join(inner)] = value
         else:
             raise ConfigError(
-                f"[{where}] {shown('.'.join(inner))}: must be a list of values to try, got {shown(repr(value))}."
+                f"[{where}] {truncate('.'.join(inner))}: must be a list of values to try, got {truncate(repr(value))}."
             )
     return found
 

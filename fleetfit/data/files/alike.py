@@ -17,7 +17,7 @@ from fleetfit.data.files.columns import Columns
 from fleetfit.data.files.places import readable
 from fleetfit.data.files.table import data_of, rows_of, sheets_of, strata_of
 from fleetfit.data.splits import completed, hold_out
-from fleetfit.errors import DataError, shown
+from fleetfit.errors import DataError, truncate
 
 _MOST_NAMED = 10
 _SAY = logging.getLogger("fleetfit")
@@ -121,8 +121,9 @@ def _classes(labels: NDArray[Any], ours: Data) -> Tensor:
     strange = sorted({str(text) for text in np.unique(texts)} - place.keys())
     if labels.ndim != 1 or strange:
         raise DataError(
-            f"data=(x, y): y has {', '.join(map(shown, strange[:_MOST_NAMED])) or f'labels of shape {labels.shape}'}, "
-            f"and the run was trained on the classes {', '.join(map(shown, names[:_MOST_NAMED]))}."
+            f"data=(x, y): y has "
+            f"{', '.join(map(truncate, strange[:_MOST_NAMED])) or f'labels of shape {labels.shape}'}, "
+            f"and the run was trained on the classes {', '.join(map(truncate, names[:_MOST_NAMED]))}."
         )
     return torch.tensor([place[str(text)] for text in texts])
 

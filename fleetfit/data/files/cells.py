@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from fleetfit import paths
 from fleetfit.data.files import parquet
-from fleetfit.errors import DataError, did_you_mean, need, shown
+from fleetfit.errors import DataError, did_you_mean, import_optional, truncate
 
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", "<na>", "nat"})
@@ -88,8 +88,8 @@ class TableRows:
             known = list(self.columns)
             more = f" and {len(known) - 30} more" if len(known) > 30 else ""
             raise DataError(
-                f'{self.path} has no column "{shown(name)}"{what}; its columns are '
-                f"{', '.join(map(shown, known[:30]))}{more}.{did_you_mean(name, known)}"
+                f'{self.path} has no column "{truncate(name)}"{what}; its columns are '
+                f"{', '.join(map(truncate, known[:30]))}{more}.{did_you_mean(name, known)}"
             )
         return self.columns[name]
 
@@ -265,9 +265,10 @@ def each_once(path: Path | str, names: list[str]) -> list[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f'{path} has two columns "{shown(name)}"; rename one of them.')
+            raise DataError(f'{path} has two columns "{truncate(name)}"; rename one of them.')
         if len(name) > _LONGEST_NAME:
-            raise DataError(f'{path}: a column is called "{shown(name)}", with {len(name):,} characters. Is the first '
+            raise DataError(f'{path}: a column is called "{truncate(name)}", with {len(name):,} characters. Is the '
+                            'first '
                             "line one of names?")  # fmt: skip
         seen.add(name)
     return names
@@ -321,8 +322,8 @@ class _Building:
             found = _number(text, self.comma)
             if found is not None and not math.isfinite(found):
                 raise DataError(
-                    f'{path}, row {before + row + 1}: "{shown(text)}" in column "{shown(self.name)}" is not finite. '
-                    f'Mend it, or have it taken as no value: missing = ["{shown(text)}"].'
+                    f'{path}, row {before + row + 1}: "{truncate(text)}" in column "{truncate(self.name)}" is not '
+                    f'finite. Mend it, or have it taken as no value: missing = ["{truncate(text)}"].'
                 )
             if found is None:
                 self.strange += 1
@@ -356,7 +357,7 @@ class _Building:
 
 
 def _parquet(path: Path, missing: frozenset[str]) -> TableRows:
-    need("pyarrow", "tables", "Reading tables from Parquet files")
+    import_optional("pyarrow", "tables", "Reading tables from Parquet files")
     file = parquet.File(path)
     names = each_once(path, [name for name in file.columns if not name.startswith("__index_level_")])
     if len(names) > MOST_COLUMNS:
@@ -370,7 +371,10 @@ def _parquet(path: Path, missing: frozenset[str]) -> TableRows:
 
 def _arrow(file: parquet.File, name: str, missing: frozenset[str]) -> Column:
     """Return one column of a Parquet file."""
-    types, compute = need("pyarrow.types", "tables", "Reading tables"), need("pyarrow.compute", "tables", "Tables")
+    types, compute = (
+        import_optional("pyarrow.types", "tables", "Reading tables"),
+        import_optional("pyarrow.compute", "tables", "Tables"),
+    )
     values = file.values(name, nulls=True)
     if types.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -385,7 +389,7 @@ def _arrow(file: parquet.File, name: str, missing: frozenset[str]) -> Column:
         infinite = np.flatnonzero(np.isinf(numbers))
         if len(infinite):
             raise DataError(
-                f'{file.place(int(infinite[0]))}: column "{shown(name)}" is not finite there. Mend it, or have it '
+                f'{file.place(int(infinite[0]))}: column "{truncate(name)}" is not finite there. Mend it, or have it '
                 f'taken as no value: missing = ["{numbers[infinite[0]]}"].'
             )
         return _of_numbers(name, numbers)

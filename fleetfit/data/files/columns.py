@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fleetfit import paths
 from fleetfit.data.dataset import MOST_CLASSES
 from fleetfit.data.files.cells import Column, TableRows, text_of
-from fleetfit.errors import DataError, escape_controls, shown
+from fleetfit.errors import DataError, escape_controls, truncate
 from fleetfit.files import json_of
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
@@ -135,7 +135,7 @@ class Columns(_Part):
                     x[:, at] = np.where(gone, 0.0, (values - column.mean) / column.std)
                 if not np.isfinite(x[:, at]).all():
                     raise DataError(
-                        f'{sheet.path}: column "{shown(column.name)}" has a value that is too far from the training '
+                        f'{sheet.path}: column "{truncate(column.name)}" has a value that is too far from the training '
                         "rows' to compute with. Mend it."
                     )
                 if column.missing:
@@ -146,7 +146,8 @@ class Columns(_Part):
                 x[rows, at + places[rows]] = 1.0
                 if strange:
                     notes.append(
-                        f'{strange} row{"s have a value" if strange > 1 else " has a value"} of "{shown(column.name)}" '
+                        f"{strange} row{'s have a value' if strange > 1 else ' has a value'} of "
+                        f'"{truncate(column.name)}" '
                         "that the training rows do not have (or rarely); it counts as none of theirs."
                     )
             at += len(column.features)
@@ -178,14 +179,15 @@ class Asked:
         dropped = next((name for name in self.drop if name in kinds), None)
         number = next((name for name in self.categories if kinds.get(name) == "number"), None)
         for key, got, here, otherwise in (
-            ("label", self.label, known.label.name, f'the column "{shown(known.label.name)}" is learned'),
+            ("label", self.label, known.label.name, f'the column "{truncate(known.label.name)}" is learned'),
             ("task", self.task, known.task, f"it is a {known.task}"),
             ("drop", dropped, None, "it is a column to learn from"),
             ("categories", number, None, "it is a column of numbers"),
         ):
             if got not in (None, here):
                 raise DataError(
-                    f'{key}: got "{shown(got)}", but {file}, which columns names, says that {otherwise}. Leave {key} '
+                    f'{key}: got "{truncate(got)}", but {file}, which columns names, says that {otherwise}. Leave '
+                    f"{key} "
                     "out, or have the columns found in these rows: leave columns out."
                 )
 
@@ -197,12 +199,12 @@ def numbers_of(sheet: TableRows, column: Column) -> NDArray[np.float64]:
         DataError: A value is none, or the column holds something else.
     """
     if column.what != "cells":
-        raise DataError(f'{sheet.path}: column "{shown(column.name)}" holds {column.what}, and numbers are needed.')
+        raise DataError(f'{sheet.path}: column "{truncate(column.name)}" holds {column.what}, and numbers are needed.')
     if column.strange:
         row, text = column.first_strange
         raise DataError(
-            f'{sheet.path}, row {row}: "{shown(text)}" in column "{shown(column.name)}" is no number. Mend it, or have '
-            f'it taken as no value: missing = ["{shown(text)}"].'
+            f'{sheet.path}, row {row}: "{truncate(text)}" in column "{truncate(column.name)}" is no number. Mend it, '
+            f'or have it taken as no value: missing = ["{truncate(text)}"].'
         )
     return column.numbers
 
@@ -244,15 +246,16 @@ def labels_of(sheet: TableRows, columns: Columns) -> NDArray[Any] | None:
     if columns.task == "regression":
         return numbers_of(sheet, column).astype(np.float32)[:, None]
     if column.codes is None:
-        raise DataError(f'{sheet.path}: column "{shown(column.name)}" has too many values for classes.')
+        raise DataError(f'{sheet.path}: column "{truncate(column.name)}" has too many values for classes.')
     number = {value: place for place, value in enumerate(columns.label.classes)}
     values = texts_of(column)
     strange = next((value for value in values if value not in number), None)
     if strange is not None:
         row = int(np.flatnonzero(column.codes == values.index(strange))[0]) + 1
-        some = ", ".join(map(shown, columns.label.classes[:10]))
+        some = ", ".join(map(truncate, columns.label.classes[:10]))
         raise DataError(
-            f'{sheet.path}, row {row}: "{shown(strange)}" in column "{shown(column.name)}" is none of the classes that '
+            f'{sheet.path}, row {row}: "{truncate(strange)}" in column "{truncate(column.name)}" is none of the '
+            "classes that "
             f"the model knows: {some}{', ...' if len(number) > 10 else ''}."
         )
     return np.array([*(number[value] for value in values), -1], dtype=np.int64)[column.codes]
@@ -283,7 +286,7 @@ def of_text(text: str, what: str) -> Columns:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "it"
-        raise DataError(f"{what} is no description of columns: {shown(place)}: {first['msg'].lower()}.") from None
+        raise DataError(f"{what} is no description of columns: {truncate(place)}: {first['msg'].lower()}.") from None
     except ValueError as error:
         raise DataError(f"{what} is damaged: {error}.") from None
     names = [column.name for column in found.columns]

@@ -16,7 +16,7 @@ from fleetfit.data.files import table
 from fleetfit.data.files.images import has_class_folders, sizes_of_some
 from fleetfit.data.files.places import is_saved, is_system_name, sample_files, set_folder
 from fleetfit.data.files.text import TEXT_COLUMNS, has_text_folders, text
-from fleetfit.errors import DataError, did_you_mean, shown
+from fleetfit.errors import DataError, did_you_mean, truncate
 
 _TEXT = (".txt", ".md")
 _ROWS = (".jsonl", ".json")
@@ -49,7 +49,7 @@ def found_at(path: str, given: Found | None = None) -> Found:
     sought = [place] if place == here else [here, place]
     beside = [name for one in sought for name in _beside(one)]
     near = next((name for name in beside if name.lower() == place.name.lower() or Path(name).stem == place.name), None)
-    hint = f' Did you mean "{shown(near)}"?' if near else did_you_mean(place.name, beside)
+    hint = f' Did you mean "{truncate(near)}"?' if near else did_you_mean(place.name, beside)
     where = " nor ".join(paths.shown(one) for one in sought) + (" (FLEETFIT_DATA)" if len(sought) > 1 else "")
     raise DataError(f"data.path: there is no file or folder {where}.{hint}")
 

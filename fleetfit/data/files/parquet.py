@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MOST_CLASSES
-from fleetfit.errors import DataError, FleetFitError, need
+from fleetfit.errors import DataError, FleetFitError, import_optional
 from fleetfit.paths import check_file
 
 _READS = ("images", "Reading images from Parquet files")
@@ -28,7 +28,7 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        parquet = need("pyarrow.parquet", *_READS)
+        parquet = import_optional("pyarrow.parquet", *_READS)
         check_file(path, DataError)
         with self._explained(""):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
@@ -97,7 +97,7 @@ class File:
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
         """Yield the encoded images, or what else a column holds as bytes, some at a time."""
-        types = need("pyarrow.types", *_READS)
+        types = import_optional("pyarrow.types", *_READS)
         self.column(column, (), what)
         row = 0
         for batch in self._batches(column):
@@ -133,7 +133,7 @@ class File:
         Raises:
             DataError: There is no such column, it holds something else, or a row of it is empty.
         """
-        types = need("pyarrow.types", *_READS)
+        types = import_optional("pyarrow.types", *_READS)
         values = self.values(column)
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
@@ -192,7 +192,7 @@ def check_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> 
 
 def values_of(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
     """Return a column of integers or text over all files; see `File.values`."""
-    types = need("pyarrow.types", *_READS)
+    types = import_optional("pyarrow.types", *_READS)
     parts = []
     for file in files:
         values = file.values(column, missing)

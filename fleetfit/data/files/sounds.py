@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.data.encoded import cores
-from fleetfit.errors import DataError, need
+from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
 _AT_ONCE = 64  # sounds in memory at a time
@@ -113,7 +113,7 @@ class Spectrogram:
             DataError: One cannot be decoded or has another sampling rate.
             MissingExtra: soundfile is not installed.
         """
-        need("soundfile", "audio", "Reading sounds")
+        import_optional("soundfile", "audio", "Reading sounds")
         todo, start = iter(sounds), 0
         with ThreadPoolExecutor(cores()) as pool:
             while some := list(islice(todo, _AT_ONCE)):
@@ -122,7 +122,7 @@ class Spectrogram:
                 start += len(some)
 
     def _wave(self, read: Callable[[], bytes], place: str) -> NDArray[np.float32]:
-        soundfile = need("soundfile", "audio", "Reading sounds")
+        soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
             wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)
         except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:

@@ -23,7 +23,7 @@ from fleetfit.data.files.cells import Column, TableRows
 from fleetfit.data.files.columns import Asked, Category, Columns, Label, Number
 from fleetfit.data.files.places import locate, readable, sample_files, set_folder
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
-from fleetfit.errors import DataError, need, shown
+from fleetfit.errors import DataError, import_optional, truncate
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -156,10 +156,11 @@ def from_sheets(
     column = whole.column(label, ", which is to be learned")
     there = _has_label(column)
     if not there.any():
-        raise DataError(f'{whole.path}: column "{shown(label)}", which is to be learned, has no values.')
+        raise DataError(f'{whole.path}: column "{truncate(label)}", which is to be learned, has no values.')
     if not there.all():
         notes.append(
-            f'{int((~there).sum())} rows without "{shown(label)}" are left out. NA, N/A, NaN, null, None, ? and - are '
+            f'{int((~there).sum())} rows without "{truncate(label)}" are left out. NA, N/A, NaN, null, None, ? and - '
+            "are "
             "not labels; rename a class that is called so."
         )
     sizes, start = {}, 0
@@ -232,7 +233,7 @@ def _what(learned: Columns, label: str, rows: int, splits: dict[str, NDArray[np.
 
 def _named(label: str, asked: Asked, known: Columns | None) -> str:
     last = asked.label is None and known is None and label.lower() not in LABELS
-    return f'{"the last column as label" if last else "label"} "{shown(label)}"'
+    return f'{"the last column as label" if last else "label"} "{truncate(label)}"'
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def files_of(path: Path) -> dict[str, list[Path]]:
 
 def kinds_in_parquet(file: Path) -> Iterator[tuple[str, str]]:
     """Yield the columns of a Parquet file and what they look like: "image", "text" or "other"."""
-    types = need("pyarrow.types", "tables", "Reading tables from Parquet files")
+    types = import_optional("pyarrow.types", "tables", "Reading tables from Parquet files")
     found = parquet.File(file)
     for name, kind in found.types():
         if types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind):
@@ -321,16 +322,17 @@ def _label(sheet: TableRows, asked: Asked) -> tuple[str, list[str]]:
 def _has_label(column: Column) -> NDArray[np.bool_]:
     if column.what != "cells":
         raise DataError(
-            f'column "{shown(column.name)}" holds {column.what}; what is learned must be classes or numbers. Name '
+            f'column "{truncate(column.name)}" holds {column.what}; what is learned must be classes or numbers. Name '
             'another column: label = "...".'
         )
     found: NDArray[np.bool_]
     if column.codes is not None:
         found = column.codes >= 0
     elif column.strange:
-        some = ", ".join(f'"{shown(text, 30)}"' for text in column.sample[:3])
+        some = ", ".join(f'"{truncate(text, 30)}"' for text in column.sample[:3])
         raise DataError(
-            f'column "{shown(column.name)}", which is to be learned, has too many different texts for classes: {some}, '
+            f'column "{truncate(column.name)}", which is to be learned, has too many different texts for classes: '
+            f"{some}, "
             '... Name another column: label = "...". For texts with labels: name = "text".'
         )
     else:
@@ -355,16 +357,16 @@ def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
         return Label(name=column.name)
     if column.codes is None:
         raise DataError(
-            f'{sheet.path}: column "{shown(column.name)}", which is to be learned, has too many different values for '
-            'classes. Numbers can be learned with task = "regression".'
+            f'{sheet.path}: column "{truncate(column.name)}", which is to be learned, has too many different values '
+            'for classes. Numbers can be learned with task = "regression".'
         )
     values = columns.texts_of(column)
     used = {values[code] for code in np.unique(column.codes[column.codes >= 0])}
     classes = tuple(sorted(used) if column.strange else sorted(used, key=float))
     if len(classes) < 2:
         raise DataError(
-            f'{sheet.path}: column "{shown(column.name)}" is "{shown(classes[0])}" in every row, so there is nothing '
-            'to learn. Name another column: label = "...".'
+            f'{sheet.path}: column "{truncate(column.name)}" is "{truncate(classes[0])}" in every row, so there is '
+            'nothing to learn. Name another column: label = "...".'
         )
     return Label(name=column.name, classes=classes)
 
@@ -385,9 +387,11 @@ def _groups(sheet: TableRows, name: str | None) -> NDArray[np.int64] | None:
         return None
     column = sheet.column(name, ", which is to say the groups")
     if column.empty:
-        raise DataError(f'{sheet.path}: {column.empty} rows have no value in "{shown(name)}", which says the groups.')
+        raise DataError(
+            f'{sheet.path}: {column.empty} rows have no value in "{truncate(name)}", which says the groups.'
+        )
     if column.codes is None and column.strange:
-        raise DataError(f'{sheet.path}: column "{shown(name)}" has too many different texts to be groups.')
+        raise DataError(f'{sheet.path}: column "{truncate(name)}" has too many different texts to be groups.')
     values = column.numbers if column.codes is None or not column.strange else np.array(column.values)[column.codes]
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
@@ -474,8 +478,8 @@ class _Found:
             mean, std = float(values.mean()), float(values.std())
         if not np.isfinite(mean) or not np.isfinite(std) or not std > 0:
             raise DataError(
-                f'{self.sheet.path}: the numbers of column "{shown(column.name)}" are too large or too near to each '
-                f'other to compute with. Mend them, or leave it out: drop = ["{shown(column.name)}"].'
+                f'{self.sheet.path}: the numbers of column "{truncate(column.name)}" are too large or too near to each '
+                f'other to compute with. Mend them, or leave it out: drop = ["{truncate(column.name)}"].'
             )
         if gone.any():
             self.filled.append(column.name)
@@ -496,7 +500,8 @@ class _Found:
         distinct = None if column.codes is None else len(set(column.codes.tolist()) - {-1})
         if distinct is None or (not asked and rows >= _FEW and distinct > rows / 2):
             if asked:
-                raise DataError(f'{self.sheet.path}: column "{shown(column.name)}" has too many different values for '
+                raise DataError(f'{self.sheet.path}: column "{truncate(column.name)}" has too many different values '
+                                'for '
                                 "categories.")  # fmt: skip
             words = sum(len(text.split()) > 2 for text in column.sample)
             return "because they hold free text" if words > len(column.sample) / 2 else (
@@ -522,10 +527,10 @@ class _Found:
             row, text = column.first_strange
             count = column.strange
             raise DataError(
-                f'{self.sheet.path}: column "{shown(column.name)}" holds numbers, but {count} of {rows} values '
-                f'{"are none" if count > 1 else "is none"}, such as "{shown(text)}" in row {row}. Mend it, have it '
-                f'taken as no value (missing = ["{shown(text)}"]), or take the column as categories '
-                f'(categories = ["{shown(column.name)}"]).'
+                f'{self.sheet.path}: column "{truncate(column.name)}" holds numbers, but {count} of {rows} values '
+                f'{"are none" if count > 1 else "is none"}, such as "{truncate(text)}" in row {row}. Mend it, have it '
+                f'taken as no value (missing = ["{truncate(text)}"]), or take the column as categories '
+                f'(categories = ["{truncate(column.name)}"]).'
             )
 
 
@@ -559,4 +564,4 @@ def _is_date(text: str) -> bool:
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(shown(name) for name in names[:_MOST_SHOWN]) + more
+    return ", ".join(truncate(name) for name in names[:_MOST_SHOWN]) + more

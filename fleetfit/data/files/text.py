@@ -26,7 +26,7 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
 from fleetfit.data.files.tokens import encoded
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
-from fleetfit.errors import DataError, need
+from fleetfit.errors import DataError, import_optional
 from fleetfit.paths import given, text_of
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
@@ -204,7 +204,7 @@ def _opened(path: Path, header: bool) -> TextTable:
     if path.suffix in (".parquet", ".jsonl", ".json"):
         used.idle("header", because=f"{path.name} is no CSV or TSV file, and names its columns itself")
     if path.suffix == ".parquet":
-        need("pyarrow", "text", "Reading text from Parquet files")
+        import_optional("pyarrow", "text", "Reading text from Parquet files")
         return parquet.File(path)
     if path.suffix in (".csv", ".tsv"):
         return Cells(path, _separated(path, header))
@@ -253,7 +253,10 @@ class Cells:
 
 def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
     """Return the cells of a CSV file (quoted where need be) or a TSV file (never quoted), all of them text."""
-    arrow, table = need("pyarrow", "text", "Reading text"), need("pyarrow.csv", "text", "Reading text")
+    arrow, table = (
+        import_optional("pyarrow", "text", "Reading text"),
+        import_optional("pyarrow.csv", "text", "Reading text"),
+    )
     tab = path.suffix == ".tsv"
     try:
         with io.TextIOWrapper(paths.opened(path, DataError), encoding="utf-8-sig", newline="") as file:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
-from fleetfit.errors import DataError, FleetFitError, MissingExtra, need
+from fleetfit.errors import DataError, FleetFitError, MissingExtra, import_optional
 from fleetfit.paths import given
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -132,7 +132,7 @@ def learned(texts: Sequence[str], vocabulary: int) -> Any:
         texts: The training texts.
         vocabulary: Number of pieces at most, the special ones included.
     """
-    library = need("tokenizers", "text", "Reading text")
+    library = import_optional("tokenizers", "text", "Reading text")
     normal = library.normalizers.BertNormalizer(lowercase=True)
     divided = library.pre_tokenizers.BertPreTokenizer()
     words: Counter[str] = Counter()
@@ -199,10 +199,10 @@ def _theirs(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
     whole = path if path.is_file() else path / "tokenizer.json"
     try:
         if whole.is_file():
-            tokenizer = need("tokenizers", "text", "Reading text").Tokenizer.from_file(str(whole))
+            tokenizer = import_optional("tokenizers", "text", "Reading text").Tokenizer.from_file(str(whole))
             wanted = _padding_of(files, tokenizer)
         else:
-            library = need("transformers", "text", f"Reading the tokeniser in {path}")
+            library = import_optional("transformers", "text", f"Reading the tokeniser in {path}")
             both = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
             tokenizer, wanted = both.backend_tokenizer, both.pad_token
     except FleetFitError:

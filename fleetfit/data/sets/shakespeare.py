@@ -38,7 +38,7 @@ from fleetfit.data.files.plain_text import (
     most_frequent,
     next_tokens,
 )
-from fleetfit.errors import DataError, need
+from fleetfit.errors import DataError, import_optional
 from fleetfit.paths import given
 
 FACTS = Facts(
@@ -170,7 +170,7 @@ def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
 
 
 def _opened(path: Path) -> parquet.File:
-    need("pyarrow", "text", "Reading text from Parquet files")
+    import_optional("pyarrow", "text", "Reading text from Parquet files")
     return parquet.File(path)
 
 

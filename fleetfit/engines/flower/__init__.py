@@ -18,7 +18,7 @@ Nothing here imports torch or Flower: the process that Flower starts for each me
 from dataclasses import dataclass
 from typing import Any
 
-from fleetfit.errors import ConfigError, in_range
+from fleetfit.errors import ConfigError, check_range
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,6 @@ def flower(
         )
     if nodes < 1:
         raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.")
-    in_range("engine.wait_s", wait_s, 0)
-    in_range("engine.deadline_s", deadline_s, 0)
+    check_range("engine.wait_s", wait_s, 0)
+    check_range("engine.deadline_s", deadline_s, 0)
     return Rules(nodes, wait_s, deadline_s)

@@ -20,7 +20,7 @@ from typing import Any
 from fleetfit.engines.flower import transport
 from fleetfit.engines.flower.protocol import answer_of, hello_of, packed
 from fleetfit.engines.flower.transport import Replies, Reply, Transport
-from fleetfit.errors import RunError, one_line, what_raised
+from fleetfit.errors import RunError, format_exception, one_line
 from fleetfit.values import DataDescription, NodeDescription
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
@@ -210,7 +210,7 @@ class ClientManager:
                 self._heard(node, what, reply)
             except Exception as error:  # whatever a node says, the others' run goes on
                 self._not_before[node] = time.monotonic() + (_SOON_S if reply.problem else _AGAIN_S)
-                self.say(f"Node {self._called(node)} does not take part: {what_raised(error, 500)}")
+                self.say(f"Node {self._called(node)} does not take part: {format_exception(error, 500)}")
 
     def _called(self, node: int) -> str:
         member = self._member(node)

@@ -19,7 +19,7 @@ from fleetfit.engines.flower.client_manager import ClientManager
 from fleetfit.engines.flower.doubts import Doubts
 from fleetfit.engines.flower.protocol import answer_of, packed
 from fleetfit.engines.flower.transport import Replies, Reply, Transport
-from fleetfit.errors import ConfigError, one_line, what_raised
+from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.links import ENOUGH
 from fleetfit.messages import job_nest, pack, reply_of, state_nest
@@ -149,7 +149,7 @@ class FlowerEngine:
                 self._note_kept(job)
             return nest
         except Exception as error:  # whatever it is, it ends nothing but this reply
-            return _failed(job, f"its answer was refused: {what_raised(error)}")
+            return _failed(job, f"its answer was refused: {format_exception(error)}")
 
     # -- drawing and sending
 
@@ -309,7 +309,7 @@ class FlowerEngine:
             return _Came(job, reply, nest, usable=isinstance(said, Mapping) and said.get("kind") == "update")
         except Exception as error:  # whatever it is, it ends nothing but this reply
             self._transport.released(reply)
-            return _Came(job, replace(reply, problem=f"its answer was refused: {what_raised(error)}"))
+            return _Came(job, replace(reply, problem=f"its answer was refused: {format_exception(error)}"))
 
     def _finished(self, found: "Failure | _Came") -> Update | Failure:
         """Return the reply that came, or a failure that says what came instead."""
@@ -323,7 +323,7 @@ class FlowerEngine:
             nest = answer_of(content) if found.nest is None else found.nest
             return self._read(job, nest)
         except Exception as error:
-            return _failed(job, f"its answer was refused: {what_raised(error)}")
+            return _failed(job, f"its answer was refused: {format_exception(error)}")
 
     def _read(self, job: Job, nest: Mapping[str, Any]) -> Update | Failure:
         assert job.client is not None

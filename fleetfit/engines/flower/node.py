@@ -37,7 +37,7 @@ from fleetfit.engines.flower.protocol import (
     refusal,
 )
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
-from fleetfit.errors import ConfigError, FleetFitError, RunError, what_raised
+from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
 from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
@@ -157,12 +157,12 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
     try:
         return node_of(config).answer(parts)
     except FleetFitError as error:
-        return refusal(what_raised(error, 500), parts.get("header", b""))
+        return refusal(format_exception(error, 500), parts.get("header", b""))
     except MemoryError:
         return packed({"refused": "no memory was left on the node"})
     except Exception as error:  # no message of a server of ours, or a bug: say which, and go on with the next one
         _LOG.exception("A message could not be answered.")  # for who runs the node
-        return packed({"refused": f"it failed unexpectedly: {what_raised(error)}"})
+        return packed({"refused": f"it failed unexpectedly: {format_exception(error)}"})
 
 
 class Node:
@@ -366,7 +366,7 @@ def _described(what: str) -> Iterator[None]:
     except FleetFitError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
-        raise ConfigError(f"the server describes no {what}: {what_raised(error)}.") from error
+        raise ConfigError(f"the server describes no {what}: {format_exception(error)}.") from error
 
 
 def _failed(job: Job, reason: str) -> Failure:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fleetfit.engines.flower.engine import FlowerEngine
-from fleetfit.errors import RunError, what_raised
+from fleetfit.errors import RunError, format_exception
 from fleetfit.secure import Keys, MaskedUpdate, Opened, SecureRun, Shares, Signed, packed, read
 from fleetfit.secured import Answer, Asked
 from fleetfit.values import Failure, Job, Update
@@ -55,7 +55,7 @@ def _answer(phase: str, job: Job, nest: Mapping[str, Any]) -> Answer | Failure:
             raise RunError("it is another client's.")
         return Answer(message, _report(job, nest) if phase == "train" else None)
     except Exception as error:  # whatever a node sends, it is that node's failure
-        return Failure.of(job, f"its answer was refused: {what_raised(error)}")
+        return Failure.of(job, f"its answer was refused: {format_exception(error)}")
 
 
 def _report(job: Job, nest: Mapping[str, Any]) -> Update:

@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fleetfit.engines.flower.logs import traced
-from fleetfit.errors import one_line, what_raised
+from fleetfit.errors import format_exception, one_line
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -232,7 +232,7 @@ class Transport:
         except httpx.HTTPError:  # the SuperLink is away, perhaps for a moment
             return None
         except Exception as error:  # whatever a node sends, the thread that reads it goes on
-            return Reply(message, None, f"its reply cannot be read: {what_raised(error)}")
+            return Reply(message, None, f"its reply cannot be read: {format_exception(error)}")
 
     def _read(self, message: str, reply: Message) -> Reply:
         if reply.has_error():
@@ -243,7 +243,7 @@ class Transport:
         try:
             return Reply(message, self._kept(parts_of(reply)["answer"]))
         except (ValueError, TypeError, KeyError, EOFError) as error:
-            return Reply(message, None, f"its reply is no answer: {what_raised(error)}")
+            return Reply(message, None, f"its reply is no answer: {format_exception(error)}")
 
     def _kept(self, content: bytearray) -> bytearray | Path:
         with self._changed:

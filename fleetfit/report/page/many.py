@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fleetfit.errors import shown
+from fleetfit.errors import truncate
 from fleetfit.report.columns import final_numbers, is_rounds, number_name, numbers_of
 from fleetfit.report.differences import difference_table, differences
 from fleetfit.report.order import rows_out_of_order
@@ -274,7 +274,9 @@ def _page(
     if len(found.settings) > 1:
         counted.append(_counted(len(found.settings), "setting"))
     counted += [_counted(len(found.seeds), "seed"), _counted(len(found.results.runs), "run")]
-    return Page(shown(title, 120), ", ".join(counted) + begun, sections(build), notes=list(dict.fromkeys(wrong))[:20])
+    return Page(
+        truncate(title, 120), ", ".join(counted) + begun, sections(build), notes=list(dict.fromkeys(wrong))[:20]
+    )
 
 
 def _capital(name: str) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleetfit.errors import shown
+from fleetfit.errors import truncate
 from fleetfit.report.page.parts import PageSection, Part, Plot, Plots, Sheet, Words
 from fleetfit.report.page.reading import RunRecord
 from fleetfit.report.page.traces import FAILED, ROUNDS, Bars, PlotAxis, level_color, partition, stacked
@@ -81,7 +81,7 @@ def reasons_of(record: RunRecord) -> list[tuple[str, str, int, list[Any], list[i
     for report in record.metrics:
         for kind, failures in (("training", _failed(report)), ("evaluation", _not_evaluated(report))):
             for one in failures:
-                clients, rounds = found.setdefault((kind, shown(one.get("reason", ""), _REASON)), ([], []))
+                clients, rounds = found.setdefault((kind, truncate(one.get("reason", ""), _REASON)), ([], []))
                 clients.append(one.get("client"))
                 rounds.append(report["round"])
     rows = [(kind, reason, len(clients), clients, rounds) for (kind, reason), (clients, rounds) in found.items()]
@@ -104,7 +104,7 @@ def _failures(record: RunRecord) -> list[Part]:
 
 def _named(clients: Sequence[Any]) -> str:
     """Return clients with how often each, those of most failures first."""
-    counted = Counter(shown(client, 20) for client in clients if client is not None).most_common()
+    counted = Counter(truncate(client, 20) for client in clients if client is not None).most_common()
     said = ", ".join(f"{client} ({times})" if times > 1 else client for client, times in counted[:_MOST_NAMED])
     more = len(counted) - _MOST_NAMED
     return f"{said} and {more} more" if more > 0 else said
@@ -119,7 +119,7 @@ def _undone(record: RunRecord) -> list[Part]:
     found = [(m["round"], m["undone"]) for m in record.metrics if isinstance(m.get("undone"), Mapping)]
     if not found:
         return []
-    cells = tuple((str(number), shown(one.get("reason", ""), _REASON)) for number, one in found[:_MOST_REASONS])
+    cells = tuple((str(number), truncate(one.get("reason", ""), _REASON)) for number, one in found[:_MOST_REASONS])
     return [Sheet(Table(("round", "why it was undone"), cells, f"{len(found)} rounds were undone"))]
 
 
@@ -181,7 +181,7 @@ def _groups(record: RunRecord) -> list[Part]:
         for group, level in zip(first["group"], first["level"], strict=False):
             levels.setdefault(str(group), set()).add(str(level))
     rows = tuple(
-        (shown(name), shown(count), ", ".join(sorted(levels.get(name, ()))))
+        (truncate(name), truncate(count), ", ".join(sorted(levels.get(name, ()))))
         for name, count in list(groups.items())[:60]
     )
     return [Sheet(Table(("group of devices", "clients", "level, of the first clients"), rows))]
@@ -197,7 +197,12 @@ def _nodes(record: RunRecord) -> list[Part]:
         examples = one.get("examples")
         train = examples.get("train") if isinstance(examples, Mapping) else None
         rows.append(
-            (str(number), shown(one.get("name", "")), shown(_or_dash(one.get("budget"))), shown(_or_dash(train)))
+            (
+                str(number),
+                truncate(one.get("name", "")),
+                truncate(_or_dash(one.get("budget"))),
+                truncate(_or_dash(train)),
+            )
         )
     more = len(found) - len(rows)
     notes = (f"{more} more nodes stand in nodes.json.",) if more else ()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleetfit.errors import shown
+from fleetfit.errors import truncate
 from fleetfit.report.order import out_of_order
 from fleetfit.report.page import participants, plan, where
 from fleetfit.report.page.parts import Page, PageSection, Part, Plot, Plots, Sheet, Words
@@ -78,7 +78,7 @@ def page_of_run(record: RunRecord, page: Path) -> Page:
     asked = record.said("rounds", default=None)
     state = rounds if summary else f"{rounds} of {asked}, not finished"
     notes = [*(str(note) for note in summary.get("notes", ())), *record.wrong]
-    return Page(shown(record.name, 120), shown(f"{what}, {state}", 240), sections(build), tiles(record), notes)
+    return Page(truncate(record.name, 120), truncate(f"{what}, {state}", 240), sections(build), tiles(record), notes)
 
 
 def sections(build: Sequence[tuple[str, Build]]) -> list[PageSection]:

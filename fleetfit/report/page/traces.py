@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetfit.errors import shown
+from fleetfit.errors import truncate
 from fleetfit.report.page.parts import Plot
 from fleetfit.report.page.reading import SeedGroup
 
@@ -39,7 +39,7 @@ def level_color(index: int) -> int:
 
 def plain(label: object) -> str:
     """Return text that plotly.js shows as it is, without reading tags in it."""
-    return html.escape(shown(label, _LABEL), quote=False)
+    return html.escape(truncate(label, _LABEL), quote=False)
 
 
 def color(index: int, opacity: float | None = None) -> str:

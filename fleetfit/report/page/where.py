@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fleetfit.errors import shown
+from fleetfit.errors import truncate
 from fleetfit.report.page.parts import FactList, Fold, Link, Listing, PageSection, Part
 from fleetfit.report.page.reading import ComparisonRecord, RunRecord
 
@@ -72,7 +72,7 @@ def machine_of(found: Mapping[str, Any]) -> list[Row]:
         ("commit of FleetFit", str(commit or "")),
         ("commit of the working folder", _commit(found)),
     ]  # fmt: skip
-    return [(name, shown(value, _LONG)) for name, value in rows if value]
+    return [(name, truncate(value, _LONG)) for name, value in rows if value]
 
 
 def command_of(found: Any) -> str:
@@ -103,10 +103,10 @@ def _resumed(found: Any) -> str:
 def _with_keys(table: Any, name: str) -> str:
     """Return a name, and what else its section says that differs from nothing."""
     if not isinstance(table, Mapping):
-        return shown(name or table, _LONG)
+        return truncate(name or table, _LONG)
     keys = ", ".join(f"{key} = {_value(value)}" for key, value in table.items() if key != "name")
     called = name or str(table.get("name", ""))
-    return shown(f"{called}: {keys}" if keys else called, _LONG)
+    return truncate(f"{called}: {keys}" if keys else called, _LONG)
 
 
 def _value(value: Any) -> str:
@@ -120,7 +120,7 @@ def _clients(record: RunRecord) -> str:
     said = [f"{name} ({_number(n)})" for name, n in groups.items()] if isinstance(groups, Mapping) else []
     if not count:
         return ""
-    return shown(_number(count) + (f", in groups {', '.join(said)}" if 1 < len(said) <= 12 else ""), _LONG)
+    return truncate(_number(count) + (f", in groups {', '.join(said)}" if 1 < len(said) <= 12 else ""), _LONG)
 
 
 def _number(value: Any) -> str:
@@ -132,7 +132,7 @@ def _round(record: RunRecord) -> str:
     known = [f"{key} = {_value(value)}" for key, value in local.items()] if isinstance(local, Mapping) else []
     cohort = record.said("cohort", default={})
     known = [f"cohort.{k} = {_value(v)}" for k, v in cohort.items()] + known if isinstance(cohort, Mapping) else known
-    return shown(", ".join(known), _LONG)
+    return truncate(", ".join(known), _LONG)
 
 
 def of_comparison(record: ComparisonRecord, page: Path) -> PageSection:
@@ -151,12 +151,12 @@ def of_comparison(record: ComparisonRecord, page: Path) -> PageSection:
         ("commit of FleetFit", found.commit or ""),
         ("files", links(record.folder, page, _OF_A_COMPARISON)),
     ]
-    parts: list[Part] = [FactList([(n, shown(v, 2 * _LONG) if isinstance(v, str) else v) for n, v in rows if v])]
+    parts: list[Part] = [FactList([(n, truncate(v, 2 * _LONG) if isinstance(v, str) else v) for n, v in rows if v])]
     settings = "\n".join(f"{name} = {_value(value)}" for name, value in found.settings.items())
     if settings:
         parts.append(Listing("what all runs have in common, every default visible", settings))
     own = dict.fromkeys((one.row, one.setting, _value(one.overrides)) for one in found.runs if one.overrides)
     if own:
-        said = [(", ".join(filter(None, [row, setting])), shown(keys, _LONG)) for row, setting, keys in own]
+        said = [(", ".join(filter(None, [row, setting])), truncate(keys, _LONG)) for row, setting, keys in own]
         parts.append(Fold("what each row and setting changes", [FactList(said)]))
     return PageSection("what", "What was compared, and where", parts)

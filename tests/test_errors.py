@@ -1,0 +1,43 @@
+"""The exceptions and what they carry."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from support import raises
+
+from fleetfit import errors
+from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, PlanError, check_range
+
+
+@pytest.mark.parametrize("kind", [FleetFitError, ConfigError, DataError, PlanError, errors.ModelError, errors.RunError])
+def test_an_error_carries_key_and_path(kind: type[FleetFitError]) -> None:
+    error = kind("message", key="local.lr", path="runs/a")
+    assert (str(error), error.key, error.path) == ("message", "local.lr", Path("runs/a"))
+    assert (kind("message").key, kind("message").path) == (None, None)
+
+
+def test_attributes_survive_a_copy_between_processes() -> None:
+    error = DataError("message", path="a.csv", row=3, column="age")
+    twin = copy.copy(error)  # by the same protocol as Ray, which copies what a worker raised
+    assert (twin.path, twin.row, twin.column) == (Path("a.csv"), 3, "age")
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_module() -> None:
+    lines = [line for line in (errors.__doc__ or "").splitlines() if line.startswith("    ")]
+    drawn = {line[4:].replace("|", " ").replace("-", " ").split()[0] for line in lines}
+    classes = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert drawn == classes
+
+
+def test_a_range_names_its_parameter() -> None:
+    with raises(ConfigError, 0.5, 1.5, key="alpha"):
+        check_range("alpha", 1.5, 0.0, 0.5)
+    check_range("alpha", 0.0, 0.0, closed=True)
+
+
+def test_a_missing_extra_names_it() -> None:
+    with raises(MissingExtra, "fleetfit[nothing]", extra="nothing"):
+        errors.import_optional("fleetfit_has_no_such_module", "nothing", "Reading")
