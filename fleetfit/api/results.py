@@ -399,7 +399,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(
             f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
         )
-    return Run(files, experiment_of(table, **sections))
+    return Run(files, experiment_of(table, is_complete=True, **sections))
 
 
 def _keep_stored_pixels(table: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +8,9 @@ from typing import Any
 
 import torch
 
-from fleetfit import names, used
+from fleetfit import names
 from fleetfit.attack import Attack, Attackers
+from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.comparable import check_comparable
 from fleetfit.config.computing import Computing, computing
 from fleetfit.config.fleet import (
@@ -38,18 +38,16 @@ from fleetfit.config.participants import (
     server_accelerator,
 )
 from fleetfit.config.privacy import made_private, notes_on_privacy, privacy_of
+from fleetfit.config.requirements import UnusedKey, find_unused_keys
 from fleetfit.config.schema import (
     CLIENTS,
     FEWEST,
     FRACTION,
-    CohortSection,
     EngineSection,
-    EvaluateSection,
     Experiment,
     LocalSection,
 )
 from fleetfit.config.secure import notes_on_secure, secure_of
-from fleetfit.config.unused import Unused, unused_of
 from fleetfit.config.usual import notes_on_files, says_clients
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
@@ -57,7 +55,6 @@ from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State
 from fleetfit.method import Method, build, is_portable, modelled
-from fleetfit.method.unused import reads_targets
 from fleetfit.peft.lora import B
 from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
@@ -146,7 +143,12 @@ class Assembly:
     plan: Plan
     attackers: Attackers | None = None
     notes: tuple[str, ...] = field(default=())
-    unused: tuple[Unused, ...] = field(default=())
+    unused: tuple[UnusedKey, ...] = field(default=())
+
+    @property
+    def method(self) -> Method:
+        """The method as its spec builds it; that of the federation may have hooks of `[privacy]`."""
+        return build(self.federation.method_spec)
 
     def engine(self) -> Engine:
         """Start the engine that the experiment names.
@@ -195,17 +197,16 @@ def assembled(
     Raises:
         FleetFitError: Something in the experiment does not fit.
     """
-    with used.reading() as found:
-        assembly = _assembled(experiment, participants, base, attack_of(experiment, on_a_fleet))
-        unused = unused_of(experiment, found, assembly.federation.method_spec, on_a_fleet)
-        return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
+    assembly = _assembled(experiment, participants, base, attack_of(experiment, on_a_fleet))
+    unused = tuple(find_unused_keys(assembly, experiment))
+    return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
 
 
 def _assembled(
     experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
     attack: Attack | None,
 ) -> Assembly:  # fmt: skip
-    method_spec = spec_of_method(experiment)
+    method_spec = build_method_spec(experiment)
     method = build(method_spec)
     check_needs(experiment, method)
     who = participants(experiment, method)
@@ -227,7 +228,7 @@ def _assembled(
         *notes_on_start(problem),
         *found.how.notes,
     )
-    settings = settings_of(experiment)  # of the experiment as it was given, whose keys are noted as read
+    settings = settings_of(experiment)
     federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
     privacy, secure = privacy_of(experiment, federation), secure_of(experiment, federation)
     if privacy is not None:
@@ -280,12 +281,9 @@ def planned(
     method = build(method_spec)
     problem = modelled(problem_of(experiment, who.data), method_spec)
     fleet = who.budgets(problem, conditions_of(experiment, who))
-    with contextlib.nullcontext() if reads_targets(method) else used.looking():
-        targets = (
-            targets_of(experiment.fleet, fleet, problem.architecture.blocks)
-            if method.needs_budgets
-            else only_full(fleet)
-        )
+    targets = (
+        targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.needs_budgets else only_full(fleet)
+    )
     levels = with_further(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
@@ -332,33 +330,31 @@ def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -
 
 def _sized_as(experiment: Experiment, recorded: Experiment) -> Experiment:
     """Return the experiment with what a run of it found in its data: how many clients there are, and its columns."""
-    with used.looking():
-        data, theirs, cohort = experiment.data, recorded.data, experiment.cohort
-        if data.name != theirs.name:
-            return experiment
-        changes: dict[str, Any] = {}
-        if _small(experiment):
-            division = data.partition.model_copy(update={"clients": theirs.partition.clients})
-            data = data.model_copy(update={"partition": division})
-            if cohort.count is None and cohort.fraction is None:
-                changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
-        for key in ("columns", "channels_last"):
-            if (value := theirs.settings.get(key)) is not None and key not in data.settings:
-                data = data.model_copy(update={key: value})
+    data, theirs, cohort = experiment.data, recorded.data, experiment.cohort
+    if data.name != theirs.name:
+        return experiment
+    changes: dict[str, Any] = {}
+    if _small(experiment):
+        division = data.partition.model_copy(update={"clients": theirs.partition.clients})
+        data = data.model_copy(update={"partition": division})
+        if cohort.count is None and cohort.fraction is None:
+            changes["cohort"] = cohort.model_copy(update={"fraction": recorded.cohort.fraction})
+    for key in ("columns", "channels_last"):
+        if (value := theirs.settings.get(key)) is not None and key not in data.settings:
+            data = data.model_copy(update={key: value})
     return experiment.model_copy(update={**changes, "data": data})
 
 
 def with_clients(experiment: Experiment, count: int) -> Experiment:
     """Return the experiment with the number of its clients, where the size of the data said it."""
-    with used.looking():
-        data, division, cohort = experiment.data, experiment.data.partition, experiment.cohort
-        if not _small(experiment):
-            return experiment
-        division = division.model_copy(update={"clients": count})
-        changes: dict[str, Any] = {"data": data.model_copy(update={"partition": division})}
-        if cohort.count is None and cohort.fraction is None:
-            fraction = FRACTION if count >= CLIENTS else cohort_of(experiment, count) / count
-            changes["cohort"] = cohort.model_copy(update={"fraction": fraction})
+    data, division, cohort = experiment.data, experiment.data.partition, experiment.cohort
+    if not _small(experiment):
+        return experiment
+    division = division.model_copy(update={"clients": count})
+    changes: dict[str, Any] = {"data": data.model_copy(update={"partition": division})}
+    if cohort.count is None and cohort.fraction is None:
+        fraction = FRACTION if count >= CLIENTS else cohort_of(experiment, count) / count
+        changes["cohort"] = cohort.model_copy(update={"fraction": fraction})
     return experiment.model_copy(update=changes)
 
 
@@ -370,9 +366,7 @@ def _small(experiment: Experiment) -> bool:
 
 def with_chosen(experiment: Experiment, how: Computing) -> Experiment:
     """Return the experiment with how its levels are computed, so that it goes on, and can be repeated, the same way."""
-    with used.looking():
-        before = experiment.engine.chosen
-    if how.chosen == before:
+    if how.chosen == experiment.engine.chosen:
         return experiment
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"chosen": dict(how.chosen)})})
 
@@ -389,33 +383,12 @@ def as_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
     """
     found = with_callbacks(with_measured(experiment, recorded.fleet.measured), recorded.callbacks)
     found = _sized_as(found, recorded)
-    with used.looking():
-        fast, given = found.engine.speed == "fast", found.engine.chosen
-    if not fast or given:
+    if found.engine.speed != "fast" or found.engine.chosen:
         return found
     return found.model_copy(update={"engine": found.engine.model_copy(update={"chosen": recorded.engine.chosen})})
 
 
 # ---- what names stand for ----------------------------------------------------------------------------------------
-
-
-def spec_of_method(experiment: Experiment) -> dict[str, Any]:
-    """Return the spec from which the method is built wherever a job runs."""
-    section, choose = experiment.method, experiment.cohort.choose
-    choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
-    if "name" not in choice:
-        raise ConfigError(
-            '[cohort] choose: a table needs the name of a way of client selection, such as { name = "loss" }.'
-        )
-    spec = {"name": section.name, **section.settings}
-    if choice != {"name": "uniform"}:
-        if "choose" in section.hooks:
-            raise ConfigError("cohort.choose and method.hooks.choose name the same hook; set one of them.")
-        spec["cohort"] = choice
-    plus = section.plus
-    if experiment.cohort.deadline_s is not None and experiment.cohort.late == "shallower":
-        plus = {**plus, "in_time": {}}
-    return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 
 def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
@@ -484,27 +457,23 @@ def cohort_of(experiment: Experiment, clients: int) -> int:
 def settings_of(experiment: Experiment) -> Settings:
     """Return what a round does."""
     local, evaluate = experiment.local, experiment.evaluate
-    static = "static" in evaluate.norms
     wanted = EvaluationScope(
         Evaluation(split=evaluate.split, batch_size=evaluate.batch_size, metrics=tuple(evaluate.metrics)),
         tuple(dict.fromkeys(evaluate.norms)),
-        evaluate.statistics_samples if static else EvaluateSection().statistics_samples,
+        evaluate.statistics_samples,
         clients=evaluate.clients,
         always=evaluate.whole,
     )
-    deadline_s = experiment.cohort.deadline_s
-    late = CohortSection().late if deadline_s is None else experiment.cohort.late
-    training = replace(local_of(local), deadline_s=deadline_s, late=late)
+    training = replace(local_of(local), deadline_s=experiment.cohort.deadline_s, late=experiment.cohort.late)
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
-    schedule(0)  # which reads its keys
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)
 
 
 def local_of(section: LocalSection) -> Local:
     """Return the settings of local training that a section gives: every field that has a key of its name."""
     keys = LocalSection.model_fields.keys() & {field.name for field in fields(Local)}
-    unread = set() if section.patience is not None else {"check_every"}  # nobody looks, so it says nothing
-    given = {key: getattr(section, key) for key in keys - unread - _unset(section)}
+    without_patience = {"check_every"} if section.patience is None else set()
+    given = {key: getattr(section, key) for key in keys - without_patience - _unset(section)}
     return Local(**{**given, "batch_size": None if section.batch_size == "all" else section.batch_size})
 
 
@@ -583,7 +552,7 @@ def beforehand(
     Raises:
         FleetFitError: Something does not fit, or the data cannot be had.
     """
-    method_spec = spec_of_method(experiment)
+    method_spec = build_method_spec(experiment)
     check_needs(experiment, build(method_spec))
     check_keys(experiment)
     who = ExpectedClients(experiment, _loaded(experiment) if facts is None else facts)

@@ -86,6 +86,7 @@ def adaptivefl(
         adapt=partial(shrunk, models=models),
         observe=partial(learn, credit=credit),
         needs_budgets=False,
+        replaces=("choose", "channels"),
     )
 
 
