@@ -11,7 +11,7 @@ import sys
 import warnings
 from typing import Any, cast
 
-from fleetfit.cli.output import Interrupted, print_sentence
+from fleetfit.cli.output import UserInterrupt, print_sentence
 from fleetfit.errors import FleetFitError, Unexpected, make_printable
 
 FAULT, MISTAKE, STOPPED = 1, 2, 130
@@ -81,7 +81,7 @@ def describe_error(error: BaseException) -> tuple[str, int]:
 
     # the base of typer's errors, without importing click: newer versions of typer carry their own copy of it
     usage_error = cast(type[Any], typer.BadParameter.__mro__[2])
-    if isinstance(error, Interrupted):
+    if isinstance(error, UserInterrupt):
         return str(error), STOPPED
     if isinstance(error, typer.Abort) or _has_interrupt(error):
         return "stopped.", STOPPED

@@ -23,7 +23,7 @@ _TEXT_WIDTH = 110  # characters of a line of text there
 # ---- stderr --------------------------------------------------------------------------------------------------------
 
 
-class Interrupted(Exception):
+class UserInterrupt(Exception):
     """Ctrl-C ended a verb; the message says how to continue."""
 
 
@@ -41,8 +41,8 @@ def explain_interrupt(command: str = "") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        rest = f"Nothing half was written; go on with: {command}" if command else "Nothing was written."
-        raise Interrupted(f"stopped. {rest}") from None
+        rest = f"Nothing is half written; continue with: {command}" if command else "Nothing was written."
+        raise UserInterrupt(f"stopped. {rest}") from None
 
 
 class _SentenceHandler(logging.Handler):

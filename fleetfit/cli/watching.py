@@ -14,7 +14,7 @@ from fleetfit.api import Run, load
 from fleetfit.api.comparison.announced import announced, at_work
 from fleetfit.api.progress import Rounds, bars
 from fleetfit.cli import display, output
-from fleetfit.cli.output import Interrupted
+from fleetfit.cli.output import UserInterrupt
 from fleetfit.errors import RunError
 
 LOOK_S = 1.0
@@ -119,7 +119,7 @@ def _follow(folder: Path, found: Sequence[_Watched], once: bool) -> None:
                 break
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped watching; {folder} goes on.") from None
+        raise UserInterrupt(f"stopped watching; {folder} goes on.") from None
     finally:
         for one in found:
             one.close()
