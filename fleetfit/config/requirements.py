@@ -80,6 +80,12 @@ def takes_levels(run: "Assembly") -> bool:
     return run.method.needs_budgets and run.method.levels is not FEDAVG.levels
 
 
+def has_jumps(run: "Assembly") -> bool:
+    """Return whether budgets jump."""
+    drift = run.experiment.fleet.drift
+    return drift is not None and drift.jump > 0
+
+
 def has_image_layers(run: "Assembly") -> bool:
     """Return whether a level has convolutions, whose images have a memory format."""
     problem = run.federation.problem
@@ -108,11 +114,7 @@ REQUIREMENTS = (
     Requirement("fleet.availability", is_simulated, _NODES),
     Requirement("fleet.links", is_simulated, _NODES),
     Requirement("fleet.drift", is_simulated, _NODES),
-    Requirement(
-        "fleet.drift.low",
-        lambda run: run.experiment.fleet.drift and run.experiment.fleet.drift.jump,
-        "with jump = 0 no budget ever jumps",
-    ),
+    Requirement("fleet.drift.low", has_jumps, "with jump = 0 no budget ever jumps"),
     Requirement("local.check_every", lambda run: run.experiment.local.patience, "there is no patience"),
     Requirement("cohort.late", lambda run: run.experiment.cohort.deadline_s, "there is no deadline_s"),
     Requirement("cohort.quorum", has_profiles, _EQUALLY_FAST),

@@ -307,10 +307,9 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
     """Yield each hyperparameter and option of a spec, and the fields of the method that differ without it."""
     name = spec.get("name", "fedavg")
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
-    parameters = (
-        {} if isinstance(name, Method) else hyperparameters(name if callable(name) else names.resolve("methods", name))
-    )
-    for key, value in values.items() if not isinstance(name, Method) else ():
+    factory = None if isinstance(name, Method) else name if callable(name) else names.resolve("methods", name)
+    parameters = {} if factory is None else hyperparameters(factory)
+    for key, value in values.items() if factory is not None else ():
         parameter = parameters.get(key)
         if parameter is not None and is_default(value, parameter.default):
             continue
