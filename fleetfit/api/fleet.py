@@ -21,8 +21,8 @@ from fleetfit.api.listening import listeners
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
-from fleetfit.config.assembly import assemble_fleet, cohort_of
 from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.build.run import assemble_fleet, cohort_of
 from fleetfit.config.links import asked
 from fleetfit.config.naming import called
 from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fleetfit import evaluate, inference, names
 from fleetfit.api.described import COLUMNS, short_name, visible
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
-from fleetfit.config.assembly import settings_of
+from fleetfit.config.build.run import settings_of
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
 from fleetfit.config.usual import is_frame, with_data_found

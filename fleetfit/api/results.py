@@ -18,7 +18,7 @@ from fleetfit.api.fingerprint import notes_on_change, recorded_shape
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
-from fleetfit.config.assembly import assemble_fleet
+from fleetfit.config.build.run import assemble_fleet
 from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data

@@ -361,7 +361,7 @@ class SimulatedClients:
 
 
 class ExpectedClients:
-    """The clients that a run file describes, perhaps without their data; see `fleetfit.config.assembly.Expected`."""
+    """The clients that a run file describes, perhaps without their data; see `Expected`."""
 
     def __init__(self, experiment: Experiment, data: Data | DataDescription) -> None:
         """Divide the data, if they are there."""

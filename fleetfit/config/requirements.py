@@ -7,8 +7,9 @@ that they set themselves (`fleetfit.method.Method`).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fleetfit.config.assembly import Assembly, UnusedKey
 from fleetfit.config.computing import build_level
 from fleetfit.config.naming import find_function
 from fleetfit.config.schema import Experiment, LocalSection
@@ -17,27 +18,6 @@ from fleetfit.data.partition import KINDS
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.method import FEDAVG, find_unused_parts
 from fleetfit.training.speed import has_convolutions
-
-if TYPE_CHECKING:
-    from fleetfit.config.assembly import Assembly
-
-
-@dataclass(frozen=True)
-class UnusedKey:
-    """A key that a run does not use.
-
-    Attributes:
-        key: Dotted, such as "cohort.late".
-        reason: Why the run does not use it.
-    """
-
-    key: str
-    reason: str
-
-    def __str__(self) -> str:
-        """Return the sentence: `[cohort] late is not used here: there is no deadline_s.`."""
-        section, dot, inner = self.key.partition(".")
-        return f"{f'[{section}] {inner}' if dot else section} is not used here: {self.reason}."
 
 
 @dataclass(frozen=True)
@@ -51,42 +31,42 @@ class Requirement:
     """
 
     key: str
-    is_met: "Callable[[Assembly], Any]"
+    is_met: Callable[[Assembly], Any]
     reason: str
 
 
-def is_simulated(run: "Assembly") -> bool:
+def is_simulated(run: Assembly) -> bool:
     """Return whether clients are simulated; the nodes of a fleet have data and resources of their own."""
     return run.simulation is not None
 
 
-def has_profiles(run: "Assembly") -> bool:
+def has_profiles(run: Assembly) -> bool:
     """Return whether clients differ in speed; the server of a fleet sees real ones."""
     return run.simulation is None or bool(run.simulation.resources.speeds)
 
 
-def has_open_cohort(run: "Assembly") -> bool:
+def has_open_cohort(run: Assembly) -> bool:
     """Return whether the number of clients says how many take part in a round."""
     return is_simulated(run) or (run.experiment.cohort.count is None and run.experiment.cohort.fraction is None)
 
 
-def is_sized_by_data(run: "Assembly") -> bool:
+def is_sized_by_data(run: Assembly) -> bool:
     """Return whether the kind of data says how many clients there are, and so how many take part in a round."""
     return is_simulated(run) or (has_open_cohort(run) and run.experiment.data.partition.clients is None)
 
 
-def takes_levels(run: "Assembly") -> bool:
+def takes_levels(run: Assembly) -> bool:
     """Return whether the method's levels follow the targets that `[fleet] levels` sets."""
     return run.method.needs_budgets and run.method.levels is not FEDAVG.levels
 
 
-def has_jumps(run: "Assembly") -> bool:
+def has_jumps(run: Assembly) -> bool:
     """Return whether budgets jump."""
     drift = run.experiment.fleet.drift
     return drift is not None and drift.jump > 0
 
 
-def has_image_layers(run: "Assembly") -> bool:
+def has_image_layers(run: Assembly) -> bool:
     """Return whether a level has convolutions, whose images have a memory format."""
     problem = run.federation.problem
     return any(has_convolutions(build_level(problem, level)) for level in run.federation.levels)
@@ -135,7 +115,7 @@ REQUIREMENTS = (
 _ROWS = frozenset(requirement.key for requirement in REQUIREMENTS)
 
 
-def find_unused_keys(run: "Assembly", experiment: Experiment) -> Iterator[UnusedKey]:
+def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKey]:
     """Yield the keys that differ from their default and have no effect.
 
     Args:

@@ -18,9 +18,9 @@ from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
 from fleetfit.config import Assembly, Experiment, assemble, to_table
-from fleetfit.config.assembly import with_callbacks, with_measured
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.run import with_callbacks, with_measured
 from fleetfit.config.reading import checked, leaves, merged, value_at
-from fleetfit.config.requirements import UnusedKey
 from fleetfit.config.writing import objects_in
 from fleetfit.errors import ConfigError, FleetFitError
 
