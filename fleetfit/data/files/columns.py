@@ -136,7 +136,9 @@ class Columns(_Part):
                 if not np.isfinite(x[:, at]).all():
                     raise DataError(
                         f'{sheet.path}: column "{truncate(column.name)}" has a value that is too far from the training '
-                        "rows' to compute with. Mend it."
+                        "rows' to compute with. Mend it.",
+                        path=sheet.path,
+                        column=column.name,
                     )
                 if column.missing:
                     x[:, at + 1] = gone
@@ -188,7 +190,8 @@ class Asked:
                 raise DataError(
                     f'{key}: got "{truncate(got)}", but {file}, which columns names, says that {otherwise}. Leave '
                     f"{key} "
-                    "out, or have the columns found in these rows: leave columns out."
+                    "out, or have the columns found in these rows: leave columns out.",
+                    path=file,
                 )
 
 
@@ -199,12 +202,19 @@ def numbers_of(sheet: TableRows, column: Column) -> NDArray[np.float64]:
         DataError: A value is none, or the column holds something else.
     """
     if column.what != "cells":
-        raise DataError(f'{sheet.path}: column "{truncate(column.name)}" holds {column.what}, and numbers are needed.')
+        raise DataError(
+            f'{sheet.path}: column "{truncate(column.name)}" holds {column.what}, and numbers are needed.',
+            path=sheet.path,
+            column=column.name,
+        )
     if column.strange:
         row, text = column.first_strange
         raise DataError(
             f'{sheet.path}, row {row}: "{truncate(text)}" in column "{truncate(column.name)}" is no number. Mend it, '
-            f'or have it taken as no value: missing = ["{truncate(text)}"].'
+            f'or have it taken as no value: missing = ["{truncate(text)}"].',
+            path=sheet.path,
+            row=row,
+            column=column.name,
         )
     return column.numbers
 
@@ -246,7 +256,11 @@ def labels_of(sheet: TableRows, columns: Columns) -> NDArray[Any] | None:
     if columns.task == "regression":
         return numbers_of(sheet, column).astype(np.float32)[:, None]
     if column.codes is None:
-        raise DataError(f'{sheet.path}: column "{truncate(column.name)}" has too many values for classes.')
+        raise DataError(
+            f'{sheet.path}: column "{truncate(column.name)}" has too many values for classes.',
+            path=sheet.path,
+            column=column.name,
+        )
     number = {value: place for place, value in enumerate(columns.label.classes)}
     values = texts_of(column)
     strange = next((value for value in values if value not in number), None)
@@ -256,7 +270,10 @@ def labels_of(sheet: TableRows, columns: Columns) -> NDArray[Any] | None:
         raise DataError(
             f'{sheet.path}, row {row}: "{truncate(strange)}" in column "{truncate(column.name)}" is none of the '
             "classes that "
-            f"the model knows: {some}{', ...' if len(number) > 10 else ''}."
+            f"the model knows: {some}{', ...' if len(number) > 10 else ''}.",
+            path=sheet.path,
+            row=row,
+            column=column.name,
         )
     return np.array([*(number[value] for value in values), -1], dtype=np.int64)[column.codes]
 

@@ -203,7 +203,9 @@ def _of_saved(place: Path, given: Found) -> Found:
         features = json.loads(paths.text_of(infos[0], DataError))["features"]
         kinds = {str(name): _feature(value) for name, value in features.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{paths.shown(infos[0])} does not say what the columns of the data set are.") from None
+        raise DataError(
+            f"{paths.shown(infos[0])} does not say what the columns of the data set are.", path=infos[0]
+        ) from None
     label = _given_label(given, kinds) or next((name for name in kinds if name.lower() in table.LABELS), None) or next(
         (name for name, kind in kinds.items() if kind == "classes"), list(kinds)[-1])  # fmt: skip
     images = [name for name, kind in kinds.items() if kind == "image"]
