@@ -185,7 +185,8 @@ def _tokeniser(data: Data) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data anew, which makes "
-            "it."
+            "it.",
+            path=data.tokenizer,
         ) from None
     known = {role: word for role, words in _ROLES.items() for word in words if word in tokens.values()}
     config: dict[str, Any] = {
