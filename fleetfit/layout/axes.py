@@ -398,7 +398,7 @@ def declarations_of(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
     said = getattr(architecture, "declared", {})
     if not isinstance(said, Mapping):
         raise ModelError(
-            f'declared must map parameter name patterns to declarations, such as {{"*.qkv.*": blocked(3)}}; got {said!r}.',
+            f'declared must map patterns of names to declarations, such as {{"*.qkv.*": blocked(3)}}, got {said!r}.',
             key="declared",
         )
     found = {}

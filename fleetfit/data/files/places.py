@@ -202,7 +202,9 @@ def folder_of(
         if folder is not None:
             raise
         if not hub:
-            raise DataError(f"{error} Or have it downloaded from the hub ({repository}): hub = true.") from error
+            raise DataError(
+                f"{error} Or have it downloaded from the hub ({repository}): hub = true.", key="hub", path=error.path
+            ) from error
     return str(from_hub(name, repository, config, revision))
 
 

@@ -426,7 +426,9 @@ def located(name: str, path: Path | None) -> dict[str, list[Path]]:
     except DataError as error:
         raise DataError(
             f"{error} Nor is there a train file that ends in {', '.join(SUFFIXES[1:])}, nor a folder of .txt files for "
-            "each class."
+            "each class.",
+            key=error.key,
+            path=error.path,
         ) from error
 
 

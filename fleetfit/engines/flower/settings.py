@@ -129,7 +129,7 @@ def read_settings(path: str | Path) -> NodeSettings:
         _check_budget(found.budget)
         return found
     except FleetFitError as error:
-        raise ConfigError(f"{path}: {error}", path=path) from None
+        raise ConfigError(f"{path}: {error}", key=error.key, path=path) from None
 
 
 def _check_budget(budget: Budget | None) -> None:

@@ -68,7 +68,9 @@ def write_transformers(shipped: Shipped, folder: Path) -> list[Path]:
         checkpoint = _checkpoint(shipped)
         config = {**checkpoint.config, **_labels(shipped.own_data)}
     except ModelError as error:
-        raise ModelError(f"level {shipped.level} cannot be written as a transformers folder: {error}") from None
+        raise ModelError(
+            f"level {shipped.level} cannot be written as a transformers folder: {error}", key=error.key, path=error.path
+        ) from None
     texts = {"config.json": _json(config)} | _inputs(shipped.own_data)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
