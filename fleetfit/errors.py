@@ -68,7 +68,7 @@ class DataError(FleetFitError):
         column: str | None = None,
     ) -> None:
         super().__init__(message, key=key, path=path)
-        self.row, self.column = row, column
+        self.row, self.column = None if row is None else int(row), column
 
 
 class ModelError(FleetFitError):

@@ -297,11 +297,11 @@ def _check_samples(data: Data) -> None:
 def _check_tokens(data: Data) -> None:
     x = data.x
     if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 2:
-        raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.", key="tokens")
+        raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.", key="x")
     if len(x) and (int(x.min()) < 0 or int(x.max()) >= data.vocabulary):
         raise DataError(
             f"{data.name}: tokens must lie in 0..{data.vocabulary - 1}, got {int(x.min())}..{int(x.max())}.",
-            key="tokens",
+            key="x",
         )
 
 
@@ -321,12 +321,12 @@ def _check_labels(data: Data) -> None:
 def _check_classes(data: Data) -> None:
     y = data.y
     if y.dtype != torch.int64 or y.ndim != 1:
-        raise DataError(f"{data.name}: labels must be int64 [{len(y)}], got {y.dtype} {list(y.shape)}.", key="labels")
+        raise DataError(f"{data.name}: labels must be int64 [{len(y)}], got {y.dtype} {list(y.shape)}.", key="y")
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= data.classes):
         row = int(((y < 0) | (y >= data.classes)).nonzero()[0])
         raise DataError(
             f"{data.name}: labels must lie in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}.",
-            key="labels",
+            key="y",
         )
 
 
