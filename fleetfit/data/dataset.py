@@ -300,7 +300,7 @@ def _check_tokens(data: Data) -> None:
         raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.", key="x")
     if len(x) and (int(x.min()) < 0 or int(x.max()) >= data.vocabulary):
         raise DataError(
-            f"{data.name}: tokens must lie in 0..{data.vocabulary - 1}, got {int(x.min())}..{int(x.max())}.",
+            f"{data.name}: tokens must be in 0..{data.vocabulary - 1}, got {int(x.min())}..{int(x.max())}.",
             key="x",
         )
 
@@ -325,7 +325,7 @@ def _check_classes(data: Data) -> None:
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= data.classes):
         row = int(((y < 0) | (y >= data.classes)).nonzero()[0])
         raise DataError(
-            f"{data.name}: labels must lie in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}.",
+            f"{data.name}: labels must be in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}.",
             key="y",
         )
 
@@ -340,8 +340,8 @@ def _check_next(data: Data) -> None:
         )
     scored = y[y != NOT_SCORED]
     if len(scored) and (int(scored.min()) < 0 or int(scored.max()) >= data.classes):
-        raise DataError(f"{data.name}: the next token must lie in 0..{data.classes - 1}, or be {NOT_SCORED} where "
-                        f"there is none; got {int(scored.min())}..{int(scored.max())}.", key="y")  # fmt: skip
+        raise DataError(f"{data.name}: the next token must be in 0..{data.classes - 1}, or be {NOT_SCORED} where "
+                        f"nothing is scored; got {int(scored.min())}..{int(scored.max())}.", key="y")  # fmt: skip
 
 
 def _check_targets(data: Data) -> None:

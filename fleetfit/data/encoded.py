@@ -356,10 +356,10 @@ def _read(path: Path, start: int, length: int) -> bytes:
             found = file.read(length)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read any more: {error}. Start again; its index is made anew.", path=path
+            f"{path} can no longer be read: {error}. Start again to rebuild its index.", path=path
         ) from error
     if 0 <= length != len(found):
-        raise DataError(f"{path} has become shorter. Start again; it is unpacked anew.", path=path)
+        raise DataError(f"{path} has become shorter. Start again to unpack it.", path=path)
     return found
 
 

@@ -101,7 +101,8 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
         return _by_others(data, kind, clients, seed, parameters)
     if kind not in KINDS:
         raise DataError(
-            f'"{kind}" is no kind of partition; there are {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}', key="kind"
+            f'"{kind}" is not a kind of partition; choose one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}',
+            key="kind",
         )
     known = list(inspect.signature(KINDS[kind]).parameters)[3:]
     for name in parameters:
@@ -252,7 +253,7 @@ def natural(
     if not 1 <= count <= len(found):
         raise DataError(
             f"{data.name} has {len(found)} natural groups with at least {minimum} training samples, so clients must "
-            f"lie in 1..{len(found)}; got {count}.",
+            f"be in 1..{len(found)}; got {count}.",
             key="clients",
         )
     client_of = np.full(int(groups.max(initial=0)) + 1, -1)
@@ -306,7 +307,7 @@ def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters
         if owner.shape != data.split("train").shape or owner.dtype.kind not in "iu":
             raise DataError(
                 f'partition "{kind}" must return the client of each training sample, whole numbers '
-                f"[{len(data.split('train'))}] (-1: nobody's), got {owner.dtype} {list(owner.shape)}.",
+                f"[{len(data.split('train'))}] (-1: no client), got {owner.dtype} {list(owner.shape)}.",
                 key="kind",
             )
         owner = owner.astype(np.int64)
@@ -436,7 +437,7 @@ def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generat
 
 
 def collected(data: Data, owners: dict[str, Ints], clients: int) -> Parts:
-    """Return each client's indices of each split from the client of each sample (-1: nobody's)."""
+    """Return each client's indices of each split from the client of each sample (-1: no client)."""
     found, ends = dict[str, Tensor](), dict[str, Tensor]()
     for split, owner in owners.items():
         indices = data.split(split).numpy()

@@ -63,7 +63,7 @@ def drawn(
     """
     if not 1 <= samples <= len(indices):
         raise DataError(
-            f"{name}: samples must lie in 1..{len(indices)}, the training samples; got {samples}.", key="samples"
+            f"{name}: samples must be in 1..{len(indices)}, the training samples; got {samples}.", key="samples"
         )
     return hold_out(indices, labels, 1 - samples / len(indices), seed)[0]
 

@@ -106,7 +106,7 @@ def arrays(
     if classes not in (None, count) and task != "regression":
         what = f"are {count} different texts" if names else f"have {count} columns"
         raise DataError(
-            f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or mend it.',
+            f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or correct it.',
             path=path,
             key="classes",
             column=y,
@@ -152,7 +152,7 @@ def _check_keys(
     if standardise and (mean or std):
         raise DataError(
             f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
-            "given, too. Leave one of them out; where it was found by data.path, say standardise = false.",
+            "given, too. Leave one of them out; if data.path detected the data set, set standardise = false.",
             key="standardise",
         )
     if classes is not None and classes < 1:
@@ -609,8 +609,12 @@ class Arrays:
                 if _size_of(shape, dtype) + header != member.file_size:
                     raise ValueError("its header says another size than the archive")
                 if member.file_size > shutil.disk_usage(target).free:
-                    raise DataError(f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, and there is '
-                                    f"no room for them in {target.parent}.", path=self.path, column=name)  # fmt: skip
+                    raise DataError(
+                        f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, which do not fit into '
+                        f"{target.parent}.",
+                        path=self.path,
+                        column=name,
+                    )
                 archive.extract(member, target)
 
         return kept(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))

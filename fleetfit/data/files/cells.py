@@ -152,7 +152,7 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
                 if len(row) != len(names):
                     raise DataError(
                         f"{path}, line {rows.line_num}: {len(row)} cells, and the first line has {len(names)}. A cell "
-                        f"that contains the separator ({SEPARATORS.get(found, found)}) must stand in double quotes.",
+                        f"that contains the separator ({SEPARATORS.get(found, found)}) must be in double quotes.",
                         path=path,
                         row=rows.line_num,
                     )
@@ -163,7 +163,7 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
             number = _added(path, building, chunk, number)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is no text in UTF-8 (a byte {error.object[error.start]:#04x} near byte {error.start:,} of a part)."
+            f"{path} is not UTF-8 text (a byte {error.object[error.start]:#04x} near byte {error.start:,} of a part)."
             ' Save it as UTF-8; spreadsheets call that "CSV UTF-8".',
             path=path,
         ) from None
@@ -249,7 +249,7 @@ def first_rows(path: Path, rows: int) -> tuple[list[str], list[list[str]]]:
             found = [row for _, row in zip(range(rows), reader, strict=False)]
     except UnicodeDecodeError:
         raise DataError(
-            f'{path} is no text in UTF-8. Save it as UTF-8; spreadsheets call that "CSV UTF-8".', path=path
+            f'{path} is not UTF-8 text. Save it as UTF-8; spreadsheets call that "CSV UTF-8".', path=path
         ) from None
     except csv.Error as error:
         raise DataError(f"{path} cannot be read as CSV: {error}. Is a double quote missing?", path=path) from None
@@ -269,7 +269,7 @@ def _names(path: Path, first: Sequence[str], header: bool) -> list[str]:
     if len(first) > 1 and all(_number(cell.strip(), False) is not None for cell in first):
         raise DataError(
             f"{path} has numbers in its first line, where the names of the columns should be. Add a line with names, "
-            "or say header = false.",
+            "or set header = false.",
             path=path,
             key="header",
         )
@@ -346,7 +346,7 @@ class _Building:
             if found is not None and not math.isfinite(found):
                 raise DataError(
                     f'{path}, row {before + row + 1}: "{truncate(text)}" in column "{truncate(self.name)}" is not '
-                    f'finite. Mend it, or have it taken as no value: missing = ["{truncate(text)}"].',
+                    f'finite. Fix the value, or treat it as missing: missing = ["{truncate(text)}"].',
                     path=path,
                     row=before + row + 1,
                     column=self.name,
@@ -417,8 +417,8 @@ def _arrow(file: parquet.File, name: str, missing: frozenset[str]) -> Column:
         infinite = np.flatnonzero(np.isinf(numbers))
         if len(infinite):
             raise DataError(
-                f'{file.place(int(infinite[0]))}: column "{truncate(name)}" is not finite there. Mend it, or have it '
-                f'taken as no value: missing = ["{numbers[infinite[0]]}"].',
+                f'{file.place(int(infinite[0]))}: column "{truncate(name)}" is not finite. Fix the value, or treat '
+                f'it as missing: missing = ["{numbers[infinite[0]]}"].',
                 column=name,
                 path=file.path,
                 row=int(infinite[0]),

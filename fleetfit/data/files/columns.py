@@ -136,7 +136,7 @@ class Columns(_Part):
                 if not np.isfinite(x[:, at]).all():
                     raise DataError(
                         f'{sheet.path}: column "{truncate(column.name)}" has a value that is too far from the training '
-                        "rows' to compute with. Mend it.",
+                        "rows' to compute with. Fix the value.",
                         path=sheet.path,
                         column=column.name,
                     )
@@ -188,10 +188,11 @@ class Asked:
         ):
             if got not in (None, here):
                 raise DataError(
-                    f'{key}: got "{truncate(got)}", but {file}, which columns names, says that {otherwise}. Leave '
+                    f'{key}: got "{truncate(got)}", but {file}, which columns names, says {otherwise}. Leave '
                     f"{key} "
-                    "out, or have the columns found in these rows: leave columns out.",
+                    "out; or leave columns out, and the columns are detected in these rows.",
                     path=file,
+                    key=key,
                 )
 
 
@@ -210,8 +211,8 @@ def numbers_of(sheet: TableRows, column: Column) -> NDArray[np.float64]:
     if column.strange:
         row, text = column.first_strange
         raise DataError(
-            f'{sheet.path}, row {row}: "{truncate(text)}" in column "{truncate(column.name)}" is no number. Mend it, '
-            f'or have it taken as no value: missing = ["{truncate(text)}"].',
+            f'{sheet.path}, row {row}: "{truncate(text)}" in column "{truncate(column.name)}" is not a number. Fix '
+            f'the value, or treat it as missing: missing = ["{truncate(text)}"].',
             path=sheet.path,
             row=row,
             column=column.name,
@@ -303,14 +304,14 @@ def of_text(text: str, what: str) -> Columns:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "it"
-        raise DataError(f"{what} is no description of columns: {truncate(place)}: {first['msg'].lower()}.") from None
+        raise DataError(f"{what} does not describe columns: {truncate(place)}: {first['msg'].lower()}.") from None
     except ValueError as error:
         raise DataError(f"{what} is damaged: {error}.") from None
     names = [column.name for column in found.columns]
     if len(set(names)) < len(names) or len(found.label.classes) > MOST_CLASSES:
-        raise DataError(f"{what} is no description of columns: a column is there twice, or there are too many classes.")
+        raise DataError(f"{what} does not describe columns: a column is there twice, or there are too many classes.")
     if found.task == "classification" and not found.label.classes:
-        raise DataError(f"{what} is no description of columns: a classification has classes.")
+        raise DataError(f"{what} does not describe columns: a classification has classes.")
     return found
 
 

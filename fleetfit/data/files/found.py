@@ -74,9 +74,9 @@ def _of_file(place: Path, given: Found) -> Found:
     if suffix in _TEXT:
         return _running(place)
     raise DataError(
-        f"data.path: {paths.shown(place)} ends in nothing that says what it is. A table ends in .csv, .tsv or "
-        ".parquet, arrays in .npz, running text in .txt, texts with labels in .csv, .jsonl or .parquet; images lie in "
-        "a folder for each class. Otherwise say it: data.name = ..."
+        f"data.path: {paths.shown(place)} has no suffix that FleetFit knows. A table ends in .csv, .tsv or "
+        ".parquet, arrays in .npz, running text in .txt, texts with labels in .csv, .jsonl or .parquet; images are "
+        "in one folder for each class. Otherwise set data.name = ..."
     )
 
 

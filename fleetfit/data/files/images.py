@@ -302,7 +302,7 @@ def pictures(
         )
     except MemoryError:
         raise DataError(
-            f"{name}: there is no room for {rows:,} decoded images. With size = ... they get smaller, and with lazy = "
+            f"{name}: memory cannot hold {rows:,} decoded images. With size = ... they get smaller, and with lazy = "
             "true they stay encoded.",
             key="lazy",
         ) from None
@@ -512,9 +512,7 @@ def _write_index(target: Path, folder: Path, places: dict[str, Path], classes: l
         before = len(names)
         for one in class_folders(place):
             if one.name not in label:
-                raise DataError(
-                    f"{one}: there is no class of this name among the training images in {places['train']}.", path=one
-                )
+                raise DataError(f"{one}: this class is not among the training images in {places['train']}.", path=one)
             images = [os.fsencode((one / name).relative_to(folder)) for name in _images_of(one)]
             names += images
             y += [label[one.name]] * len(images)

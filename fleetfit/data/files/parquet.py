@@ -308,7 +308,7 @@ def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], in
         wrong = np.flatnonzero((part < 0) | (part >= classes))
         if len(wrong):
             raise DataError(
-                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must lie in 0..{classes - 1} "
+                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must be in 0..{classes - 1} "
                 "(-1 usually means that the labels of a test set are withheld).",
                 path=file.path,
                 row=wrong[0],

@@ -85,7 +85,7 @@ def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
     base = given(root, "data.folder")
     if not base.is_dir():
         source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
-        raise DataError(f"{name}: {source} names {base}, which is no folder.", path=base)
+        raise DataError(f"{name}: {source} names {base}, which is not a folder.", path=base)
     tops = [base, base / name] if folder is not None else [base / name]
     for top in tops:
         for place in (top, top / "data", top / name, top / "plain_text"):
@@ -226,9 +226,7 @@ def from_hub(name: str, repository: str, config: str | None = None, revision: st
     """
     cache = cache_folder()
     if cache is None:
-        raise DataError(
-            f"{name}: there is no place to keep what the hub sends; set FLEETFIT_CACHE to a folder.", key="hub"
-        )
+        raise DataError(f"{name}: downloads need a cache folder; set FLEETFIT_CACHE to a folder.", key="hub")
     marks = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)
     target = cache / "hub" / marks
     if target.is_dir():

@@ -66,7 +66,7 @@ def plain_text(
     check_windows(name, length, level, score)
     files = [path] if path.is_file() else sample_files(path, "**/*.txt")
     if not files:
-        raise DataError(f"{name}: {path} is no file and no folder with .txt files in it.", path=path)
+        raise DataError(f"{name}: {path} is neither a file nor a folder with .txt files.", path=path)
     groups = []
     for file in files:
         text = text_of(file, DataError)
@@ -134,7 +134,7 @@ def next_tokens(
             parts["group"].append(np.full(rows, number))
     of = np.concatenate([np.empty(0, dtype=np.int64), *parts["split"]])
     if not (of == 0).any():
-        raise DataError(f"{name}: there is no text to train on; a passage needs two {vocabulary.level} at least.")
+        raise DataError(f"{name}: it has no text to train on; a passage needs two {vocabulary.level} at least.")
     return Data(
         name=name,
         x=torch.from_numpy(np.concatenate(parts["x"])),

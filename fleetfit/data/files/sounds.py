@@ -63,7 +63,7 @@ class Spectrogram:
             )
         if self.bins > 8192:
             raise DataError(
-                f"{self.mels} mel bands are too many: the lowest are narrower than can be told apart.", key="mels"
+                f"{self.mels} mel bands are too many: the lowest are narrower than a bin of the spectrum.", key="mels"
             )
 
     @property

@@ -154,12 +154,13 @@ def from_sheets(
         whole.column(wanted, "")
     label, notes = _label(whole, asked) if known is None else (known.label.name, [])
     column = whole.column(label, ", which is to be learned")
-    there = _has_label(column)
+    there = _has_label(column, whole.path)
     if not there.any():
         raise DataError(
             f'{whole.path}: column "{truncate(label)}", which is to be learned, has no values.',
             path=whole.path,
             column=label,
+            key="label",
         )
     if not there.all():
         notes.append(
@@ -323,12 +324,14 @@ def _label(sheet: TableRows, asked: Asked) -> tuple[str, list[str]]:
     return left[-1], []
 
 
-def _has_label(column: Column) -> NDArray[np.bool_]:
+def _has_label(column: Column, path: Path) -> NDArray[np.bool_]:
     if column.what != "cells":
         raise DataError(
-            f'column "{truncate(column.name)}" holds {column.what}; what is learned must be classes or numbers. Name '
+            f'column "{truncate(column.name)}" holds {column.what}; the label must be classes or numbers. Name '
             'another column: label = "...".',
             column=column.name,
+            key="label",
+            path=path,
         )
     found: NDArray[np.bool_]
     if column.codes is not None:
@@ -337,9 +340,11 @@ def _has_label(column: Column) -> NDArray[np.bool_]:
         some = ", ".join(f'"{truncate(text, 30)}"' for text in column.sample[:3])
         raise DataError(
             f'column "{truncate(column.name)}", which is to be learned, has too many different texts for classes: '
-            f"{some}, "
-            '... Name another column: label = "...". For texts with labels: name = "text".',
+            f"{some}, ... "
+            'Name another column: label = "...". For texts with labels: name = "text".',
             column=column.name,
+            key="label",
+            path=path,
         )
     else:
         found = ~np.isnan(column.numbers)
@@ -367,6 +372,7 @@ def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
             'for classes. Numbers can be learned with task = "regression".',
             path=sheet.path,
             column=column.name,
+            key="task",
         )
     values = columns.texts_of(column)
     used = {values[code] for code in np.unique(column.codes[column.codes >= 0])}
@@ -377,6 +383,7 @@ def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
             'nothing to learn. Name another column: label = "...".',
             path=sheet.path,
             column=column.name,
+            key="label",
         )
     return Label(name=column.name, classes=classes)
 
@@ -398,14 +405,17 @@ def _groups(sheet: TableRows, name: str | None) -> NDArray[np.int64] | None:
     column = sheet.column(name, ", which is to say the groups")
     if column.empty:
         raise DataError(
-            f'{sheet.path}: {column.empty} rows have no value in "{truncate(name)}", which says the groups.',
+            f'{sheet.path}: {column.empty} rows have no value in "{truncate(name)}", the column of groups.',
             path=sheet.path,
+            key="groups",
+            column=name,
         )
     if column.codes is None and column.strange:
         raise DataError(
             f'{sheet.path}: column "{truncate(name)}" has too many different texts to be groups.',
             path=sheet.path,
             column=name,
+            key="groups",
         )
     values = column.numbers if column.codes is None or not column.strange else np.array(column.values)[column.codes]
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
@@ -437,7 +447,9 @@ class _Found:
                 self.out.setdefault(why, []).append(name)
         if not self.columns:
             raise DataError(
-                f"{sheet.path} has no column to learn from. {' '.join(self._left_out())}".rstrip(), path=sheet.path
+                f"{sheet.path} has no column to learn from. {' '.join(self._left_out())}".rstrip(),
+                path=sheet.path,
+                key="drop",
             )
         features = sum(len(one.features) for one in self.columns)
         if features > _MOST_FEATURES:
@@ -445,6 +457,7 @@ class _Found:
                 f"{sheet.path}: {features:,} features are more than the {_MOST_FEATURES:,} that there may be; leave "
                 "columns out with drop = [...].",
                 path=sheet.path,
+                key="drop",
             )
 
     @property
@@ -497,9 +510,10 @@ class _Found:
         if not np.isfinite(mean) or not np.isfinite(std) or not std > 0:
             raise DataError(
                 f'{self.sheet.path}: the numbers of column "{truncate(column.name)}" are too large or too near to each '
-                f'other to compute with. Mend them, or leave it out: drop = ["{truncate(column.name)}"].',
+                f'other to compute with. Fix them, or leave the column out: drop = ["{truncate(column.name)}"].',
                 path=self.sheet.path,
                 column=column.name,
+                key="drop",
             )
         if gone.any():
             self.filled.append(column.name)
@@ -548,8 +562,8 @@ class _Found:
             count = column.strange
             raise DataError(
                 f'{self.sheet.path}: column "{truncate(column.name)}" holds numbers, but {count} of {rows} values '
-                f'{"are none" if count > 1 else "is none"}, such as "{truncate(text)}" in row {row}. Mend it, have it '
-                f'taken as no value (missing = ["{truncate(text)}"]), or take the column as categories '
+                f'{"are none" if count > 1 else "is none"}, such as "{truncate(text)}" in row {row}. Fix the value, '
+                f'treat it as missing (missing = ["{truncate(text)}"]), or take the column as categories '
                 f'(categories = ["{truncate(column.name)}"]).',
                 path=self.sheet.path,
                 row=row,

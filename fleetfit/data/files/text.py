@@ -210,7 +210,7 @@ def _opened(path: Path, header: bool) -> TextTable:
         return Cells(path, _separated(path, header))
     if path.suffix in (".jsonl", ".json"):
         return Cells(path, _objects(path))
-    raise DataError(f"{path} has no suffix that says what it is; there are {', '.join(SUFFIXES)}.", path=path)
+    raise DataError(f"{path} has no suffix that FleetFit knows; it reads {', '.join(SUFFIXES)}.", path=path)
 
 
 class Cells:

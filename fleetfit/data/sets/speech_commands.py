@@ -92,7 +92,7 @@ def speech_commands(
     found = _of_folder(top) if top is not None and _words(top) else _of_parquet(place)
     rows = len(found.y)
     if not rows:
-        raise DataError(f"speech_commands: there is no sound in {place or 'the folder'}.", path=place)
+        raise DataError(f"speech_commands: no sounds in {place or 'the folder'}.", path=place)
     parameters = [rows, mels, form.window, form.hop]
     x = cache.cached(cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found))
     sizes = found.sizes if division == "official" else {"train": rows}
