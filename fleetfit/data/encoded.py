@@ -45,7 +45,7 @@ Part = Callable[[int, tuple[int, int]], tuple[Box | None, bool]]
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """Where a sample comes from, for messages.
 
     Attributes:
@@ -73,7 +73,7 @@ def _pillow() -> Any:
     return import_optional("PIL.Image", "images", "Decoding images")
 
 
-def opened(encoded: bytes, place: Place, upright: bool = False) -> Any:
+def opened(encoded: bytes, place: Origin, upright: bool = False) -> Any:
     """Return a Pillow image, of which only the header has been read unless it is turned.
 
     Args:
@@ -120,7 +120,7 @@ def read_size(picture: Any, upright: bool) -> tuple[int, int]:
     return (picture.height, picture.width) if turned else (picture.width, picture.height)
 
 
-def _turn_upright(picture: Any, place: Place) -> None:
+def _turn_upright(picture: Any, place: Origin) -> None:
     try:
         picture.load()
     except Exception as error:  # as above
@@ -129,7 +129,7 @@ def _turn_upright(picture: Any, place: Place) -> None:
         import_optional("PIL.ImageOps", "images", "Decoding images").exif_transpose(picture, in_place=True)
 
 
-def _undecodable(place: Place, error: Exception) -> DataError:
+def _undecodable(place: Origin, error: Exception) -> DataError:
     return DataError(f"{place} holds no image that can be decoded: {_said(error)}", path=place.path, row=place.row)
 
 
@@ -137,7 +137,7 @@ def _said(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
 
 
-def fill(target: NDArray[np.uint8], picture: Any, place: Place, box: Box | None, flip: bool = False) -> None:
+def fill(target: NDArray[np.uint8], picture: Any, place: Origin, box: Box | None, flip: bool = False) -> None:
     """Decode one opened image into its place.
 
     Args:
@@ -198,7 +198,7 @@ class Source(Protocol):
     def images(self, column: str) -> Iterator[list[bytes]]:
         """Yield the encoded images, some at a time."""
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> Origin:
         """Return where a row is, for messages."""
 
 
@@ -237,7 +237,7 @@ def decode(
     pixels = out.view(np.ndarray)  # indexing a memory map itself is slow
     start = 0
 
-    def one(target: NDArray[np.uint8], encoded: bytes, place: Place) -> None:
+    def one(target: NDArray[np.uint8], encoded: bytes, place: Origin) -> None:
         with opened(encoded, place, upright) as picture:
             fill(target, picture, place, centred(picture.width, picture.height, centre) if size else None)
 
@@ -277,7 +277,7 @@ class ImageSource(Protocol):
     def read(self, index: int) -> bytes:
         """Return one encoded image."""
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> Origin:
         """Return where it lies, for messages."""
 
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
@@ -306,9 +306,9 @@ class Files:
         """Return one encoded image."""
         return _read(self._path(index), 0, -1)
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> Origin:
         """Return the path of its file."""
-        return Place(self._path(index))
+        return Origin(self._path(index))
 
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
         """Return plain values, and the names."""
@@ -337,10 +337,10 @@ class Rows:
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return _read(self.path, start, end - start)
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> Origin:
         """Return the row and the file that it comes from."""
         name, first = next(source for source in reversed(self.sources) if source[1] <= index)
-        return Place(Path(name), index - first)
+        return Origin(Path(name), index - first)
 
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
         """Return plain values, and the offsets."""

@@ -85,7 +85,7 @@ def test_an_image_never_starts_a_program(
 
 def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) -> None:
     with raises(DataError, path="here"):
-        encoded.opened(b"not an image", encoded.Place(Path("here")))
+        encoded.opened(b"not an image", encoded.Origin(Path("here")))
     modules = {name: image.OPEN[name][0].__module__ for name in encoded.FORMATS}
     for name, module in modules.items():
         source = Path(str(__import__(module, fromlist=["x"]).__file__)).read_text()

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Encoded, Files, ImageSource, Place, Source, decode, opened, read_size, unpacked
+from fleetfit.data.encoded import Encoded, Files, ImageSource, Origin, Source, decode, opened, read_size, unpacked
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import (
     class_folders,
@@ -393,7 +393,7 @@ def sizes_of_some(folder: Path, most: int = 64, upright: bool = True) -> list[tu
         each = max(1, most // len(classes))
         for name in names[:: max(1, len(names) // each)][:each]:
             try:
-                with opened((one / name).read_bytes(), Place(one / name)) as picture:
+                with opened((one / name).read_bytes(), Origin(one / name)) as picture:
                     found.append(read_size(picture, upright))
             except MissingExtra:
                 return []
@@ -459,7 +459,7 @@ class _Images:
         for start in range(0, self.rows, _AT_ONCE):
             yield [self.files.read(i) for i in range(start, min(self.rows, start + _AT_ONCE))]
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> Origin:
         return self.files.place(row)
 
     def paths(self) -> list[Path]:

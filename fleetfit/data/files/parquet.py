@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MOST_CLASSES
-from fleetfit.data.encoded import Place
+from fleetfit.data.encoded import Origin
 from fleetfit.errors import DataError, FleetFitError, import_optional
 from fleetfit.paths import check_file
 
@@ -106,9 +106,9 @@ class File:
             )
         return values
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> Origin:
         """Return where a row is, for messages."""
-        return Place(self.path, row)
+        return Origin(self.path, row)
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
         """Yield the encoded images, or what else a column holds as bytes, some at a time."""

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data.encoded import Place, cores
+from fleetfit.data.encoded import Origin, cores
 from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
 _AT_ONCE = 64  # sounds in memory at a time
 
-Sound = tuple[Callable[[], bytes], Place]
+Sound = tuple[Callable[[], bytes], Origin]
 """What reads an encoded sound, and where it is, for messages."""
 
 
@@ -124,7 +124,7 @@ class Spectrogram:
                 target[start : start + len(some)] = self.pictures(waves).numpy()
                 start += len(some)
 
-    def _wave(self, read: Callable[[], bytes], place: Place) -> NDArray[np.float32]:
+    def _wave(self, read: Callable[[], bytes], place: Origin) -> NDArray[np.float32]:
         soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
             wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Place
+from fleetfit.data.encoded import Origin
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import class_folders, folder_of, found_folder, is_system_name, locate, set_folder
 from fleetfit.data.files.sounds import Sound, Spectrogram
@@ -169,7 +169,7 @@ def _of_folder(folder: Path) -> _OnDisk:
         words=tuple(words),
         sizes={split: size for split, size in sizes.items() if size},
         files=files,
-        sounds=((functools.partial(bytes_of, file, DataError), Place(file)) for file in files),
+        sounds=((functools.partial(bytes_of, file, DataError), Origin(file)) for file in files),
     )
 
 
