@@ -75,7 +75,9 @@ def reefl(
     check_temperature(temperature)
     check_range("zeta", zeta, 0, 1)
     if ramp < 0 or share < 0:
-        raise ConfigError(f"reefl's ramp and share must be at least 0, got {ramp} and {share}.")
+        raise ConfigError(
+            f"reefl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
+        )
     sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
     method = Method(

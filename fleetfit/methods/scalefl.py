@@ -42,7 +42,7 @@ def scalefl(
     """
     check_temperature(temperature)
     if not 0 <= beta < 1 or not 0 <= warmup <= 1:
-        raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.")
+        raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.", key="beta")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
     return Method(levels=partial(split_levels, mode=split), loss=loss, weight=by_count)
 
