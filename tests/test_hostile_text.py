@@ -50,7 +50,7 @@ from fleetfit.api import profiling
 from fleetfit.api.progress import RoundFacts, Rounds, as_html
 from fleetfit.cli import door, main, printing
 from fleetfit.engines.flower import launcher, logs
-from fleetfit.errors import FleetFitError, escape_controls, make_printable
+from fleetfit.errors import FleetFitError, Unexpected, escape_controls, make_printable
 from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
@@ -560,16 +560,16 @@ def test_the_log_of_a_fleet_is_printable(text: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:9]))
-def test_a_record_and_a_kept_traceback_are_printable(
-    text: str, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_record_and_a_traceback_are_printable(
+    text: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logging.getLogger("fleetfit").warning("%s of %d", text, 3)
     assert caplog.messages[0].endswith(" of 3")
     check_text(caplog.messages[0])
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    door._kept(f"Traceback\n{text}")
-    (kept,) = tmp_path.iterdir()
-    check_text(kept.read_text(), 10**8)
+    door._answered(Unexpected("a worker failed", f"Traceback\n{text}", False), False, True)
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    check_text(printed)
 
 
 def test_what_flower_logs_keeps_its_colours_alone() -> None:

@@ -1,7 +1,6 @@
 """The door of the command line: whatever happens behind it is one sentence on stderr and an exit code.
 
-docs/errors.md has the codes. The traceback of what nobody has foreseen, FleetFit's own or a plug-in's, is kept in a
-file.
+docs/errors.md has the codes. `--traceback` prints the traceback before that.
 """
 
 import contextlib
@@ -12,14 +11,15 @@ from typing import Any, cast
 
 from fleetfit.cli.interrupts import Interrupted, Interrupts
 from fleetfit.cli.streams import say
-from fleetfit.errors import FleetFitError, Unexpected, escape_controls, make_printable
+from fleetfit.errors import FleetFitError, Unexpected, format_cause, make_printable
+from fleetfit.machine import is_out_of_memory
 
-FAULT, MISTAKE, STOPPED, READER_LEFT = 1, 2, 130, 141
+FAULT, MISTAKE, STOPPED, READER_LEFT = 1, 2, 130, 1
 SHOWN = "FLEETFIT_TRACEBACK"
 """Environment variable; 1: tracebacks are printed, as with --traceback."""
 _OPTION = "--traceback"
+_HOW_TO_SEE = f"{_OPTION} prints its traceback."
 _COMPLETION = "_FLEETFIT_COMPLETE"
-_NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "bad_alloc")  # as torch says it
 
 
 def passed(arguments: list[str], process: bool = False) -> int:
@@ -74,7 +74,9 @@ def _answered(error: BaseException, stopped: bool, shown: bool) -> int:
         import traceback
 
         with contextlib.suppress(OSError):
-            print(make_printable("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+            details = error.details if isinstance(error, Unexpected) else ""  # of the worker
+            text = "".join([*traceback.format_exception(error), details])
+            print(make_printable(text), file=sys.stderr, end="")
     try:
         sentence, code = _judged(error, stopped)
     except KeyboardInterrupt:
@@ -95,7 +97,7 @@ def _judged(error: BaseException, stopped: bool) -> tuple[str, int]:
     if stopped or isinstance(error, KeyboardInterrupt | typer.Abort):
         return "stopped.", STOPPED
     if isinstance(error, Unexpected):
-        return f"{error} {_kept(error.details)}", MISTAKE if error.foreign else FAULT
+        return f"{error} {_HOW_TO_SEE}", MISTAKE if error.foreign else FAULT
     if isinstance(error, FleetFitError):
         return str(error), MISTAKE
     if isinstance(error, usage):
@@ -104,9 +106,9 @@ def _judged(error: BaseException, stopped: bool) -> tuple[str, int]:
         return f"{error.format_message()}{hint}", MISTAKE
     if _reader_left(error):
         return "", READER_LEFT
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _out_of_memory(error)):
+    if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
         return (
-            f"no memory was left: {_first_line(error)}. Smaller batches, fewer workers or a smaller model take less.",
+            f"no memory was left: {format_cause(error)}. Smaller batches, fewer workers or a smaller model take less.",
             MISTAKE,
         )
     if isinstance(error, OSError):
@@ -120,51 +122,18 @@ def _judged(error: BaseException, stopped: bool) -> tuple[str, int]:
     return _unexpected(error)
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    return any(words in _first_line(error) for words in _NO_MEMORY) or type(error).__name__ == "OutOfMemoryError"
-
-
 def _unexpected(error: BaseException) -> tuple[str, int]:
-    """Return the sentence about what nobody has foreseen: whose fault it is, and where its traceback is."""
-    import traceback
-
+    """Return the sentence about an unexpected error: whose fault it is, and how to see its traceback."""
     from fleetfit.names import blamed, what_it_raised
 
-    details = "".join(traceback.format_exception(error))
     plug_in = blamed(error)
     if plug_in is not None:
-        return f"{plug_in} {what_it_raised(error)}. {_kept(details)}", MISTAKE
+        return f"{plug_in} {what_it_raised(error)}. {_HOW_TO_SEE}", MISTAKE
     return (
-        f"this is a fault of FleetFit, not yours: {_first_line(error, typed=True)}. {_kept(details)} Please report it, "
-        f"with that file, {_tracker()}.",
+        f"this is a fault of FleetFit, not yours: {format_cause(error, typed=True)}. Run it again with "
+        f"{_OPTION} and report what it prints {_tracker()}.",
         FAULT,
     )
-
-
-def _first_line(error: BaseException, typed: bool = False) -> str:
-    from fleetfit.names import first_line
-
-    return first_line(error, typed)
-
-
-def _kept(details: str) -> str:
-    """Write a traceback into a file, and say where it is."""
-    import platform
-    import tempfile
-
-    from fleetfit import __version__
-
-    text = (
-        f"FleetFit {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
-        f"command: {' '.join(sys.argv)}\n\n{details}"
-    )
-    try:
-        handle, name = tempfile.mkstemp(prefix="fleetfit-traceback-", suffix=".txt")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(escape_controls(text))
-    except OSError:
-        return f"Its traceback could not be kept in a file; {_OPTION} prints it."
-    return f"Its traceback is in {name}; {_OPTION} prints it."
 
 
 def _tracker() -> str:
@@ -176,7 +145,7 @@ def _tracker() -> str:
             name, _, address = entry.partition(",")
             if name.strip().lower() in ("issues", "tracker", "bug tracker", "bugs"):
                 return f"at {address.strip()}"
-    return "to whom you have FleetFit from"
+    return "to your FleetFit distributor"
 
 
 # ---- the streams ---------------------------------------------------------------------------------------------------

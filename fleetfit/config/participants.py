@@ -290,9 +290,6 @@ def conditions_of(experiment: Experiment, who: Expected) -> Conditions:
 # ---- simulated clients; clients that are expected; nodes -----------------------------------------------------------
 
 
-REAL_TIME = "The deadline is one of real time, since no group has a profile: results differ from run to run."
-
-
 class SimulatedClients:
     """Clients whose data are parts of one data set, dealt to budget groups; see `Participants`."""
 
@@ -362,7 +359,7 @@ class SimulatedClients:
 
 
 class ExpectedClients:
-    """The clients that a run file describes, perhaps without their data; see `fleetfit.config.assembly.Expected`."""
+    """The clients that a run file describes, perhaps without their data; see `Expected`."""
 
     def __init__(self, experiment: Experiment, data: Data | DataDescription) -> None:
         """Divide the data, if they are there."""

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ from torch import Tensor
 
 from fleetfit.data import cache
 from fleetfit.data.cache import Allocate, kept
-from fleetfit.errors import DataError, import_optional
+from fleetfit.errors import DataError, format_cause, import_optional
+from fleetfit.machine import available_cores
 
 _LARGE_BYTES = 8192  # average file size from which threads pay
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
 """What Pillow decodes by itself. For others it may start a program: for EPS Ghostscript, which runs what is in it."""
-_MOST_SAID = 300  # characters of a decoder's own message
 _ORIENTATION, _QUARTER_TURNS = 0x112, range(5, 9)  # the tag of EXIF, and its values that swap width and height
 _MOST_PIXELS = 1 << 26
 """Of an image: 8192 x 8192. A small file can claim any size."""
@@ -72,7 +71,9 @@ def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
     try:
         picture = pillow.open(io.BytesIO(encoded), formats=FORMATS)
     except Exception as error:  # Pillow's readers raise whatever they come across
-        raise DataError(f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {_said(error)}") from error
+        raise DataError(
+            f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {format_cause(error)}"
+        ) from error
     if picture.width * picture.height > _MOST_PIXELS:
         raise DataError(
             f"{place} claims {picture.width}x{picture.height} pixels, more than {_MOST_PIXELS:,}; make it smaller."
@@ -104,11 +105,7 @@ def _turn_upright(picture: Any, place: str) -> None:
 
 
 def _undecodable(place: str, error: Exception) -> DataError:
-    return DataError(f"{place} holds no image that can be decoded: {_said(error)}")
-
-
-def _said(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
+    return DataError(f"{place} holds no image that can be decoded: {format_cause(error)}")
 
 
 def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, flip: bool = False) -> None:
@@ -143,8 +140,7 @@ def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, f
 
 def cores() -> int:
     """Return how many threads decode, at most 8."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, own)
+    return min(8, available_cores())
 
 
 def threads_pay(encoded: Sequence[bytes]) -> bool:

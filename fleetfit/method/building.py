@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,13 +45,6 @@ class Method:
     needs_budgets: bool = True
     own_data: bool = False
     settles: tuple[str, ...] = ()
-    told: dataclasses.InitVar[bool | None] = None
-
-    def __post_init__(self, told: bool | None) -> None:
-        """Understand `told`, as `needs_budgets` was called."""
-        if told is not None:
-            warnings.warn("Method(told=...) is Method(needs_budgets=...) now.", DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "needs_budgets", told)
 
 
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("needs_budgets", "own_data", "settles"))
