@@ -15,11 +15,6 @@ PACKAGE = ROOT / "fleetfit"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ADRS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 
-# Lines at most, by folder; the longest prefix counts. A module is one idea, as long as it needs; one that is longer
-# holds more than one.
-LINES = {"fleetfit": 600, "fleetfit/methods": 150, "fleetfit/options": 150, "examples": 300, "benchmarks": 300}
-# Modules that may be longer: path -> (lines at most, the reason). Prefer splitting the module.
-LONGER: dict[str, tuple[int, str]] = {}
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
 
 PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -96,14 +91,6 @@ def global_randomness(source: str) -> list[str]:
     return found
 
 
-def size_limit(path: str) -> int:
-    """Return how many lines the module at a path may have."""
-    if path in LONGER:
-        return LONGER[path][0]
-    folders = [folder for folder in LINES if path.startswith(folder + "/")]
-    return LINES[max(folders, key=len)]
-
-
 def named_in_tree(markdown: str) -> list[str]:
     """Return the paths that a fenced tree with a line `fleetfit/` names, relative to the repository.
 
@@ -147,29 +134,6 @@ def normal(name: str) -> str:
 
 def test_there_are_modules_to_check():
     assert len(MODULES) > 1
-
-
-@pytest.mark.parametrize(
-    "path", [*MODULES, *ROOT.glob("examples/**/*.py"), *ROOT.glob("benchmarks/**/*.py")], ids=relative
-)
-def test_a_module_is_short(path):
-    lines, limit = len(path.read_text().splitlines()), size_limit(relative(path))
-    assert lines <= limit, (
-        f"{relative(path)} has {lines} lines, at most {limit}: split it, or add it to LONGER with a reason"
-    )
-
-
-def test_exceptions_in_length_are_still_needed():
-    for path, (_, reason) in LONGER.items():
-        assert reason, f"{path}: why may it be longer?"
-        lines = len((ROOT / path).read_text().splitlines())
-        assert lines > LINES["fleetfit"], f"{path} is short now: remove it from LONGER"
-
-
-def test_limits_are_per_folder():
-    assert (
-        size_limit("fleetfit/methods/fedavg.py") < size_limit("fleetfit/models/cnn.py") == size_limit("fleetfit/cli.py")
-    )
 
 
 def test_no_module_is_a_drawer():

@@ -1,0 +1,113 @@
+"""Find names and phrases that the rules of ADR 0021 refuse, and shorten the baselines of those that are left.
+
+    python tests/words.py           # list what is new, and the lines of the baselines that can be removed
+    python tests/words.py shrink    # remove those lines; nothing is ever added
+
+`tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file. Both are
+edited by removing lines or lowering numbers only.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAMES, PROSE = ROOT / "tests/baselines/names.txt", ROOT / "tests/baselines/prose.txt"
+
+WORDS = {
+    kind: frozenset(words) for kind, words in tomllib.loads((ROOT / "tests/baselines/words.toml").read_text()).items()
+}
+PHRASE = re.compile(
+    r"\b(nobody|somebody|whoever|everybody|anybody|is said|are said|is told|are told|tells? apart|what is there|"
+    r"is no [a-z]|are no [a-z]|so many|mend(s|ed)?|in vain|by itself stands|stands? (there|here|in the)|lies? in|"
+    r"goes on|go on with|that there (is|are)|"
+    r"what (is|was|were|are) (in|on|to|of|there|sent|kept|trained|asked|known))\b",
+    re.IGNORECASE,
+)
+GENERATED = {"docs/results.md"}  # from experiments/, whose texts stay as they were recorded
+
+
+def explain_refusal(name: str, folder: str = "") -> str:
+    """Return why a public name is refused: "preposition", "x_of", "participle"; or an empty string."""
+    words = name.strip("_").split("_")
+    if (
+        folder in WORDS["entry_points"]
+        or words[0] in WORDS["verbs"]
+        or (words[0] in WORDS["converters"] and len(words) > 1)
+    ):
+        return "x_of" if name.endswith("_of") and folder not in WORDS["entry_points"] else ""
+    if words[0] in WORDS["prepositions"]:
+        return "preposition"
+    if name.endswith("_of"):
+        return "x_of"
+    if _is_participle(words[-1]) and not (len(words) > 1 and words[0] in {"is", "has", "mark", "get", "count"}):
+        return "participle"
+    return "participle" if _is_participle(words[0]) and len(words) > 1 and words[1] in WORDS["prepositions"] else ""
+
+
+def _is_participle(word: str) -> bool:
+    return (word.endswith("ed") and word not in WORDS["no_participles"]) or word in WORDS["participles"]
+
+
+def find_names(root: Path = ROOT) -> set[str]:
+    """Return the refused public functions and classes of the package, as "fleetfit/tasks.py task_named"."""
+    names = set[str]()
+    for path in sorted((root / "fleetfit").rglob("*.py")):
+        definitions = [
+            node.name
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        names |= {
+            f"{path.relative_to(root).as_posix()} {name}"
+            for name in definitions
+            if not name.startswith("_") and explain_refusal(name, path.parent.name)
+        }
+    return names
+
+
+def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
+    """Return the numbers of the lines with a refused phrase, by file: docstrings, comments, messages, pages."""
+    lines = {}
+    pages = [root / "README.md", root / "CONTRIBUTING.md", root / "SECURITY.md", *sorted((root / "docs").glob("*.md"))]
+    for path in [*sorted((root / "fleetfit").rglob("*.py")), *pages]:
+        place = path.relative_to(root).as_posix()
+        rows = path.read_text(encoding="utf-8").splitlines() if path.is_file() and place not in GENERATED else []
+        if numbers := [number for number, row in enumerate(rows, 1) if PHRASE.search(row)]:
+            lines[place] = numbers
+    return lines
+
+
+def read_names(path: Path = NAMES) -> set[str]:
+    """Return the names that the baseline still allows."""
+    return set(path.read_text(encoding="utf-8").splitlines())
+
+
+def read_counts(path: Path = PROSE) -> dict[str, int]:
+    """Return how many lines with a phrase the baseline still allows, by file."""
+    rows = [line.rsplit(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {place: int(count) for place, count in rows}
+
+
+def shrink() -> None:
+    """Remove names from the baseline that are gone, and lower its numbers to what is left."""
+    names, counts = find_names(), {place: len(numbers) for place, numbers in find_phrases().items()}
+    NAMES.write_text("".join(f"{name}\n" for name in sorted(read_names() & names)), encoding="utf-8")
+    left = Counter(read_counts()) & Counter(counts)
+    PROSE.write_text("".join(f"{place} {count}\n" for place, count in sorted(left.items())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["shrink"]:
+        shrink()
+    known, allowed = read_names(), read_counts()
+    for name in sorted(find_names() - known):
+        print(f"new name: {name} ({explain_refusal(name.split()[1])})")
+    for place, numbers in find_phrases().items():
+        if len(numbers) > allowed.get(place, 0):
+            print(f"new phrase: {place}, {len(numbers)} for {allowed.get(place, 0)}, lines {numbers}")
+    removable = len(known - find_names()) + sum(n > len(find_phrases().get(p, [])) for p, n in allowed.items())
+    print(f"{removable} lines of the baselines can be removed or lowered: python tests/words.py shrink")
