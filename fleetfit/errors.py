@@ -118,7 +118,7 @@ class Unexpected(RunError):
         self.details, self.foreign = details, foreign
 
 
-class MissingExtra(FleetFitError, ImportError):
+class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportError has a `path`, too
     """A feature needs an optional dependency that is not installed.
 
     Attributes:
