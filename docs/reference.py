@@ -258,8 +258,8 @@ def verbs_page() -> str:
     parts = [
         "# Every verb",
         MADE.format("fleetfit/cli/"),
-        "What `fleetfit VERB --help` prints. Exit codes: 0, all is well; 1, a fault of FleetFit, or the reader of "
-        "the output has left; 2, a mistake that a sentence explains; 130, stopped by Ctrl-C ([errors](errors.md)).",
+        "What `fleetfit VERB --help` prints. Exit codes: 0, all is well; 1, something unforeseen; 2, a mistake that a "
+        "sentence explains; 130, stopped by Ctrl-C ([errors](errors.md)).",
         "Before any verb: " + ", ".join(f"`{p.opts[0]}` ({(p.help or '').rstrip('.')})" for p in root.params[:3]) + ".",
     ]
     for name, command in verbs_of(root, "fleetfit"):
