@@ -38,6 +38,7 @@ from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
 from fleetfit.report import page, plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
+from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.values import Server
@@ -138,8 +139,6 @@ OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round, as it stands in `metrics.jsonl`."""
 OnResult = Callable[[Mapping[str, Any]], None]
 """Called with what will stand in `summary.json`."""
-RUNS = Path("runs")
-"""Where run folders go by default."""
 
 
 @own_mode()

@@ -290,9 +290,6 @@ def conditions_of(experiment: Experiment, who: Expected) -> Conditions:
 # ---- simulated clients; clients that are expected; nodes -----------------------------------------------------------
 
 
-REAL_TIME = "The deadline is one of real time, since no group has a profile: results differ from run to run."
-
-
 class SimulatedClients:
     """Clients whose data are parts of one data set, dealt to budget groups; see `Participants`."""
 

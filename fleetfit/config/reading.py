@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from fleetfit import names, renamed
+from fleetfit import names
 from fleetfit.config import schema as schedules
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.schema import EngineSection, Experiment, GroupSection, LocalSection, Overrides, ProfileSection
@@ -619,10 +619,10 @@ def _copied(value: Any) -> Any:
 
 
 def sections_of(table: Mapping[str, Any]) -> Table:
-    """Return tables with the keys' present names, and sections where a name stands for one: `method = "fedavg"`."""
+    """Return tables in which a name alone has become a section: `method = "fedavg"`."""
     if "data" in table:
         table = {**table, "data": with_values(table["data"])}
-    return {key: _as_section(key, value) for key, value in renamed.renewed(table).items()}
+    return {key: _as_section(key, value) for key, value in table.items()}
 
 
 def _as_section(key: str, value: Any) -> Any:

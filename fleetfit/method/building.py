@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,18 +56,14 @@ class Method:
     settles: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    told: dataclasses.InitVar[bool | None] = None
 
-    def __post_init__(self, told: bool | None) -> None:
-        """Check `replaces`, and understand `told`, as `needs_budgets` was called."""
+    def __post_init__(self) -> None:
+        """Check `replaces`."""
         unknown = next((hook for hook in self.replaces if hook not in CALLED_BY), None)
         if unknown is not None:
             raise ConfigError(
                 f'Method(replaces=...): a method can replace {", ".join(CALLED_BY)}, got "{truncate(unknown)}".'
             )
-        if told is not None:
-            warnings.warn("Method(told=...) is Method(needs_budgets=...) now.", DeprecationWarning, stacklevel=3)
-            object.__setattr__(self, "needs_budgets", told)
 
 
 DECLARED = ("needs_budgets", "own_data", "settles", "replaces", "defaults")

@@ -25,16 +25,14 @@ from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
 from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed, notes_on_empty
-from fleetfit.errors import DataError, FleetFitError, did_you_mean
+from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause
 from fleetfit.factories import declare_unused
-from fleetfit.names import first_line
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
 Task = Literal["classification", "regression", "multi_label", "next_token"]
 _ROWS = 4096  # rows in memory at a time
 Array = NDArray[Any]
-_MOST_SAID = 300  # characters of a library's own message
 
 
 @declare_unused(
@@ -243,7 +241,7 @@ def array_of(given: Any, what: str) -> NDArray[Any]:
     try:
         found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     except (ValueError, TypeError) as error:
-        raise DataError(f"data=(x, y): {what} is no array: {first_line(error)}.", key=what) from None
+        raise DataError(f"data=(x, y): {what} is no array: {format_cause(error)}.", key=what) from None
     if found.dtype.kind == "O" and what == "y" and all(isinstance(value, str) for value in found.ravel()):
         found = found.astype(str)
     if found.dtype.kind not in "biufU" or (what == "x" and found.dtype.kind == "U"):
@@ -531,9 +529,8 @@ class Arrays:
         except FleetFitError:
             raise
         except Exception as error:  # a damaged header or archive raises whatever it likes
-            said = " ".join(str(error).split()) or type(error).__name__
             raise DataError(
-                f'{self.path}: array "{name}" cannot be read: {said[:_MOST_SAID]}', path=self.path, column=name
+                f'{self.path}: array "{name}" cannot be read: {format_cause(error)}', path=self.path, column=name
             ) from error
         if not found.ndim:
             raise DataError(
