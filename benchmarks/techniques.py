@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, random_data
 from fleetfit.config import assemble
-from fleetfit.config.reading import experiment_of
+from fleetfit.config.load import load_experiment
 from fleetfit.rounds import one_round, start
 from fleetfit.training import run_job
 from fleetfit.values import Failure, Job, Update
@@ -133,7 +133,7 @@ def client(kind: Kind, method: Tables, local: Tables) -> Callable[[], tuple[list
     train, held_out, test = (torch.arange(first, end) for first, end in zip([0, *ends], ends, strict=False))
     splits = {"train": train, "validation": held_out, "test": test}
     budgets = (1.0,) if method["name"] == "fedavg" else (0.25, 0.5, 0.75, 1.0)  # FedAvg's model is what all afford
-    assembly = assemble(experiment_of({
+    assembly = assemble(load_experiment({
         "rounds": 1,
         "model": dict(kind.model),
         "method": dict(method),

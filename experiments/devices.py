@@ -20,7 +20,7 @@ import torch
 import fleetfit as ff
 from benchmarks.ship import TURNS, Work, loader, quartiles_ms, stopping
 from fleetfit.api.inference import shipped
-from fleetfit.config.tables import read_table
+from fleetfit.config.toml import read_toml
 from fleetfit.inference.export.checked import session
 from fleetfit.records import environment
 from fleetfit.report.results import ComparisonResults, RunResult, to_json
@@ -47,7 +47,7 @@ def main(given: list[str] | None = None) -> None:
     here = environment()  # where it is measured; where the runs were trained stands in their own results
     versions = {name: here[name] for name in ("fleetfit", "torch", "python")}
     machine = {"processor": here["processor"], "cores": here["processors"]}
-    table = read_table(opened[0].folder / "config.toml")
+    table = read_toml(opened[0].folder / "config.toml")
     settings = {key: table[key] for key in ("data", "model", "fleet", "local", "cohort")}
     found = ComparisonResults("devices", FILE, versions, here["fleetfit_commit"], machine, options.row, settings, runs)
     options.record.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import fleetfit as ff
-from fleetfit.config.tables import read_table
+from fleetfit.config.toml import read_toml
 
 FILE = Path(__file__).parent / "small" / "scalefl-table3.toml"
 STEPS = (0, 10, 40, 160, 640, 2560)
@@ -52,7 +52,7 @@ def main(given: list[str] | None = None) -> None:
 
 def setting_of(file: Path) -> dict[str, Any]:
     """Return a comparison's tables in its first setting, without the rows."""
-    table = read_table(file)
+    table = read_toml(file)
     first = {key: value for key, value in table.pop("compare")["setting"][0].items() if key != "label"}
     return {**table, **first}
 

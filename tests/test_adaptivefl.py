@@ -17,7 +17,7 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.api import resume
 from fleetfit.api import run as run_file
 from fleetfit.config.build.run import assemble
-from fleetfit.config.reading import experiment_of
+from fleetfit.config.load import load_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, evaluate, level_module
@@ -561,10 +561,10 @@ def holds_budgets(federation: Federation) -> bool:
 
 def test_the_server_never_sees_a_budget() -> None:
     """Nothing that hooks of the server get leads to a budget; with a method that is told, it does."""
-    mine = assemble(experiment_of({**RUN, "method": {"name": "adaptivefl"}}, []))
+    mine = assemble(load_experiment({**RUN, "method": {"name": "adaptivefl"}}, []))
     assert mine.federation.clients.reported is None and mine.federation.clients[0].reported is None
     assert not holds_budgets(mine.federation)
-    assert holds_budgets(assemble(experiment_of({**RUN, "method": {"name": "scalefl"}}, [])).federation)
+    assert holds_budgets(assemble(load_experiment({**RUN, "method": {"name": "scalefl"}}, [])).federation)
 
 
 @pytest.mark.parametrize(
@@ -581,10 +581,10 @@ def test_the_server_never_sees_a_budget() -> None:
 def test_what_does_not_fit_is_a_sentence(table: dict[str, Any], message: str | None) -> None:
     given = {**RUN, "method": {"name": "adaptivefl"}, **table}
     if message is None:
-        assemble(experiment_of(given, []))
+        assemble(load_experiment(given, []))
         return
     with pytest.raises(ConfigError, match=message):
-        assemble(experiment_of(given, []))
+        assemble(load_experiment(given, []))
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Any) -> None:

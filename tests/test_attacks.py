@@ -17,7 +17,7 @@ import fleetfit as ff
 from fleetfit import names
 from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, drawn
 from fleetfit.attacks.min_max import largest, measured
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
@@ -389,7 +389,7 @@ def test_an_attack_of_ones_own_in_a_file(tmp_path: Path) -> None:
     run = attacked(tmp_path / "a", kind=f"{tmp_path / 'own.py'}:silent", share=1.0, loss=0.125)
     assert run.metrics[-1]["train"]["loss"] == 0.125
     with pytest.raises(ConfigError, match=r"\[attack\] kind: .*:nothing must return an Attack, got NoneType"):
-        assemble(experiment_of({**TINY, "attack": {"kind": f"{tmp_path / 'own.py'}:nothing"}}))
+        assemble(load_experiment({**TINY, "attack": {"kind": f"{tmp_path / 'own.py'}:nothing"}}))
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -410,18 +410,18 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("attack", "more", "message"), REFUSED)
 def test_what_cannot_be_is_refused_in_a_sentence(attack: dict[str, Any], more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assemble(experiment_of({**TINY, **more, "attack": attack}))
+        assemble(load_experiment({**TINY, **more, "attack": attack}))
 
 
 def test_other_keys_without_a_kind_are_named_as_unused() -> None:
-    found = assemble(experiment_of({**TINY, "attack": {"share": 0.5}}))
+    found = assemble(load_experiment({**TINY, "attack": {"share": 0.5}}))
     assert [str(one) for one in found.unused] == ["[attack] share is not used here: there is no kind of attack."]
 
 
 def test_a_fleet_of_real_nodes_refuses() -> None:
     told = [NodeDescription("a", DataDescription("tiny", "classification", (1, 4, 4), 4), 20, 1.0)]
     with pytest.raises(ConfigError, match="hostile clients are simulated, and those of a fleet are real nodes"):
-        assemble_fleet(experiment_of({**TINY, "attack": {"kind": "sign_flip"}}), told)
+        assemble_fleet(load_experiment({**TINY, "attack": {"kind": "sign_flip"}}), told)
 
 
 SLOW = pytest.mark.slow
@@ -439,7 +439,7 @@ def test_every_attack_gives_updates_that_pass_or_are_refused_as_such(method: str
             continue
         keys = {"trigger": 2} if kind == "backdoor" else {}
         table = {**TINY, "method": {"name": method}, "local": {"epochs": 1}, "attack": {"kind": kind, **keys}}
-        assembly = assemble(experiment_of(table))
+        assembly = assemble(load_experiment(table))
         settings = replace(assembly.settings, rounds=1)
         _, report = one_round(assembly.federation, assembly.engine(), settings, start(assembly.federation))
         reasons = {f["reason"] for f in report["failures"]}

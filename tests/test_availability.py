@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tiny import plain, tiny_federation
 
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.availability import trace_of
-from fleetfit.config.writing import dumped
+from fleetfit.config.dump import dump_section
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, RunError
@@ -318,16 +318,16 @@ def test_what_other_traces_must_say(tmp_path: Path) -> None:
 
 
 def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
-    found = assemble(experiment_of({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
+    found = assemble(load_experiment({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
     there = found.simulation.resources.availability
     assert there is not None and found.federation.connected is not None
     assert (there.share, there.rounds, there.leave, there.day, there.clients) == (0.5, 4, 0.1, 12, 8)
     assert np.array_equal(found.federation.connected(3), there.online(3))
     path = write_csv(tmp_path, *(f"{c},0,2" for c in range(8) if c != 5))
-    traced = assemble(experiment_of({}, [*SMALL, f"fleet.availability.trace={path}"]))
+    traced = assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={path}"]))
     assert traced.federation.reachable(1).tolist() == [0, 1, 2, 3, 4, 6, 7]
     assert any("1 clients cannot take part: the trace never has them online. Clients 5." in n for n in traced.notes)
-    always = assemble(experiment_of({}, SMALL))
+    always = assemble(load_experiment({}, SMALL))
     assert always.federation.connected is None and always.simulation.resources.availability is None
 
 
@@ -348,48 +348,48 @@ def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
 )
 def test_what_a_run_file_may_not_say(keys: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assemble(experiment_of({}, [*SMALL, f"fleet.availability={keys}"]))
+        assemble(load_experiment({}, [*SMALL, f"fleet.availability={keys}"]))
 
 
 def test_nobody_ever_there_who_can_take_part(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "1,0,4")
     groups = "fleet.groups=[{budget=1.0}]"
-    experiment = experiment_of({}, [*SMALL, groups, f"fleet.availability.trace={path}"])
+    experiment = load_experiment({}, [*SMALL, groups, f"fleet.availability.trace={path}"])
     assert assemble(experiment).federation.reachable(0).tolist() == [1]
-    weak = experiment_of({}, [*SMALL, "fleet.groups=[{budget=1.0}, {budget=0.001}]", "fleet.levels=[1.0]"])
+    weak = load_experiment({}, [*SMALL, "fleet.groups=[{budget=1.0}, {budget=0.001}]", "fleet.levels=[1.0]"])
     cannot = int(np.flatnonzero(assemble(weak).federation.level_of < 0)[0])
     path = write_csv(tmp_path, f"{cannot},0,4")
     with pytest.raises(ConfigError, match="no client that can take part is ever online"):
-        assemble(experiment_of(dumped(weak, only_set=True), [f"fleet.availability.trace={path}"]))
+        assemble(load_experiment(dump_section(weak, only_set=True), [f"fleet.availability.trace={path}"]))
     with pytest.raises(ConfigError, match="nobody is ever online"):
-        assemble(experiment_of({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path)}"]))
+        assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path)}"]))
 
 
 def test_a_trace_is_looked_for_beside_the_run_file(tmp_path: Path) -> None:
-    from fleetfit.config import read_experiment
+    from fleetfit.config import load_experiment
 
     write_csv(tmp_path, "0,0,3")
     (tmp_path / "run.toml").write_text('[fleet]\navailability = { trace = "trace.csv" }\n', encoding="utf-8")
-    found = read_experiment(tmp_path / "run.toml").fleet.availability
+    found = load_experiment(tmp_path / "run.toml").fleet.availability
     assert found is not None and found.trace == str(tmp_path / "trace.csv")
 
 
 def test_classes_are_told_where_clients_agree() -> None:
     """Counted by hand from the partition; methods that learn no budget learn them too; other tasks have none."""
-    found = assemble(experiment_of({}, [*SMALL, "fleet.reports_labels=true"]))
+    found = assemble(load_experiment({}, [*SMALL, "fleet.reports_labels=true"]))
     labels, y = found.federation.clients.labels, found.data.y
     assert labels is not None and labels.shape == (8, 10)
     for row, part in zip(labels, found.simulation.parts, strict=True):
         assert row.tolist() == [int((y[part["train"]] == c).sum()) for c in range(10)]
-    assert assemble(experiment_of({}, SMALL)).federation.clients.labels is None
+    assert assemble(load_experiment({}, SMALL)).federation.clients.labels is None
 
 
 def test_a_table_of_another_choice_takes_the_old_keys_along() -> None:
     base = {"cohort": {"choose": {"name": "loss", "candidates": 20}}}
-    assert experiment_of(base, ["cohort.choose.candidates=5"]).cohort.choose == {"name": "loss", "candidates": 5}
-    assert experiment_of(base, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
-    assert experiment_of(base, ["cohort.choose=rl"]).cohort.choose == "rl"
-    assert experiment_of({}, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
+    assert load_experiment(base, ["cohort.choose.candidates=5"]).cohort.choose == {"name": "loss", "candidates": 5}
+    assert load_experiment(base, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
+    assert load_experiment(base, ["cohort.choose=rl"]).cohort.choose == "rl"
+    assert load_experiment({}, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
 
 
 def test_statistics_and_evaluation_do_not_ask_who_is_there() -> None:

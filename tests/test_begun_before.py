@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.config import experiment_of, to_table
+from fleetfit.config import load_experiment, to_table
 from fleetfit.config.build.run import as_recorded
 from fleetfit.data import Data
 
@@ -77,7 +77,7 @@ def test_arrays_in_memory_keep_theirs_too(place: Path) -> None:
 def test_a_comparison_on_arrays_goes_on(recorded: bool) -> None:
     """Folders of before have the key that is left open now; what they say holds."""
     given = {"data": {"name": "arrays", "file": "a.npz"}}
-    there = experiment_of({"data": {**given["data"], "channels_last": recorded}})
-    assert to_table(as_recorded(experiment_of(given), there)) == to_table(there)
-    other = experiment_of({"data": {**given["data"], "channels_last": not recorded}})
+    there = load_experiment({"data": {**given["data"], "channels_last": recorded}})
+    assert to_table(as_recorded(load_experiment(given), there)) == to_table(there)
+    other = load_experiment({"data": {**given["data"], "channels_last": not recorded}})
     assert to_table(as_recorded(other, there)) == to_table(other)

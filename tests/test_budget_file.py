@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fleetfit.config import experiment_of, read_experiment
-from fleetfit.config.reading import read_budget
-from fleetfit.config.writing import to_toml
+from fleetfit.config import load_experiment
+from fleetfit.config.dump import to_toml
+from fleetfit.config.load import read_budget_file
 from fleetfit.errors import ConfigError
 
 PI = 'budget = { parameters = 0.3, memory_bytes = "200 MB" }\ntolerance = 0.05\n'
@@ -23,7 +23,7 @@ def run_file(folder: Path, groups: str) -> Path:
 def test_a_group_may_name_a_file_seen_from_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "pi.toml").write_text(PI)
     path = run_file(tmp_path, '{ budget = "../pi.toml", share = 0.5 }, { budget = 1.0 }')
-    first, second = read_experiment(path).fleet.groups
+    first, second = load_experiment(path).fleet.groups
     assert first.budget == {"parameters": 0.3, "memory_bytes": "200 MB"} and first.tolerance == 0.05
     assert (first.name, first.share) == ("pi", 0.5) and second.tolerance is None
 
@@ -31,16 +31,16 @@ def test_a_group_may_name_a_file_seen_from_the_run_file(tmp_path: Path) -> None:
 def test_the_groups_own_name_stays_and_the_files_tolerance_counts(tmp_path: Path) -> None:
     (tmp_path / "pi.toml").write_text("budget = 0.3\n")
     path = run_file(tmp_path, '{ budget = "../pi.toml", tolerance = 0.2, name = "kitchen" }')
-    assert [(g.name, g.tolerance) for g in read_experiment(path).fleet.groups] == [("kitchen", 0.2)]
+    assert [(g.name, g.tolerance) for g in load_experiment(path).fleet.groups] == [("kitchen", 0.2)]
     (tmp_path / "pi.toml").write_text(PI)
-    assert read_experiment(path).fleet.groups[0].tolerance == 0.05
+    assert load_experiment(path).fleet.groups[0].tolerance == 0.05
 
 
 def test_a_run_keeps_what_the_file_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`config.toml` holds the amounts, so that it gives the same run after the file has changed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pi.toml").write_text(PI)
-    experiment = experiment_of(overrides=['fleet.groups=[{budget = "pi.toml"}]'])
+    experiment = load_experiment(overrides=['fleet.groups=[{budget = "pi.toml"}]'])
     (tmp_path / "pi.toml").unlink()
     assert "pi.toml" not in to_toml(experiment) and "memory_bytes" in to_toml(experiment)
 
@@ -60,8 +60,8 @@ def test_what_is_wrong_with_a_file_names_it(content: str | None, said: str, tmp_
     if content is not None:
         (tmp_path / "pi.toml").write_text(content)
     for read in (
-        lambda: read_experiment(run_file(tmp_path, '{ budget = "../pi.toml" }')),
-        lambda: read_budget(tmp_path / "pi.toml"),
+        lambda: load_experiment(run_file(tmp_path, '{ budget = "../pi.toml" }')),
+        lambda: read_budget_file(tmp_path / "pi.toml"),
     ):
         with pytest.raises(ConfigError) as error:
             read()
@@ -71,4 +71,4 @@ def test_what_is_wrong_with_a_file_names_it(content: str | None, said: str, tmp_
 @pytest.mark.parametrize("groups", ["no list", [3], [{"budget": ["x.toml"]}], [{"share": 0.5}]])
 def test_what_is_no_group_is_left_to_the_schema(groups: Any) -> None:
     with pytest.raises(ConfigError, match="groups"):
-        experiment_of({"fleet": {"groups": groups}})
+        load_experiment({"fleet": {"groups": groups}})

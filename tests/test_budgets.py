@@ -9,7 +9,7 @@ import pytest
 
 import fleetfit as ff
 from fleetfit.cli import planning
-from fleetfit.config import assemble, experiment_of, to_toml
+from fleetfit.config import assemble, load_experiment, to_toml
 from fleetfit.cost import Conditions, cost_of, latency
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.models.cnn import cnn
@@ -27,7 +27,7 @@ SEVERAL = [
 
 
 def described(groups: list[dict[str, Any]], **fleet: Any) -> ff.Experiment:
-    return experiment_of({**FLEET, "fleet": {"groups": groups, "levels": [0.25, 0.6], **fleet}})
+    return load_experiment({**FLEET, "fleet": {"groups": groups, "levels": [0.25, 0.6], **fleet}})
 
 
 def test_every_cost_of_a_budget_must_fit() -> None:
@@ -57,7 +57,7 @@ def test_every_cost_of_a_budget_must_fit() -> None:
 
 def test_only_the_cost_that_failed_is_named() -> None:
     groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.5}, "name": "thin"}, {"budget": 1.0}]
-    found = assemble(experiment_of({**FLEET, "fleet": {"groups": groups}, "method": {"name": "exclusivefl"}}))
+    found = assemble(load_experiment({**FLEET, "fleet": {"groups": groups}, "method": {"name": "exclusivefl"}}))
     assert found.plan.left_out and all('(group "thin", size_bytes)' in who for who in found.plan.left_out)
     assert (
         "(budget size_bytes 0.5 of the full model) cannot take part: the smallest level costs size_bytes 1."
@@ -69,7 +69,9 @@ def test_only_the_cost_that_failed_is_named() -> None:
 def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
     """A method's own levels too; All-Large asks nobody for anything."""
     groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.6}}, {"budget": {"parameters": 1.0, "size_bytes": 1.0}}]
-    found = assemble(experiment_of({**FLEET, "fleet": {"groups": groups, "levels": [0.5]}, "method": {"name": method}}))
+    found = assemble(
+        load_experiment({**FLEET, "fleet": {"groups": groups, "levels": [0.5]}, "method": {"name": method}})
+    )
     small = found.federation.level_of[found.fleet.group == 0]
     large = found.federation.level_of[found.fleet.group == 1]
     top = len(found.federation.levels) - 1
@@ -82,15 +84,15 @@ def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
 
 
 def test_all_samples_in_one_batch_count_as_the_largest_client() -> None:
-    found = assemble(experiment_of({**FLEET, "local": {"batch_size": "all"}}))
+    found = assemble(load_experiment({**FLEET, "local": {"batch_size": "all"}}))
     assert found.fleet.conditions.batch_size == max(len(p["train"]) for p in found.simulation.parts)
-    assert assemble(experiment_of(FLEET)).fleet.conditions.batch_size == 8
+    assert assemble(load_experiment(FLEET)).fleet.conditions.batch_size == 8
 
 
 def test_a_table_survives_the_resolved_file() -> None:
     text = to_toml(described(SEVERAL))
     assert tomllib.loads(text)["fleet"]["groups"][0]["budget"] == {"parameters": 0.25, "memory_bytes": 0.5}
-    assert to_toml(experiment_of(tomllib.loads(text))) == text
+    assert to_toml(load_experiment(tomllib.loads(text))) == text
     assert "measured" not in text
     groups = [{"budget": {"parameters": 0.25, "size_bytes": "1 GB"}}, {"budget": 1.0}]
     assert assemble(described(groups)).fleet.names == ("parameters 1/4, size_bytes 1 GB", "1")
@@ -167,11 +169,11 @@ def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
 
 def test_a_saved_plan_brings_its_measurements(tmp_path: Path, times: list[int]) -> None:
     fleet: dict[str, Any] = {"cost": "latency_s", "groups": GROUPS, "levels": [0.25, 0.5]}
-    first = assemble(experiment_of({**FLEET, "fleet": fleet}))
+    first = assemble(load_experiment({**FLEET, "fleet": fleet}))
     often = len(times)
     saved = tmp_path / "plan.toml"
     saved.write_text(first.plan.to_toml())
-    used = assemble(experiment_of({**FLEET, "fleet": {**fleet, "levels": str(saved)}}))
+    used = assemble(load_experiment({**FLEET, "fleet": {**fleet, "levels": str(saved)}}))
     assert used.plan == first.plan == Plan.from_toml(saved.read_text())
     assert (used.federation.level_of == first.federation.level_of).all()
     assert len(times) == often

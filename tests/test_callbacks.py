@@ -18,7 +18,7 @@ from waiting import wait_until
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
 from fleetfit.config.naming import check_keys
 from fleetfit.errors import ConfigError, FleetFitError
 
@@ -483,5 +483,5 @@ def test_the_command_line_says_which_callback_failed(tmp_path: Path, capfd: pyte
 
 def test_checking_the_keys_calls_no_callback(tmp_path: Path) -> None:
     file = run_file(tmp_path, {"name": "mine.py:Ends", "file": "end.json"})
-    check_keys(experiment_of({"callbacks": [{"name": f"{file.parent}/mine.py:Ends", "file": "end.json"}]}))
+    check_keys(load_experiment({"callbacks": [{"name": f"{file.parent}/mine.py:Ends", "file": "end.json"}]}))
     assert not (tmp_path / "end.json").exists()

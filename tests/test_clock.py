@@ -9,7 +9,7 @@ import pytest
 from tiny import plain, tiny_federation
 
 from fleetfit import messages
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.speeds import slow_clients
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
@@ -204,7 +204,7 @@ def test_a_share_of_every_group_is_slow() -> None:
 def test_profiles_of_a_run_file_reach_the_devices() -> None:
     """Groups by name and by figures; slow ones compute 4 times and send 2 times slower."""
     own = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 5e5, "latency_s": 0.05}
-    assembly = assemble(experiment_of({
+    assembly = assemble(load_experiment({
         "data": {"partition": {"kind": "iid", "clients": 10}},
         "fleet": {"groups": [{"budget": 0.5, "profile": "phone"}, {"budget": 1.0, "profile": own}],
                   "slow": {"share": 0.2, "factor": 4.0, "link": 2.0}},
@@ -225,7 +225,7 @@ def test_profiles_of_a_run_file_reach_the_devices() -> None:
 @pytest.mark.parametrize("key", ["slow={share=0.3}", "jitter=0.1"])
 def test_who_is_slow_needs_profiles(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"\[fleet\] {key.partition('=')[0]}: it needs a profile for each"):
-        assemble(experiment_of({}, [f"fleet.{key}"]))
+        assemble(load_experiment({}, [f"fleet.{key}"]))
 
 
 def test_jitter_is_the_formula_and_differs_by_round() -> None:

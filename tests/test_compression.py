@@ -12,7 +12,7 @@ from same_bits import SETTINGS, finished, fleets, same
 from tiny import plain, tiny_federation
 
 import fleetfit
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
@@ -233,7 +233,7 @@ def test_the_size_of_an_update_is_known_before_there_is_one(kind: str | None) ->
 
 def test_an_unknown_kind_is_refused_in_a_run_file() -> None:
     with pytest.raises(ConfigError, match=r"\[local\] compress"):
-        experiment_of({"local": {"compress": "int4"}})
+        load_experiment({"local": {"compress": "int4"}})
 
 
 def test_a_piece_that_is_smaller_than_what_was_sent() -> None:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from fleetfit.config import Experiment, assemble, experiment_of, read_experiment, to_toml
+from fleetfit.config import Experiment, assemble, load_experiment, to_toml
+from fleetfit.config.dump import find_object_sections
 from fleetfit.config.fleet import group_sizes, ranges
-from fleetfit.config.reading import merged, override
+from fleetfit.config.load import parse_override
+from fleetfit.config.merge import merge_tables
 from fleetfit.config.schema import Schedule
-from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, PlanError
 from fleetfit.method import Method
@@ -30,7 +31,7 @@ def said(make: Callable[[], Any], kind: type[FleetFitError] = ConfigError) -> st
 
 
 def test_the_empty_file_is_scalefl_on_digits() -> None:
-    found = experiment_of()
+    found = load_experiment()
     assert (found.method.name, found.data.name, found.model.name) == ("scalefl", "digits", "cnn")
     assert found == Experiment()
 
@@ -92,7 +93,7 @@ def test_the_empty_file_is_scalefl_on_digits() -> None:
     ],
 )
 def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) -> None:
-    assert message in said(lambda: experiment_of({}, overrides))
+    assert message in said(lambda: load_experiment({}, overrides))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
 def test_what_does_not_fit_together_is_a_sentence(
     overrides: list[str], kind: type[FleetFitError], message: str
 ) -> None:
-    assert message in said(lambda: assemble(experiment_of({}, [*SMALL, *overrides])), kind)
+    assert message in said(lambda: assemble(load_experiment({}, [*SMALL, *overrides])), kind)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +180,14 @@ def test_what_does_not_fit_together_is_a_sentence(
 )
 def test_a_file_that_is_not_toml_names_the_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run.toml").write_text(text)
-    assert message in said(lambda: read_experiment(tmp_path / "run.toml"))
+    assert message in said(lambda: load_experiment(tmp_path / "run.toml"))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    assert "there is no file" in said(lambda: read_experiment(tmp_path / "missing.toml"))
-    assert "is a folder" in said(lambda: read_experiment(tmp_path))
-    assert "is not UTF-8 text" in said(lambda: read_experiment(tmp_path / "binary.toml"))
+    assert "there is no file" in said(lambda: load_experiment(tmp_path / "missing.toml"))
+    assert "is a folder" in said(lambda: load_experiment(tmp_path))
+    assert "is not UTF-8 text" in said(lambda: load_experiment(tmp_path / "binary.toml"))
 
 
 # ---- merging -------------------------------------------------------------------------------------------------------
@@ -198,12 +199,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
      ("a.b=[1, 2]", [1, 2]), ("a.b={c = 1}", {"c": 1}), ("a.b=x=y", "x=y")],
 )  # fmt: skip
 def test_an_override_is_toml_or_text(text: str, value: Any) -> None:
-    assert override(text) == {"a": {"b": value}}
+    assert parse_override(text) == {"a": {"b": value}}
 
 
 def test_overrides_win_over_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("rounds = 7\n[local]\nlr = 0.5\nepochs = 2\n")
-    found = read_experiment(tmp_path / "run.toml", ["local.lr=0.25"], seed=3)
+    found = load_experiment(tmp_path / "run.toml", ["local.lr=0.25"], seed=3)
     assert (found.rounds, found.local.lr, found.local.epochs, found.seed) == (7, 0.25, 2, 3)
 
 
@@ -212,17 +213,17 @@ def test_another_name_drops_the_keys_of_the_old_one() -> None:
         "method": {"name": "scalefl", "beta": 0.2},
         "data": {"name": "mnist", "folder": "x", "partition": {"clients": 3}},
     }
-    other = merged(base, {"method": {"name": "heterofl"}, "data": {"name": "digits"}})
+    other = merge_tables(base, {"method": {"name": "heterofl"}, "data": {"name": "digits"}})
     assert other["method"] == {"name": "heterofl"}
     assert other["data"] == {"name": "digits", "partition": {"clients": 3}}
-    same = merged(base, {"method": {"name": "scalefl", "temperature": 2.0}})
+    same = merge_tables(base, {"method": {"name": "scalefl", "temperature": 2.0}})
     assert same["method"] == {"name": "scalefl", "beta": 0.2, "temperature": 2.0}
 
 
 def test_the_default_name_counts_as_a_name() -> None:
-    found = merged({"method": {"beta": 0.2}}, {"method": {"name": "scalefl"}})
+    found = merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "scalefl"}})
     assert found["method"] == {"name": "scalefl", "beta": 0.2}
-    assert merged({"method": {"beta": 0.2}}, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
+    assert merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
 
 
 def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +237,7 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
         'fleet.levels = "plan.toml"\ndata.folder = "pictures"\n'
     )
     monkeypatch.chdir(tmp_path)
-    found = read_experiment(folder / "run.toml")
+    found = load_experiment(folder / "run.toml")
     assert found.method.name == f"{(folder / 'own.py').resolve()}:mine"
     assert found.method.hooks["loss"] == f"{(folder / 'own.py').resolve()}:loss"
     assert found.fleet.levels == str((folder / "plan.toml").resolve())
@@ -246,14 +247,14 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_folder_that_is_not_beside_the_run_file_is_left_to_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('data.name = "mnist"\ndata.folder = "elsewhere"\n')
-    assert read_experiment(tmp_path / "run.toml").data.settings["folder"] == "elsewhere"
+    assert load_experiment(tmp_path / "run.toml").data.settings["folder"] == "elsewhere"
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
 def test_the_resolved_file_shows_every_default_and_reads_back() -> None:
-    text = to_toml(experiment_of({}, ["local.schedule={kind='step', at=[3]}", "seed=4"]))
+    text = to_toml(load_experiment({}, ["local.schedule={kind='step', at=[3]}", "seed=4"]))
     table = tomllib.loads(text)
     assert table["method"] == {"name": "scalefl", "beta": 0.1, "temperature": 3.0, "split": "both", "warmup": 0.0,
                                "printed": False}  # fmt: skip
@@ -262,15 +263,15 @@ def test_the_resolved_file_shows_every_default_and_reads_back() -> None:
     assert table["cohort"]["fraction"] == 0.1
     assert table["local"]["schedule"] == {"kind": "step", "at": [3], "factor": 0.1}
     assert "compare" not in table
-    again = experiment_of(table)
+    again = load_experiment(table)
     assert to_toml(again) == text
 
 
 @pytest.mark.parametrize(("option", "values"), [("in_time", {}), ("fedadam", {"lr": 0.5}), ("fedprox", {})])
 def test_an_option_without_settings_is_there_in_the_resolved_file(option: str, values: dict[str, Any]) -> None:
     """Also one that has nothing to set; and the settings of all others are visible."""
-    given = experiment_of({"method": {"name": "fedavg", "plus": {option: values}}})
-    again = experiment_of(tomllib.loads(to_toml(given)))
+    given = load_experiment({"method": {"name": "fedavg", "plus": {option: values}}})
+    again = load_experiment(tomllib.loads(to_toml(given)))
     found = {"in_time": {}, "fedadam": {"lr": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, "fedprox": {"mu": 0.01}}
     assert again.method.plus == {option: found[option]}
 
@@ -278,13 +279,13 @@ def test_an_option_without_settings_is_there_in_the_resolved_file(option: str, v
 def test_a_setting_may_be_called_as_a_method_of_a_section() -> None:
     """A function's own keys are written as they stand in the file, whatever pydantic has of the same name."""
     keys = {"copy": 1, "json": 2, "settings": 3, "model_fields": 4, "__class__": 5}
-    table = tomllib.loads(to_toml(experiment_of({"data": {"name": "digits", **keys}})))
+    table = tomllib.loads(to_toml(load_experiment({"data": {"name": "digits", **keys}})))
     assert {key: value for key, value in table["data"].items() if key in keys} == keys
 
 
 def test_the_resolved_file_assembles_to_the_same_run() -> None:
-    first = assemble(experiment_of({}, SMALL))
-    second = assemble(experiment_of(tomllib.loads(to_toml(first.experiment))))
+    first = assemble(load_experiment({}, SMALL))
+    second = assemble(load_experiment(tomllib.loads(to_toml(first.experiment))))
     assert first.plan == second.plan
     assert torch.equal(first.simulation.parts[0]["train"], second.simulation.parts[0]["train"])
     assert first.settings.local == second.settings.local
@@ -302,7 +303,7 @@ def own_data() -> Data:
 def test_objects_stand_in_for_names() -> None:
     data = own_data()
     found = assemble(
-        experiment_of(
+        load_experiment(
             None,
             ["data.partition.kind=iid", "data.partition.clients=4"],
             model=cnn(classes=3),
@@ -312,11 +313,11 @@ def test_objects_stand_in_for_names() -> None:
     )
     assert found.data is data
     assert found.federation.problem.spec is None
-    assert objects_in(tomllib.loads(to_toml(found.experiment))) == ["data", "model", "method"]
+    assert find_object_sections(tomllib.loads(to_toml(found.experiment))) == ["data", "model", "method"]
 
 
 def test_an_importable_function_becomes_its_name() -> None:
-    found = experiment_of(None, model=cnn, method={"name": own_method})
+    found = load_experiment(None, model=cnn, method={"name": own_method})
     assert found.model.name == "fleetfit.models.cnn:cnn"
     assert callable(found.method.name) or found.method.name.endswith(":own_method")
 
@@ -327,18 +328,18 @@ def own_method() -> Method:
 
 def test_objects_of_the_wrong_kind_are_refused() -> None:
     assert '[data] name: should be a name in quotes, such as "digits", got 3.' in said(
-        lambda: assemble(experiment_of(None, data={"name": 3}))
+        lambda: assemble(load_experiment(None, data={"name": 3}))
     )
     assert 'must give an Architecture; object lacks "axes"' in said(
-        lambda: assemble(experiment_of(None, SMALL, model={"name": object()}))
+        lambda: assemble(load_experiment(None, SMALL, model={"name": object()}))
     )
     assert "an object takes no further keys" in said(
-        lambda: assemble(experiment_of(None, SMALL, model={"name": cnn(), "norm": "group"}))
+        lambda: assemble(load_experiment(None, SMALL, model={"name": cnn(), "norm": "group"}))
     )
 
 
 def test_objects_without_an_import_path_run_on_local_only() -> None:
-    found = assemble(experiment_of(None, [*SMALL, "engine.name=processes"], model=cnn()))
+    found = assemble(load_experiment(None, [*SMALL, "engine.name=processes"], model=cnn()))
     assert 'objects made in Python run with engine.name = "local"' in said(found.engine)
 
 
@@ -363,7 +364,7 @@ def test_group_sizes_follow_the_shares_and_leave_nobody_out(
 
 
 def test_clients_are_dealt_by_a_seeded_shuffle() -> None:
-    first, again, other = (assemble(experiment_of({}, [*SMALL, f"seed={seed}"])).fleet for seed in (0, 0, 1))
+    first, again, other = (assemble(load_experiment({}, [*SMALL, f"seed={seed}"])).fleet for seed in (0, 0, 1))
     assert (first.group == again.group).all()
     assert (first.group != other.group).any()
     assert first.names == ("1/8", "1/4", "1/2", "1")
@@ -372,7 +373,7 @@ def test_clients_are_dealt_by_a_seeded_shuffle() -> None:
 
 def test_who_cannot_take_part_is_named() -> None:
     groups = "fleet.groups=[{budget=0.1, name='tiny'}, {budget=1}]"
-    found = assemble(experiment_of({}, [*SMALL, groups, "fleet.levels=[0.5, 1]"]))
+    found = assemble(load_experiment({}, [*SMALL, groups, "fleet.levels=[0.5, 1]"]))
     tiny = np.flatnonzero(found.fleet.group == 0)
     assert len(found.notes) == 1
     assert '4 clients of group "tiny" (budget 0.1 of the full model) cannot take part' in found.notes[0]
@@ -386,26 +387,26 @@ def test_ranges_are_short() -> None:
 
 
 def test_a_saved_plan_is_used_as_it_is(tmp_path: Path) -> None:
-    first = assemble(experiment_of({}, SMALL))
+    first = assemble(load_experiment({}, SMALL))
     (tmp_path / "plan.toml").write_text(first.plan.to_toml())
-    used = assemble(experiment_of({}, [*SMALL, f"fleet.levels={tmp_path / 'plan.toml'}"]))
+    used = assemble(load_experiment({}, [*SMALL, f"fleet.levels={tmp_path / 'plan.toml'}"]))
     assert used.plan.levels == first.plan.levels
-    inline = assemble(experiment_of({"fleet": {"levels": tomllib.loads(first.plan.to_toml())}}, SMALL))
+    inline = assemble(load_experiment({"fleet": {"levels": tomllib.loads(first.plan.to_toml())}}, SMALL))
     assert inline.plan.levels == first.plan.levels
     other = [*SMALL, f"fleet.levels={tmp_path / 'plan.toml'}", "fleet.cost=multiply_adds"]
-    assert "this plan counts parameters" in said(lambda: assemble(experiment_of({}, other)))
+    assert "this plan counts parameters" in said(lambda: assemble(load_experiment({}, other)))
 
 
 def test_the_cohort_is_a_rounded_fraction_of_at_least_one() -> None:
     sizes = [
-        assemble(experiment_of({}, [*SMALL, f"cohort.{what}"])).federation.cohort
+        assemble(load_experiment({}, [*SMALL, f"cohort.{what}"])).federation.cohort
         for what in ("fraction=0.01", "fraction=0.3", "count=8")
     ]
     assert sizes == [1, 2, 8]  # of 8 clients: max(1, round(0.08)), round(2.4), 8
 
 
 def test_all_samples_in_one_batch() -> None:
-    found = assemble(experiment_of({}, [*SMALL, "local.batch_size=all"]))
+    found = assemble(load_experiment({}, [*SMALL, "local.batch_size=all"]))
     assert found.settings.local.batch_size is None
 
 
@@ -429,7 +430,7 @@ def test_schedules(schedule: dict[str, Any], factors: list[float]) -> None:
 
 def test_the_schedule_reaches_the_settings() -> None:
     found = assemble(
-        experiment_of({}, ["data.partition.clients=8", "rounds=3", "local.schedule={kind='step', at=[2]}"])
+        load_experiment({}, ["data.partition.clients=8", "rounds=3", "local.schedule={kind='step', at=[2]}"])
     )
     assert [found.settings.schedule(t) for t in range(3)] == [1, 1, 0.1]
 
@@ -441,14 +442,14 @@ VIT = {"name": "vit", "hidden": 16, "depth": 4, "attention_heads": 2, "patch": 4
 
 def test_another_mode_of_tuning_takes_the_old_one_s_keys_along() -> None:
     base = {"model": VIT, "peft": {"name": "lora", "rank": 8}}
-    assert experiment_of(base, ["peft.name=frozen"]).peft.settings == {}
-    assert experiment_of(base, ["peft.alpha=3.0"]).peft.settings == {"rank": 8, "alpha": 3.0}
-    assert experiment_of(base, peft="ssf").peft.name == "ssf"
+    assert load_experiment(base, ["peft.name=frozen"]).peft.settings == {}
+    assert load_experiment(base, ["peft.alpha=3.0"]).peft.settings == {"rank": 8, "alpha": 3.0}
+    assert load_experiment(base, peft="ssf").peft.name == "ssf"
 
 
 def test_the_defaults_of_a_mode_are_written_down() -> None:
     """A resumed run keeps them, whatever a later version's are."""
-    written = tomllib.loads(to_toml(experiment_of({"peft": {"name": "lora", "rank": 8}})))
+    written = tomllib.loads(to_toml(load_experiment({"peft": {"name": "lora", "rank": 8}})))
     assert written["peft"] == {"name": "lora", "rank": 8, "alpha": 64.0, "targets": ["*.query", "*.value"]}
 
 
@@ -463,7 +464,7 @@ def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> Non
         "[model]\nname = 'vit'\nhidden = 16\ndepth = 4\nattention_heads = 2\npatch = 4\n[fleet]\ntolerance = 0.5\n"
         "levels = [{ depth = 2, budget = 0.5 }, { budget = 1.0 }]\ngroups = [{ budget = 0.5 }, { budget = 1.0 }]\n"
     )
-    assembly = assemble(read_experiment(tmp_path / "run.toml"))
+    assembly = assemble(load_experiment(tmp_path / "run.toml"))
     shapes = assembly.federation.problem.layout.shapes({}, (4,))
     assert shapes["blocks.0.mlp.tuning.down.weight"] == (2, 16)
 
@@ -471,7 +472,7 @@ def test_a_mode_of_one_s_own_is_found_beside_the_run_file(tmp_path: Path) -> Non
 def given(levels: list[dict[str, Any]], method: str = "depthfl") -> Any:
     groups = [{"budget": level["budget"]} for level in levels]
     fleet = {"levels": levels, "groups": groups, "tolerance": 0.0}
-    return assemble(experiment_of({"model": VIT, "method": {"name": method}, "fleet": fleet}, SMALL)).federation
+    return assemble(load_experiment({"model": VIT, "method": {"name": method}, "fleet": fleet}, SMALL)).federation
 
 
 def test_levels_that_are_given_are_taken_as_they_are() -> None:
@@ -504,6 +505,6 @@ def test_levels_that_do_not_grow_are_refused(levels: list[dict[str, Any]], messa
 
 def test_a_key_without_a_name_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match="unknown key"):
-        experiment_of({"": {"lr": 1}}, [])
+        load_experiment({"": {"lr": 1}}, [])
     with pytest.raises(ConfigError):
-        experiment_of({"rounds": 1}, [".lr=1"])
+        load_experiment({"rounds": 1}, [".lr=1"])

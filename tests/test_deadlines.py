@@ -13,7 +13,7 @@ from tiny import plain, spec_of, tiny_federation
 
 import fleetfit
 from fleetfit import messages, names
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.options import in_time
@@ -366,7 +366,7 @@ def test_a_run_with_deadlines_goes_on_with_the_same_bits(tmp_path: Path) -> None
 
 def test_a_run_file_brings_the_option_along() -> None:
     def made(**cohort: Any) -> Any:
-        return assemble(experiment_of({"cohort": cohort, "method": {"name": "scalefl", "plus": {"fedprox": {}}}}))
+        return assemble(load_experiment({"cohort": cohort, "method": {"name": "scalefl", "plus": {"fedprox": {}}}}))
 
     with_it = made(deadline_s=3.0)
     assert with_it.federation.method_spec["plus"] == {"fedprox": {}, "in_time": {}}

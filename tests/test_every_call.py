@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.layout import infer_layout
 from fleetfit.models.mlp import mlp
@@ -78,7 +78,7 @@ def sources(place: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         "path": (place / "run.toml", {}),
         "text": (str(place / "run.toml"), {}),
         "tables": ({**TABLES, "data": {"path": "c.npz"}}, {}),
-        "an experiment": (experiment_of({**TABLES, "data": {"path": "c.npz"}}), {}),
+        "an experiment": (load_experiment({**TABLES, "data": {"path": "c.npz"}}), {}),
         "keywords": (None, {**TABLES, "data": "c.npz"}),
         "objects": (None, {**TABLES, "data": (X, Y)}),
         "an instance": (None, {**TABLES, "data": (X, Y), "model": mlp(3, (6,), hidden=16)}),
@@ -138,7 +138,7 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
         "path": (place / "compare.toml", {}),
         "text": (str(place / "compare.toml"), {}),
         "tables": ({**tables, "data": {"path": "c.npz"}}, {}),
-        "an experiment": (experiment_of({**tables, "data": {"path": "c.npz"}}), {}),
+        "an experiment": (load_experiment({**tables, "data": {"path": "c.npz"}}), {}),
         "keywords": (None, {**tables, "data": "c.npz"}),
         "objects": (None, {**tables, "data": (X, Y)}),
         "beside a file": (place / "compare.toml", {"data": (X, Y), "evaluate": {"split": "validation"}}),

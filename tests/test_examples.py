@@ -17,9 +17,9 @@ from tiny import tiny_federation
 import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.api.comparison import ComparisonPlan
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
+from fleetfit.config.load import read_table, resolve_paths
 from fleetfit.config.naming import check_keys
-from fleetfit.config.reading import anchored, read_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.papers import paper_table
 from fleetfit.planner import Plan
@@ -69,7 +69,7 @@ def stand_in(classes: int, channels: int, side: int, samples: int = 4000) -> ff.
 
 def entries(path: Path) -> list[tuple[str, dict]]:
     """Return label and tables of every row of a run file with every data set."""
-    table = anchored(read_table(path), path.parent)
+    table = resolve_paths(read_table(path), path.parent)
     if "compare" not in table:
         return [(path.stem, table)]
     found = {}
@@ -291,7 +291,7 @@ def test_an_own_data_set_runs(tmp_path):
 def test_an_own_hook_leaves_each_level_its_own_exit(tmp_path):
     hook = f"method.hooks.levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
     run = ff.run(out=tmp_path / "run", overrides=[hook, "rounds=1", "local.epochs=1"])
-    with_exits = assemble(experiment_of()).plan.levels
+    with_exits = assemble(load_experiment()).plan.levels
     assert [len(level.exits) for level in run.plan.levels] == [1, 1, 1, 1]
     assert [level.exits[-1] for level in with_exits] == [level.exits[-1] for level in run.plan.levels]
 
@@ -312,7 +312,7 @@ REAL = ROOT.parent / "shared" / "data"
 def test_an_experiment_resolves(path, monkeypatch):
     unused = []
     for label, table in entries(path):
-        check_keys(experiment_of(table))
+        check_keys(load_experiment(table))
         data = table.get("data", {})
         name = data.get("name", "digits")
         if name in TEXTS:
@@ -325,7 +325,7 @@ def test_an_experiment_resolves(path, monkeypatch):
             shape, samples = shape_of(name, data), 6 * data.get("partition", {}).get("clients", 0)
             server = {"server": {"name": stand_in(*shape)}} if "server" in data else {}
             table = {**table, "data": {"name": stand_in(*shape, max(4000, samples)), **kept, **server}}
-        found = assemble(experiment_of(table))
+        found = assemble(load_experiment(table))
         own = {"exclusivefl": "cannot take part"} | dict.fromkeys(
             ["fedavg", "fedsgd"], "that the smallest budget affords"
         )
@@ -382,7 +382,7 @@ def test_a_file_of_a_paper_says_how_it_differs_and_has_a_small_one(path):
 def test_an_experiment_that_does_not_fit_fails():
     table = {"fleet": {"groups": [{"budget": 1e-6}]}, "data": {"name": stand_in(10, 1, 28)}}
     with pytest.raises(ff.FleetFitError):
-        assemble(experiment_of(table))
+        assemble(load_experiment(table))
 
 
 def test_the_ablation_is_fair_and_the_same_in_both_sizes():
@@ -400,7 +400,7 @@ def test_the_ablation_is_fair_and_the_same_in_both_sizes():
         if "fedavg" in table["method"]["name"]:
             continue
         data = {"name": stand_in(10, 3, 16), "partition": table["data"]["partition"]}
-        levels = assemble(experiment_of({**table, "data": data})).plan.levels
+        levels = assemble(load_experiment({**table, "data": data})).plan.levels
         within = [abs(level.share / level.target - 1) <= 0.1 for level in levels]
         assert all(within) == (not label.startswith(apart)), "a row that costs more or less than the others"
 

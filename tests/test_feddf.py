@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fleetfit
 from fleetfit.aggregate import Aggregate, applied
-from fleetfit.config import assemble, experiment_of, read_experiment, to_toml
+from fleetfit.config import assemble, load_experiment, to_toml
 from fleetfit.data import Data, unlabelled
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.work import setup_nest, simulation_of
@@ -454,7 +454,7 @@ def words(vocabulary: int = 9, padding: int = 0, length: int = 6) -> Data:
 
 
 def test_a_run_file_says_where_the_data_come_from() -> None:
-    found = assemble(experiment_of({}, [*SMALL, f"data.server={{name='{HERE}:other_digits'}}"]))
+    found = assemble(load_experiment({}, [*SMALL, f"data.server={{name='{HERE}:other_digits'}}"]))
     own = found.simulation.unlabelled
     assert own is not None and own.name == "noise" and len(own.split("validation")) == 6
     assert found.federation.device is not None and found.federation.device.unlabelled is own
@@ -462,9 +462,9 @@ def test_a_run_file_says_where_the_data_come_from() -> None:
 
 
 def test_it_is_written_with_its_defaults_and_read_back() -> None:
-    written = to_toml(experiment_of({}, [*SMALL, "data.server={name='digits', seed=4}"]))
+    written = to_toml(load_experiment({}, [*SMALL, "data.server={name='digits', seed=4}"]))
     assert "[data.server]" in written
-    again = experiment_of(tomllib.loads(written))
+    again = load_experiment(tomllib.loads(written))
     assert again.data.server is not None
     assert (again.data.server.name, again.data.server.settings) == (
         "digits",
@@ -474,7 +474,7 @@ def test_it_is_written_with_its_defaults_and_read_back() -> None:
 
 
 def test_an_object_may_stand_in_for_a_name() -> None:
-    found = assemble(experiment_of({}, SMALL, data={"name": "digits", "server": {"name": other_digits()}}))
+    found = assemble(load_experiment({}, SMALL, data={"name": "digits", "server": {"name": other_digits()}}))
     assert found.simulation.unlabelled is not None and found.simulation.unlabelled.name == "noise"
     assert '"<Data>"' in to_toml(found.experiment)
 
@@ -483,7 +483,7 @@ def test_a_method_that_does_not_train_on_the_server_does_not_load_them() -> None
     """So that the rows of a comparison may share [data]."""
     for name in ("heterofl", "feddf"):
         changes = [*SMALL, f"method.name={name}", "data.server={name='digits'}", "method.steps=0"]
-        found = assemble(experiment_of({}, changes if name == "feddf" else changes[:-1]))
+        found = assemble(load_experiment({}, changes if name == "feddf" else changes[:-1]))
         assert found.simulation.unlabelled is None
 
 
@@ -504,7 +504,7 @@ def test_a_method_that_does_not_train_on_the_server_does_not_load_them() -> None
 )  # fmt: skip
 def test_what_is_wrong_is_a_sentence(changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        assemble(experiment_of({}, [*SMALL, *changes]))
+        assemble(load_experiment({}, [*SMALL, *changes]))
     assert message in str(caught.value)
 
 
@@ -512,7 +512,7 @@ def test_paths_are_seen_from_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def load():\n    pass\n")
     (tmp_path / "here").mkdir()
     (tmp_path / "run.toml").write_text('[data]\nserver = { name = "mine.py:load", folder = "here" }\n')
-    server = read_experiment(tmp_path / "run.toml").data.server
+    server = load_experiment(tmp_path / "run.toml").data.server
     assert server is not None and server.name == f"{tmp_path / 'mine.py'}:load"
     assert server.settings == {"folder": str(tmp_path / "here")}
 
@@ -553,13 +553,13 @@ def test_texts_are_cut_into_the_clients_tokens(tmp_path: Path, monkeypatch: pyte
     changes = [*SMALL, "data.partition.kind=iid", "data.partition.clients=2", "model.name=bert_tiny", "data.name=text",
                f"data.folder={ours}", "data.length=8", "data.vocabulary=40"]  # fmt: skip
     server = f"name='text', folder='{theirs}', length=8, vocabulary=40"
-    found = assemble(experiment_of({}, [*changes, f"data.server={{{server}}}"]))
+    found = assemble(load_experiment({}, [*changes, f"data.server={{{server}}}"]))
     own, data = found.simulation.unlabelled, found.data
     assert own is not None and own.tokenizer and own.vocabulary == data.vocabulary
     rows = [data.x[i].tolist() for i in range(len(data.x))]
     assert own.x[own.split("train")].tolist() and [r for r in own.x.tolist() if r in rows] == []
     film = set(data.x[(data.x[:, 1:4] > 3).all(1)][0].tolist())
     assert film & set(own.x.flatten().tolist()) - {0, 2, 3}  # they share pieces
-    alone = assemble(experiment_of({}, [*changes, f"data.folder={theirs}", f"data.server={{{server}}}"])).data
+    alone = assemble(load_experiment({}, [*changes, f"data.folder={theirs}", f"data.server={{{server}}}"])).data
     with pytest.raises(ConfigError, match="the texts of theirs are cut into other tokens than the clients' ours"):
-        assemble(experiment_of({}, [*changes, f"data.server={{{server}, tokenizer='{alone.tokenizer}'}}"]))
+        assemble(load_experiment({}, [*changes, f"data.server={{{server}, tokenizer='{alone.tokenizer}'}}"]))

@@ -12,7 +12,7 @@ import torch
 from tiny import plain, tiny_federation
 
 import fleetfit as ff
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
@@ -272,7 +272,7 @@ TABLE: dict[str, Any] = {
 
 
 def test_a_run_file_says_it(tmp_path: Path) -> None:
-    found = assemble(experiment_of(TABLE))
+    found = assemble(load_experiment(TABLE))
     assert found.settings.links == Links(lost_up=0.3, clocked=True) and found.settings.quorum == 3
     assert found.federation.cohort == 9 and not found.unused  # ceil(6 * 1.34)
     done = ff.run(TABLE, out=tmp_path / "run")
@@ -282,7 +282,7 @@ def test_a_run_file_says_it(tmp_path: Path) -> None:
 
 def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
     table = {**TABLE, "fleet": {"groups": [{"budget": 1.0}], "links": {"lost_up": 0.3}}}
-    found = assemble(experiment_of(table))
+    found = assemble(load_experiment(table))
     assert {one.key for one in found.unused} == {"cohort.quorum", "cohort.over_selection"}
     assert "no group has a profile" in str(found.unused[0]) and found.settings.quorum is None
     assert found.federation.cohort == 6 and found.settings.links == Links(lost_up=0.3)
@@ -296,7 +296,7 @@ def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
 def test_out_of_range(key: str, value: Any) -> None:
     section = "fleet" if key == "links" else "cohort"
     with pytest.raises(ConfigError, match=rf"\[{section}\] {key}.*should be (greater|less) than"):
-        experiment_of({section: {key: value}})
+        load_experiment({section: {key: value}})
 
 
 @pytest.mark.parametrize("more", [{"fleet": {"links": {"lost_up": 0.3}}}, {"cohort": {"quorum": 0.5}},
@@ -312,10 +312,10 @@ def test_secure_rounds_which_have_phases_of_their_own_refuse_it(more: dict[str, 
         "secure": {},
         "evaluate": {"norms": ["batch"]},
     }
-    assemble(experiment_of(table))
+    assemble(load_experiment(table))
     table[section] = {**table[section], **keys}
     with pytest.raises(ConfigError, match=rf"\[secure\].*\[{section}\] {next(iter(keys))} is for plain rounds"):
-        assemble(experiment_of(table))
+        assemble(load_experiment(table))
 
 
 def test_one_round_without_any_of_it_says_nothing_of_links() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate, applied
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State, infer_layout
 from fleetfit.method import build, by_samples, coverage_mean
@@ -255,7 +255,7 @@ def test_a_round_without_updates_is_the_plain_mean() -> None:
 def test_a_run_without_lora_is_refused(tuning: str) -> None:
     described = {**RUN, "method": {"name": "depthfl", "alpha": 0.0, "plus": {"lora_product": {}}}}
     with pytest.raises(ConfigError, match=r'no tensor lora_B.*\[peft\] name = "lora"'):
-        assemble(experiment_of({**described, "peft": {"name": tuning}}))
+        assemble(load_experiment({**described, "peft": {"name": tuning}}))
 
 
 RUN: dict[str, Any] = {

@@ -14,8 +14,7 @@ from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit import submodel
-from fleetfit.api.runs import described
-from fleetfit.config import experiment_of, to_table
+from fleetfit.config import load_experiment, to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
@@ -163,7 +162,7 @@ def test_what_is_wrong_is_named(spec: dict[str, Any], message: str) -> None:
 )
 def test_tables_that_are_none_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"\[method\] {next(iter(bad))}"):
-        experiment_of({"method": {"name": "fedavg", **bad}})
+        load_experiment({"method": {"name": "fedavg", **bad}})
 
 
 def test_equal_specs_are_built_once_whatever_the_order_of_their_keys() -> None:
@@ -426,26 +425,26 @@ def with_wrong_default() -> Method:
 
 def test_a_method_has_its_own_defaults_of_keys_and_whatever_is_given_wins() -> None:
     own = {"method": f"{HERE}:with_defaults"}
-    found = experiment_of(own)
+    found = load_experiment(own)
     assert (found.local.optimiser, found.local.lr, found.local.eps) == ("adam", 0.5, 1e-8)
     assert found.cohort.fraction == 0.5 and found.evaluate.norms == ["batch"]
-    assert experiment_of({**own, "local": {"lr": 0.25}}, ["evaluate.norms=['static']"]).local.lr == 0.25
-    assert experiment_of(own, ["local.optimiser=sgd"]).local.momentum == 0.9
-    assert experiment_of(own, cohort={"count": 3}).cohort.fraction is None, "a run takes one of the two"
-    assert experiment_of({"method": "fedavg"}).local.optimiser == "sgd"
+    assert load_experiment({**own, "local": {"lr": 0.25}}, ["evaluate.norms=['static']"]).local.lr == 0.25
+    assert load_experiment(own, ["local.optimiser=sgd"]).local.momentum == 0.9
+    assert load_experiment(own, cohort={"count": 3}).cohort.fraction is None, "a run takes one of the two"
+    assert load_experiment({"method": "fedavg"}).local.optimiser == "sgd"
 
 
 def test_defaults_of_a_method_go_with_it() -> None:
     """Another method named by an override has its own; a run folder holds every value and takes none anew."""
-    found = experiment_of({"method": f"{HERE}:with_defaults"})
-    assert described(found, ["method.name=fedavg"]).local.optimiser == "sgd"
+    found = load_experiment({"method": f"{HERE}:with_defaults"})
+    assert load_experiment(found, ["method.name=fedavg"]).local.optimiser == "sgd"
     table = {**to_table(found), "local": {"lr": 0.25}}
-    assert experiment_of(table, is_complete=True).local.optimiser == "sgd"
+    assert load_experiment(table, is_complete=True).local.optimiser == "sgd"
 
 
 def test_a_default_that_no_run_file_has_is_refused() -> None:
     with raises(ConfigError, "learning_rate"):
-        experiment_of({"method": f"{HERE}:with_wrong_default"})
+        load_experiment({"method": f"{HERE}:with_wrong_default"})
 
 
 def test_options_add_their_declarations() -> None:

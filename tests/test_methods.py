@@ -16,7 +16,7 @@ from test_train import close, failed, job_for, last_exit, of_the_batch, plain_ou
 from tiny import plain, tiny_federation
 from torch import Tensor
 
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
@@ -265,7 +265,7 @@ def test_norm_layers_that_are_frozen_are_scaled_too(peft: str) -> None:
         "fleet": {"levels": [0.5], "tolerance": 0.5, "groups": [{"budget": 0.5}, {"budget": 1.0}]},
         "method": {"name": "heterofl", "scaler": True},
     }  # fmt: skip
-    found = assemble(experiment_of(table))
+    found = assemble(load_experiment(table))
     federation, simulation = found.federation, found.simulation
     assert simulation is not None
     fractions = kept_fractions(job_for(federation, 0, 0), simulation.device(0))

@@ -8,7 +8,7 @@ import tomli_w
 
 import fleetfit as ff
 from fleetfit.cli import main
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.report.text import short
 
 SMALL: dict[str, Any] = {
@@ -21,7 +21,7 @@ SAID = "trains the model that the smallest budget affords"
 
 
 def notes(method: str, **fleet: Any) -> list[str]:
-    found = assemble(experiment_of({**SMALL, "fleet": fleet, "method": {"name": method}}))
+    found = assemble(load_experiment({**SMALL, "fleet": fleet, "method": {"name": method}}))
     return [note for note in found.notes if SAID in note]
 
 

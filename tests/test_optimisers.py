@@ -12,9 +12,11 @@ from tiny import plain
 from torch.nn import functional as F
 
 import fleetfit as ff
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet, beforehand, settings_of
-from fleetfit.config.reading import changes_of, checked, merged
+from fleetfit.config.load import parse_overrides
+from fleetfit.config.merge import merge_tables
+from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import LocalSection
 from fleetfit.cost import training_memory
 from fleetfit.engines.local import local as local_engine
@@ -52,7 +54,7 @@ def test_the_section_and_what_trains_have_the_same_fields_and_defaults(optimiser
     here, there = set(LocalSection.model_fields), {field.name for field in fields(Local)}
     assert here - there == {"schedule"} and there - here == {"deadline_s", "late"}
     assert {key: getattr(section, key) for key in here & there} == {key: getattr(local, key) for key in here & there}
-    assert settings_of(experiment_of({"local": {"optimiser": optimiser}})).local == local
+    assert settings_of(load_experiment({"local": {"optimiser": optimiser}})).local == local
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
@@ -67,10 +69,10 @@ def test_every_setting_of_a_run_file_arrives() -> None:
     given = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
-    found = settings_of(experiment_of({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
+    found = settings_of(load_experiment({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
     assert found == Local(**{**given, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
     sgd = {"momentum": 0.3, "nesterov": True}
-    found = settings_of(experiment_of({"local": sgd})).local
+    found = settings_of(load_experiment({"local": sgd})).local
     assert (found.momentum, found.nesterov) == (0.3, True)
 
 
@@ -91,7 +93,7 @@ def test_every_setting_of_a_run_file_arrives() -> None:
 )  # fmt: skip
 def test_keys_that_an_optimiser_does_not_take_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        experiment_of({"local": given})
+        load_experiment({"local": given})
     assert message in str(caught.value)
 
 
@@ -99,10 +101,12 @@ def test_keys_of_an_optimiser_go_with_it() -> None:
     """As those of a method or a data set do; what any optimiser has stays."""
     base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}
     gone: list[str] = []
-    found = checked(merged(base, changes_of(["local.optimiser=adamw", "local.eps=1e-6"]), gone=gone)).local
+    found = parse_experiment(
+        merge_tables(base, parse_overrides(["local.optimiser=adamw", "local.eps=1e-6"]), dropped=gone)
+    ).local
     assert (found.lr, found.weight_decay, found.eps, found.epochs) == (1e-3, 1e-2, 1e-6, 2)
     assert found.schedule.kind == "cosine" and gone == ["local.lr", "local.momentum", "local.weight_decay"]
-    kept = checked(merged(base, changes_of(["local.optimiser=sgd"]))).local
+    kept = parse_experiment(merge_tables(base, parse_overrides(["local.optimiser=sgd"]))).local
     assert (kept.lr, kept.momentum) == (0.3, 0.5)
 
 
@@ -263,7 +267,7 @@ def test_a_transformer_with_lora_trains_with_adamw(tmp_path: Path) -> None:
     losses = [line["train"]["loss"] for line in run.metrics]
     assert losses[-1] < losses[0]
     assert 'optimiser = "adamw"' in (run.folder / "config.toml").read_text()
-    base = assemble(experiment_of(VIT)).federation.problem.base
+    base = assemble(load_experiment(VIT)).federation.problem.base
     assert base and all(torch.equal(run.assembly.federation.problem.base[name], t) for name, t in base.items())
     again = ff.run(run.folder / "config.toml", out=tmp_path / "again")
     assert all(torch.equal(again.server.state[name], t) for name, t in run.server.state.items())
@@ -277,13 +281,13 @@ def test_simulation_fleet_and_what_is_planned_beforehand_count_alike(local: dict
     tables = {"data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 2}}, "local": local,
               "model": {"name": "tiny:tiny"}, "cohort": {"fraction": 1.0},
               "fleet": {"cost": "memory_bytes", "groups": [{"budget": 0.8}, {"budget": 1.0}]}}  # fmt: skip
-    experiment = experiment_of(tables)
+    experiment = load_experiment(tables)
     simulated, planned = assemble(experiment), beforehand(experiment)
     data, counts = simulated.data, simulated.federation.clients.num_examples
     facts = DataDescription(data.name, data.task, data.sample_shape, data.classes, data.vocabulary, data.padding)
     budgets = [float(b) for b in simulated.fleet.budgets]
     told = [NodeDescription(f"{i}", facts, int(n), b) for i, (n, b) in enumerate(zip(counts, budgets, strict=True))]
-    fleet = assemble_fleet(experiment_of({**tables, "data": {}}), told)
+    fleet = assemble_fleet(load_experiment({**tables, "data": {}}), told)
     levels = [[vars(level) for level in made] for made in (planned.found.levels, simulated.federation.levels)]
     assert levels[0] == levels[1] == [vars(level) for level in fleet.federation.levels]
     costs = [planned.cost(level, "memory_bytes") for level in planned.found.levels]
@@ -301,5 +305,5 @@ def test_memory_counts_the_moments() -> None:
     )
     assert two - one == 4 * sum(t.numel() for t in problem.architecture.build(sizes, (1, 2, 3)).parameters())
     described = {**VIT, "peft": "full", "fleet": {"cost": "memory_bytes", "groups": [{"budget": 1.0}]}}
-    plans = [assemble(experiment_of({**described, "local": {"optimiser": o}})).plan for o in ("sgd", "adamw")]
+    plans = [assemble(load_experiment({**described, "local": {"optimiser": o}})).plan for o in ("sgd", "adamw")]
     assert plans[0].levels[-1].further["memory_bytes"] < plans[1].levels[-1].further["memory_bytes"]

@@ -21,7 +21,7 @@ import fleetfit as ff
 from fleetfit.api.inference import other_data, shipped
 from fleetfit.cli import main
 from fleetfit.cli.listing import keys_of
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
 from fleetfit.data.files.found import found_at
 from fleetfit.data.files.table import table
 from fleetfit.engines.flower.settings import own_data, read_settings
@@ -252,9 +252,9 @@ def test_from_memory(tmp_path: Path) -> None:
     assert ff.load(run.folder, data=(IRIS.data, names)).accuracy("local") == run.accuracy("local")
     assert not ff.resume(run.folder, data=(IRIS.data, names)).assembly.data.columns  # type: ignore[union-attr]
     frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names).assign(kind=names)
-    table = experiment_of(data=frame).data.name
+    table = load_experiment(data=frame).data.name
     assert table.class_names == tuple(IRIS.target_names) and table.columns
-    pair = experiment_of(data=((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))).data.name
+    pair = load_experiment(data=((IRIS.data[:100], IRIS.target[:100]), (IRIS.data[100:], IRIS.target[100:]))).data.name
     assert pair.splits["test"].tolist() == list(range(100, 150))
 
 
@@ -339,7 +339,7 @@ def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_in_memory_is_a_sentence(x: Any, y: Any, says: str) -> None:
     with pytest.raises(DataError) as error:
-        experiment_of(data=(x, y))
+        load_experiment(data=(x, y))
     assert says in str(error.value)
 
 
@@ -366,12 +366,12 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
         "pictures": ("images", "cnn"),
     }  # fmt: skip
     for name, (kind, model) in expected.items():
-        found = experiment_of({"data": {"path": str(tmp_path / name)}})
+        found = load_experiment({"data": {"path": str(tmp_path / name)}})
         assert (found.data.name, found.model.name) == (kind, model), name
         ff.plan(found, overrides=["data.partition.kind=iid", "data.partition.clients=4"])
-    assert experiment_of(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardise"] is True
-    assert experiment_of({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
-    chosen = experiment_of({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
+    assert load_experiment(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardise"] is True
+    assert load_experiment({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
+    chosen = load_experiment({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
     assert chosen.model.name == "resnet20"
 
 
@@ -415,14 +415,14 @@ def test_what_is_none_of_them_is_a_sentence(name: str, content: str, says: str, 
     with pytest.raises(DataError, match='there is no file or folder .*Did you mean "'):
         found_at(str(path.with_suffix("")))
     with pytest.raises(FleetFitError, match="digits reads no files"):
-        experiment_of({"data": {"name": "digits", "path": str(path)}})
+        load_experiment({"data": {"name": "digits", "path": str(path)}})
 
 
 def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
-    found = experiment_of(overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"])
+    found = load_experiment(overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"])
     assert (found.data.name, found.model.name, list(found.method.plus)) == ("cifar10", "resnet20", ["fedprox"])
     groups = [{"budget": 1.0, "profile": "Jetson_Nano"}]
-    found = experiment_of(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
+    found = load_experiment(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
     assert (found.data.partition.kind, found.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
     for kind, name, meant in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
         assert keys_of(kind, name) == keys_of(kind, meant)

@@ -12,7 +12,8 @@ import pytest
 from fleetfit import names
 from fleetfit.api.comparison import ComparisonPlan
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.reading import anchored, checked, read_table
+from fleetfit.config.load import read_table, resolve_paths
+from fleetfit.config.parse import parse_experiment
 from fleetfit.method import build, by_count, by_samples
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -62,12 +63,12 @@ def paper_of(path: Path) -> Paper | None:
 
 def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every row in every setting, with its label."""
-    table = anchored(read_table(path), path.parent)
+    table = resolve_paths(read_table(path), path.parent)
     if "compare" not in table:
-        yield path.stem, checked(table)
+        yield path.stem, parse_experiment(table)
         return
     for entry in ComparisonPlan(table, path.stem).entries():
-        yield f"{entry.row}, {entry.setting}", checked(entry.table)
+        yield f"{entry.row}, {entry.setting}", parse_experiment(entry.table)
 
 
 def key_of(section: Any, key: str) -> Any:

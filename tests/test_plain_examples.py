@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit.config import Assembly, assemble, experiment_of
+from fleetfit.config import Assembly, assemble, load_experiment
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLAIN = sorted(EXAMPLES.glob("*_plain.py"))
@@ -51,7 +51,7 @@ def plain(name: str) -> dict[str, Any]:
 def ran(settings: dict[str, Any], folder: Path) -> tuple[Assembly, list[Tensor]]:
     """Return who has which samples and level in a run of FleetFit, and the full model's parameters after it."""
     run = ff.run(**settings, out=folder / "run")
-    assembly = assemble(experiment_of(settings))
+    assembly = assemble(load_experiment(settings))
     model = run.model(level=len(assembly.federation.levels))
     return assembly, [p.detach() for p in model.parameters()]
 

@@ -21,7 +21,7 @@ from test_attacks import FULL, TINY, elements, job_of, update_of
 import fleetfit as ff
 from fleetfit.api.runs import prepare, proceed
 from fleetfit.cli import main
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.privacy import Ledger, Privacy, Randomness, affordable, made_key, noise_for, registered, spent
 from fleetfit.rounds import one_round, start
@@ -123,7 +123,7 @@ def private(clip: float = 1.0, noise: float = 0.0, rate: float = 0.5, salt: byte
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Any:
     key = tmp_path_factory.mktemp("key") / "run.key"
     table = {**QUIET, "privacy": {"clip": 0.5, "noise": 1.0, "key_file": str(key)}}
-    return assemble(experiment_of(table))
+    return assemble(load_experiment(table))
 
 
 def coverage(assembly: Any) -> dict[Any, int]:
@@ -309,7 +309,7 @@ def test_the_key_is_in_no_file_of_the_run_and_only_its_owner_reads_it(
 
 
 def prepared(tmp_path: Path, name: str = "run", **changes: Any) -> Path:
-    run = prepare(experiment_of(table(tmp_path, **changes)), tmp_path / name)
+    run = prepare(load_experiment(table(tmp_path, **changes)), tmp_path / name)
     run._take_engine().close()
     return tmp_path / name
 
@@ -368,7 +368,7 @@ def test_a_budget_alone_finds_its_noise_which_a_resumed_run_keeps(tmp_path: Path
     given = table(tmp_path)
     del given["privacy"]["noise"]
     given["privacy"]["epsilon"] = 5.0
-    run = prepare(experiment_of(given), tmp_path / "run")
+    run = prepare(load_experiment(given), tmp_path / "run")
     run._take_engine().close()
     noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise"]
     assert spent(noise, 0.5, 4, 0.01) <= 5.0 < spent(0.99 * noise, 0.5, 4, 0.01)
@@ -381,7 +381,7 @@ def test_a_budget_alone_finds_its_noise_which_a_resumed_run_keeps(tmp_path: Path
 
 
 def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None:
-    assembly = assemble(experiment_of(table(tmp_path)))
+    assembly = assemble(load_experiment(table(tmp_path)))
     privacy = assembly.settings.privacy
     assert privacy is not None
     privacy.randomness = Randomness(KEY, b"s" * 16)
@@ -413,7 +413,7 @@ def test_rounds_for_which_nobody_is_drawn_add_noise_and_end_no_run(tmp_path: Pat
     given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
     run = ff.run(given, out=tmp_path / "run")
     assert len(run.metrics) == 6 and run.metrics[-1]["privacy"]["rate"] == 1e-6
-    moved = state_of(tmp_path / "run") - flat_of(start(assemble(experiment_of(given)).federation).state)
+    moved = state_of(tmp_path / "run") - flat_of(start(assemble(load_experiment(given)).federation).state)
     assert (moved != 0).all()
 
 
@@ -433,7 +433,7 @@ def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
     attack, found = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
     given = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
     for further in ({}, {"attack": attack}):
-        assembly = assemble(experiment_of({**given, **further}))
+        assembly = assemble(load_experiment({**given, **further}))
         assert assembly.settings.privacy is not None
         assembly.settings.privacy.randomness = Randomness(KEY, b"s" * 16)
         engine = assembly.engine()
@@ -572,7 +572,7 @@ def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], mes
     given = table(tmp_path, **change)
     given["privacy"] = {key: value for key, value in given["privacy"].items() if value is not None}
     with pytest.raises(ConfigError, match=message):
-        assemble(experiment_of(given))
+        assemble(load_experiment(given))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex"])

@@ -17,7 +17,7 @@ from test_secure_runs import HERE, TINY, Watched, block, laid, stopped_in_the_se
 import fleetfit as ff
 from fleetfit import secured
 from fleetfit.api.runs import prepare
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.privacy import Randomness, noise_for, registered, spent
 from fleetfit.privacy.mechanism import Privacy
@@ -39,7 +39,7 @@ def table(tmp_path: Path, *changes: dict[str, Any]) -> dict[str, Any]:
 
 def assembly_of(*changes: dict[str, Any]) -> Any:
     """Return an assembly whose noise and cohorts are known, with or without sums."""
-    found = assemble(experiment_of(laid(BOTH, *changes)))
+    found = assemble(load_experiment(laid(BOTH, *changes)))
     privacy = found.settings.privacy
     assert privacy is not None
     privacy.randomness = Randomness(KEY, b"s" * 16)
@@ -338,7 +338,7 @@ def test_the_run_ends_when_the_budget_is_spent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_engines_end_with_the_same_bits(engine: str, tmp_path: Path) -> None:
-    run = prepare(experiment_of(table(tmp_path, {"rounds": 2})), tmp_path / "local")
+    run = prepare(load_experiment(table(tmp_path, {"rounds": 2})), tmp_path / "local")
     run._take_engine().close()
     shutil.copytree(tmp_path / "local", tmp_path / engine)
     config = tmp_path / engine / "config.toml"
@@ -396,7 +396,7 @@ def test_a_cohort_that_never_stays_ends_the_run_and_names_nobody(
 
 
 def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> None:
-    run = prepare(experiment_of(table(tmp_path)), tmp_path / "run")
+    run = prepare(load_experiment(table(tmp_path)), tmp_path / "run")
     run._take_engine().close()
     config = tmp_path / "run" / "config.toml"
     text = config.read_text()
@@ -454,17 +454,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "message"), REFUSED)
 def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assemble(experiment_of(laid(BOTH, change)))
+        assemble(load_experiment(laid(BOTH, change)))
 
 
 def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
     data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
     change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
     with pytest.raises(ConfigError, match="a cohort that is drawn client by client may have 300"):
-        assemble(experiment_of(laid(BOTH, change)))
+        assemble(load_experiment(laid(BOTH, change)))
 
 
 def test_a_cohort_that_is_often_too_small_is_said() -> None:
-    notes = assemble(experiment_of(laid(BOTH, {"cohort": {"fraction": 0.5}}))).notes
+    notes = assemble(load_experiment(laid(BOTH, {"cohort": {"fraction": 0.5}}))).notes
     assert any("In 69% of the rounds fewer than 3 clients of level 3 are drawn" in note for note in notes)
-    assert not any("fewer than 3 clients" in note for note in assemble(experiment_of(BOTH)).notes)
+    assert not any("fewer than 3 clients" in note for note in assemble(load_experiment(BOTH)).notes)

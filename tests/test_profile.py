@@ -11,7 +11,7 @@ import pytest
 from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, Profiled, profile, wished
 from fleetfit.cli import main, planning
-from fleetfit.config import assemble, experiment_of, read_experiment
+from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet, beforehand
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
@@ -68,13 +68,13 @@ THREE = [found_of(0.1), found_of(0.2), found_of(0.4)]
 def test_a_group_that_names_the_file_gets_the_level(chosen: int, wish: str, measuring: Any, tmp_path: Path) -> None:
     """With a saved plan, as a fleet uses it: its levels stay, whatever the budgets of those who come."""
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k) for k in (1, 2, 4)])
-    (tmp_path / "plan.toml").write_text(assemble(experiment_of(TABLES)).plan.to_toml())
+    (tmp_path / "plan.toml").write_text(assemble(load_experiment(TABLES)).plan.to_toml())
     most: dict[str, Any] = {"step_s": 0.1 * 2**chosen, "latency_s": 0.01 * 2**chosen, "memory": f"{2**chosen} MB"}
     settled = with_fleet(levels=str(tmp_path / "plan.toml"))
     found = profile(settled, wishes=wished(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
     assert found.affords.level == chosen
     groups = [{"budget": str(tmp_path / "pi.toml")}, {"budget": 1.0, "name": "whole"}]
-    assembly = assemble(experiment_of(with_fleet(levels=str(tmp_path / "plan.toml"), groups=groups)))
+    assembly = assemble(load_experiment(with_fleet(levels=str(tmp_path / "plan.toml"), groups=groups)))
     assert assembly.fleet.names == ("pi", "whole")
     level = set(assembly.federation.level_of[assembly.fleet.group == 0])
     if wish == "latency_s":  # the planner measures that itself, here of a model whose levels take the same time
@@ -93,7 +93,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
     (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
     settings = read_settings(tmp_path / "node.toml")
     told = NodeDescription("pi", FACTS, 20, told_budget(settings), settings.tolerance)
-    assembly = assemble_fleet(experiment_of({**TABLES, "data": {}}), [told, replace(told, name="whole", budget=1.0)])
+    assembly = assemble_fleet(load_experiment({**TABLES, "data": {}}), [told, replace(told, name="whole", budget=1.0)])
     assert assembly.federation.level_of.tolist() == [chosen, 2]
 
 
@@ -102,7 +102,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
 def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, cost: str, measuring: Any) -> None:
     """And no other one, as the planner gives levels: the largest whose every need is within (1 + epsilon) B."""
     tables = {**with_fleet(cost=cost, tolerance=1.0 if method == "depthfl" else 0.4), "method": {"name": method}}
-    levels = beforehand(experiment_of(tables), FACTS).found.levels
+    levels = beforehand(load_experiment(tables), FACTS).found.levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
         found = profile(tables, wishes=wished(step_s=0.1 * (chosen + 1)), facts=FACTS)
@@ -173,7 +173,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
 
 def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = measuring([found_of(memory=100)] * 3)
-    before = beforehand(experiment_of(TABLES), FACTS)
+    before = beforehand(load_experiment(TABLES), FACTS)
     second = before.cost(before.found.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
     found = profile(TABLES, wishes=wished(memory="1 GB"), facts=FACTS)
@@ -217,7 +217,7 @@ def budget_of(found: Profiled) -> dict[str, Any]:
 
 def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predicts_it(measuring: Any) -> None:
     """A step that takes twice what is predicted leaves half of the memory, and the tolerance goes off it."""
-    before = beforehand(experiment_of(TABLES), FACTS)
+    before = beforehand(load_experiment(TABLES), FACTS)
     predicted = before.cost(before.found.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
     found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
@@ -244,7 +244,7 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     assert profile(TABLES, wishes=wished(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
     measuring([found_of(latency_s=0.01), Found(failed="no memory was left for it")])
     found = profile(TABLES, wishes=wished(latency_s=0.011), facts=FACTS)
-    before = beforehand(experiment_of(TABLES), FACTS)
+    before = beforehand(load_experiment(TABLES), FACTS)
     levels = [before.cost(level, "multiply_adds") for level in (before.found.levels[0], None)]
     assert float(found.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
     assert "extrapolated from level 1" in found.affords.notes[0] and "extrapolated" in found.to_toml()
@@ -347,9 +347,9 @@ def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Pat
     measuring(THREE)
     profile(TABLES, wishes=wished(step_s=0.2), facts=FACTS, out=tmp_path / "pi.toml")
     (tmp_path / "run.toml").write_text('fleet.groups = [{ budget = "pi.toml" }, { budget = 1.0 }]\n')
-    assert read_experiment(tmp_path / "run.toml").fleet.groups[0].tolerance == 0.2
+    assert load_experiment(tmp_path / "run.toml").fleet.groups[0].tolerance == 0.2
 
 
 def test_data_that_are_missing_say_how_to_go_without(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="To go without the run's data"):
-        beforehand(experiment_of(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))
+        beforehand(load_experiment(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))

@@ -24,7 +24,8 @@ import fleetfit as ff
 from fleetfit import errors, names
 from fleetfit.cli import main
 from fleetfit.cli.verbs import app
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
+from fleetfit.config.dump import to_table
 from fleetfit.config.schema import (
     Constant,
     Cosine,
@@ -34,7 +35,6 @@ from fleetfit.config.schema import (
     Step,
 )
 from fleetfit.config.section import Section
-from fleetfit.config.writing import to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.method import HOOKS, build
 from fleetfit.planner import Targets
@@ -424,7 +424,7 @@ def test_the_picture_is_small_enough():
 
 def test_the_guide_states_every_default():
     stated = tomllib.loads(example("defaults.toml"))
-    assert stated == to_table(experiment_of())
+    assert stated == to_table(load_experiment())
 
 
 def commented_keys() -> Iterator[tuple[str, str]]:
@@ -448,7 +448,7 @@ def test_a_key_without_a_default_is_valid(key, value):
         if section == "attack"
         else []
     )
-    found = to_table(experiment_of(overrides=[*takes, f"{key}={value}"]))
+    found = to_table(load_experiment(overrides=[*takes, f"{key}={value}"]))
     for part in key.split("."):
         found = found[part]
     stated = tomllib.loads(f"v = {value}")["v"]
@@ -471,7 +471,7 @@ def fields(section: type[Section], where: str = "") -> Iterator[str]:
 
 
 def test_the_guide_names_every_key():
-    stated = to_table(experiment_of()) | {"compare": tomllib.loads(example("compare.toml"))["compare"]}
+    stated = to_table(load_experiment()) | {"compare": tomllib.loads(example("compare.toml"))["compare"]}
     commented = {key for key, _ in commented_keys()}
 
     def is_stated(key: str) -> bool:
@@ -494,7 +494,7 @@ def test_the_guide_names_every_schedule():
     kinds = {kind.model_fields["kind"].annotation.__args__[0]: kind for kind in (Constant, Step, Cosine, Exponential)}
     assert {row["kind"]: set(row) for row in rows} == {name: set(k.model_fields) for name, k in kinds.items()}
     for row in rows:
-        experiment_of(local={"schedule": row})
+        load_experiment(local={"schedule": row})
 
 
 def test_the_guide_names_every_column(shown):

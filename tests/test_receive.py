@@ -11,7 +11,7 @@ from test_attacks import TINY
 from test_rounds import LOCAL, fleet, same
 from tiny import plain, tiny_federation
 
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -127,7 +127,7 @@ def test_honest_clients_are_told_by_the_level_that_they_trained() -> None:
         sent.append(Counter(str(federation.level_index(update.submodel) + 1) for update in found))
         return found[1:]
 
-    found = assemble(experiment_of({**TINY, "method": {"name": "adaptivefl"}, "local": {"epochs": 1}}))
+    found = assemble(load_experiment({**TINY, "method": {"name": "adaptivefl"}, "local": {"epochs": 1}}))
     federation = receiving(found.federation, receive)
     server, engine = start(federation), found.engine()
     for _ in range(3):

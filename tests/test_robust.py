@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.method import build
 from fleetfit.movements import Movements
@@ -366,14 +366,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "message"), REFUSED)
 def test_what_cannot_be_compared_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assemble(experiment_of({**TINY, **change}))
+        assemble(load_experiment({**TINY, **change}))
 
 
 @pytest.mark.parametrize(("count", "plus"), [(3, {"outliers": {"least": 3}}), (3, {"trimmed_mean": {"share": 0.5}}),
                                              (5, {"krum": {}})])  # fmt: skip
 def test_as_few_as_the_keys_allow_are_enough(count: int, plus: dict[str, Any]) -> None:
     assert (
-        assemble(experiment_of({**TINY, "cohort": {"count": count}, "method": {"plus": plus}})).federation.cohort
+        assemble(load_experiment({**TINY, "cohort": {"count": count}, "method": {"plus": plus}})).federation.cohort
         == count
     )
 

@@ -8,8 +8,8 @@ import pytest
 
 import fleetfit as ff
 from fleetfit.api import runs
-from fleetfit.config import assemble, experiment_of, read_experiment
-from fleetfit.config.tables import DEEPEST, read_table
+from fleetfit.config import assemble, load_experiment
+from fleetfit.config.toml import DEEPEST, read_toml
 from fleetfit.errors import ConfigError, FleetFitError
 
 SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.clients=6", "rounds=1",
@@ -64,7 +64,7 @@ def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, message: st
     small = [key for key in SMALL if not key.startswith(keys)]
 
     def wrong() -> None:
-        runs.prepare(read_experiment(file, small), tmp_path / "out")
+        runs.prepare(load_experiment(file, small), tmp_path / "out")
 
     found = said(wrong)
     assert message in found
@@ -95,10 +95,10 @@ def test_a_file_that_no_settings_are_in_is_named(tmp_path: Path, data: bytes, me
     bad.write_bytes(data)
     group = f"fleet.groups=[{{budget='{bad}'}}]"
     for make in (
-        lambda: read_experiment(bad),
+        lambda: load_experiment(bad),
         lambda: ff.compare(bad, out=tmp_path / "out"),
-        lambda: experiment_of({}, [group]),
-        lambda: assemble(experiment_of({}, [*SMALL, f"fleet.levels={bad}"])),
+        lambda: load_experiment({}, [group]),
+        lambda: assemble(load_experiment({}, [*SMALL, f"fleet.levels={bad}"])),
     ):
         found = said(make)
         assert message in found and "bad.toml" in found, found
@@ -106,38 +106,36 @@ def test_a_file_that_no_settings_are_in_is_named(tmp_path: Path, data: bytes, me
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbfrounds = 3\n")
-    assert read_experiment(tmp_path / "run.toml").rounds == 3
+    assert load_experiment(tmp_path / "run.toml").rounds == 3
 
 
 def test_pipes_folders_and_strange_paths_are_refused_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert "pipe.toml cannot be read: it is a named pipe, not a file" in said(
-        lambda: read_table(tmp_path / "pipe.toml")
-    )
-    assert "/dev/zero cannot be read: it is a device, not a file" in said(lambda: read_table("/dev/zero"))
-    assert "is a folder" in said(lambda: read_table(tmp_path))
+    assert "pipe.toml cannot be read: it is a named pipe, not a file" in said(lambda: read_toml(tmp_path / "pipe.toml"))
+    assert "/dev/zero cannot be read: it is a device, not a file" in said(lambda: read_toml("/dev/zero"))
+    assert "is a folder" in said(lambda: read_toml(tmp_path))
     for strange in (tmp_path / "loop", "~nobody-is-called-so/x.toml", "a\0b.toml", "x" * 5000):
-        assert repr(str(strange)[:20])[1:-1] in said(lambda strange=strange: read_experiment(strange))  # type: ignore[misc]
+        assert repr(str(strange)[:20])[1:-1] in said(lambda strange=strange: load_experiment(strange))  # type: ignore[misc]
 
 
 def test_tables_from_python_have_the_same_bounds() -> None:
     deep: dict[str, Any] = {}
     deep["a"] = deep
-    assert "nested deeper than" in said(lambda: experiment_of({"data": deep}))
-    assert "seed: a whole number has at most 64 bits." in said(lambda: experiment_of({"seed": 10**5000}))
-    assert "at most 64 bits" in said(lambda: experiment_of({}, ["seed=" + "9" * 30]))
-    assert "thousands of digits" in said(lambda: experiment_of({}, ["seed=" + "9" * 9000]))
+    assert "nested deeper than" in said(lambda: load_experiment({"data": deep}))
+    assert "seed: a whole number has at most 64 bits." in said(lambda: load_experiment({"seed": 10**5000}))
+    assert "at most 64 bits" in said(lambda: load_experiment({}, ["seed=" + "9" * 30]))
+    assert "thousands of digits" in said(lambda: load_experiment({}, ["seed=" + "9" * 9000]))
 
 
 @pytest.mark.parametrize("text", ["rounds=1\nseed=3", "rounds=1\n[data]\nname='x'"])
 def test_an_override_is_one_key(text: str) -> None:
     """What stands on further lines was dropped without a word."""
-    assert "rounds: should be a valid integer, got" in said(lambda: experiment_of({}, [text]))
+    assert "rounds: should be a valid integer, got" in said(lambda: load_experiment({}, [text]))
 
 
 def test_an_override_may_name_a_quoted_key_and_a_section_by_its_name() -> None:
-    found = experiment_of({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
+    found = load_experiment({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
     assert found.method.plus == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
     assert found.model.name == "resnet20"
 
@@ -148,11 +146,11 @@ def test_a_plug_in_that_exits_is_a_sentence(tmp_path: Path, where: str) -> None:
     body = "sys.exit(0)\n" if where == "at import" else ""
     call = "" if where == "at import" else "    sys.exit(0)\n"
     (tmp_path / "own.py").write_text(f"import sys\n{body}def method():\n{call}    return None\n")
-    found = said(lambda: assemble(experiment_of({}, [*SMALL, f"method.name={tmp_path / 'own.py'}:method"])))
+    found = said(lambda: assemble(load_experiment({}, [*SMALL, f"method.name={tmp_path / 'own.py'}:method"])))
     assert "sys.exit(0)" in found and "own.py:method" in found
 
 
 def test_a_mistake_in_a_budget_file_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "pi.toml").write_text("budgt = 1.0\n")
     with pytest.raises(ConfigError, match=r"budget file .*pi\.toml: budgt: unknown key"):
-        experiment_of({}, [f"fleet.groups=[{{budget='{tmp_path / 'pi.toml'}'}}]"])
+        load_experiment({}, [f"fleet.groups=[{{budget='{tmp_path / 'pi.toml'}'}}]"])

@@ -12,7 +12,7 @@ import torch
 import fleetfit as ff
 from fleetfit import secured
 from fleetfit.aggregate import Mean, SummedBlock, applied, from_sums
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import SecureClient
@@ -68,7 +68,7 @@ def round_of(
     change: dict[str, Any], away: secured.Away = secured.nobody
 ) -> tuple[Any, Any, Any, dict[str, Any], Watched]:
     """Return the assembly, the server before and after one secure round, its report, and what clients had to send."""
-    assembly = assemble(experiment_of(laid(TINY, {"secure": SECURE}, change)))
+    assembly = assemble(load_experiment(laid(TINY, {"secure": SECURE}, change)))
     plain = replace(assembly, settings=replace(assembly.settings, secure=None)).engine()
     watched = Watched(plain)
     assert assembly.settings.secure is not None
@@ -152,7 +152,7 @@ def test_a_cohort_of_which_too_few_are_left_leaves_the_state_as_it_was(phase: st
 def test_what_too_few_cover_keeps_its_bits_and_is_counted() -> None:
     """Four clients of each level, two of level 3 gone: what level 3 has alone is over two clients, below three."""
     experiment = laid(TINY, {"secure": SECURE})
-    levels = assemble(experiment_of(experiment)).federation.level_of
+    levels = assemble(load_experiment(experiment)).federation.level_of
     gone = [int(c) for c in (levels == 2).nonzero()[0][:2]]
     assembly, server, after, report, _ = round_of({}, lambda p, r, c: p == "update" and c in gone)
     layout = assembly.federation.problem.layout
@@ -307,13 +307,13 @@ def test_what_cannot_be_asked_of_sums_is_refused_before_the_first_round(what: st
     change, sentence = REFUSED[what]
     base = {k: v for k, v in TINY.items() if k != "fleet"} if "fleet" in change else TINY
     with pytest.raises(ConfigError, match=sentence):
-        assemble(experiment_of(laid(base, {"secure": SECURE}, change)))
+        assemble(load_experiment(laid(base, {"secure": SECURE}, change)))
 
 
 def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
     change = {"data": {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}}
     with pytest.raises(ConfigError, match="sums of 24 bits hold 256 clients, and a cohort has 300"):
-        assemble(experiment_of(laid(TINY, {"secure": {"bits": 24}}, change)))
+        assemble(load_experiment(laid(TINY, {"secure": {"bits": 24}}, change)))
 
 
 def test_batch_norm_is_fine_where_statistics_are_those_of_batches() -> None:
@@ -322,9 +322,9 @@ def test_batch_norm_is_fine_where_statistics_are_those_of_batches() -> None:
 
 
 def test_an_empty_section_is_enough_and_none_is_none() -> None:
-    on = assemble(experiment_of(laid(TINY, {"secure": {}}))).settings.secure
+    on = assemble(load_experiment(laid(TINY, {"secure": {}}))).settings.secure
     assert on is not None and (on.rules.minimum, on.grid.bits, on.grid.range) == (3, 20, 1.0)
-    assert assemble(experiment_of(TINY)).settings.secure is None
+    assert assemble(load_experiment(TINY)).settings.secure is None
 
 
 def test_hostile_clients_send_what_they_like_within_the_range(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_sums_that_no_clients_can_have_are_refused(what: str) -> None:
 
 
 def test_from_sums_is_the_mean_of_what_was_trained_and_leaves_the_rest() -> None:
-    assembly = assemble(experiment_of(TINY))
+    assembly = assemble(load_experiment(TINY))
     layout, server = assembly.federation.problem.layout, start(assembly.federation)
     piece = assembly.federation.levels[0].submodel
     compiled, full = cut(layout, piece), cut(layout, whole(layout)).size

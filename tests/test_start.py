@@ -11,7 +11,7 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit import rounds
-from fleetfit.config import read_experiment
+from fleetfit.config import load_experiment
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import Axis, State, default_sizes
 from fleetfit.records import RunFolder
@@ -170,10 +170,10 @@ def test_paths_are_seen_from_the_run_file(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "files" / "theirs").mkdir(parents=True)
     (tmp_path / "files" / "run.toml").write_text('start = "theirs"\n[model]\nname = "bert"\ncheckpoint = "theirs"\n')
     monkeypatch.chdir(tmp_path)
-    found = read_experiment("files/run.toml")
+    found = load_experiment("files/run.toml")
     assert found.start == found.model.settings["checkpoint"] == str(tmp_path / "files" / "theirs")
     (tmp_path / "files" / "run.toml").write_text('start = "elsewhere"\n')
-    assert read_experiment("files/run.toml").start == "elsewhere"
+    assert load_experiment("files/run.toml").start == "elsewhere"
 
 
 def test_an_architecture_of_one_s_own_may_have_a_checkpoint(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from support.same import is_same
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.api import runs
-from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment
+from fleetfit.config import Assembly, Experiment, assemble, load_experiment
+from fleetfit.config.dump import dump_section
 from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
-from fleetfit.config.writing import dumped
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import FEDAVG, HOOKS, Method, find_unused_parts
@@ -138,7 +138,7 @@ def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatc
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(laid(TINY, made_up)))
     section = place.partition(".")[0].partition(" ")[0]
-    messages = [said(lambda: runs.prepare(runs.described(file))), said(lambda: ff.run(TINY, **made_up))]
+    messages = [said(lambda: runs.prepare(load_experiment(file))), said(lambda: ff.run(TINY, **made_up))]
     if place in PLACES:
         flat = [f"{key}={tomli_w.dumps({'x': value})[4:].strip()}" for key, value in PLACES[place].items()
                 if not isinstance(value, dict)]  # fmt: skip
@@ -178,13 +178,13 @@ def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
     """Budget files, saved plans by path and in place, and the files of nodes."""
     budget = tmp_path / "budget.toml"
     budget.write_text(f"budget = 1.0\n{MADE_UP} = 1\n")
-    message = said(lambda: experiment_of({}, [f"fleet.groups=[{{budget='{budget}'}}]"]))
+    message = said(lambda: load_experiment({}, [f"fleet.groups=[{{budget='{budget}'}}]"]))
     assert MADE_UP in message and str(budget) in message
-    plan = tomllib.loads(assemble(experiment_of(TINY)).plan.to_toml())
+    plan = tomllib.loads(assemble(load_experiment(TINY)).plan.to_toml())
     for bad in ({**plan, MADE_UP: 1}, {**plan, "level": [{**level, MADE_UP: 1} for level in plan["level"]]}):
         (tmp_path / "plan.toml").write_text(tomli_w.dumps(bad))
-        assert MADE_UP in said(lambda: assemble(experiment_of(TINY, [f"fleet.levels={tmp_path / 'plan.toml'}"])))
-        assert MADE_UP in said(lambda bad=bad: assemble(experiment_of(TINY, fleet={"levels": bad})))  # type: ignore[misc]
+        assert MADE_UP in said(lambda: assemble(load_experiment(TINY, [f"fleet.levels={tmp_path / 'plan.toml'}"])))
+        assert MADE_UP in said(lambda bad=bad: assemble(load_experiment(TINY, fleet={"levels": bad})))  # type: ignore[misc]
     node = {"name": "a", "data": {"name": "digits"}}
     for bad in ({**node, MADE_UP: 1}, laid(node, {"data": {"partition": {"clients": 2, MADE_UP: 1}, "client": 0}})):
         (tmp_path / "node.toml").write_text(tomli_w.dumps(bad))
@@ -359,7 +359,12 @@ def held(assembly: Assembly) -> dict[str, Any]:
         "attackers": a.attackers and a.attackers.clients,
         "secure": s.secure and (s.secure.rules, s.secure.grid),
         "conditions": (resources.conditions.batch_size, dict(resources.conditions.measured)),
-        "run": (experiment.name, experiment.callbacks, dumped(experiment.engine), dumped(experiment.checkpoint)),
+        "run": (
+            experiment.name,
+            experiment.callbacks,
+            dump_section(experiment.engine),
+            dump_section(experiment.checkpoint),
+        ),
     }
 
 
@@ -382,7 +387,7 @@ def outcome(base: Mapping[str, Any], change: Mapping[str, Any], key: str, withou
     """Return what becomes of a key: "used", "said", "refused", or "ignored"."""
     last = key.rpartition(".")[2]
     try:
-        found = assemble(experiment_of(laid(base, change)))
+        found = assemble(load_experiment(laid(base, change)))
     except FleetFitError as error:
         named = {last, *key.split("."), str(value_of(change, key))}
         return "refused" if any(word in str(error) for word in named) else f"refused by another name: {error}"
@@ -404,7 +409,7 @@ UNFIT = {"reefl", "feddf"}  # a vision transformer only; server data for every r
 
 
 def check(base: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, str]:
-    without = assemble(experiment_of(base))
+    without = assemble(load_experiment(base))
     found = {}
     for key, value in keys.items():
         if not _given(base, key, value):
@@ -450,14 +455,14 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
         if method in UNFIT:
             continue
         base = laid(TINY, {"method": {"name": method}})
-        without = assemble(experiment_of(base))
+        without = assemble(load_experiment(base))
         for name in names.available(kind):
             change = nest(f"{place}.{name}", {}) if kind == "options" else nest(place, {"name": name})
             if kind == "selection" and name == "uniform":
                 continue  # which is the default
             key = f"{place}.{name}" if kind == "options" else place
             try:
-                found = assemble(experiment_of(laid(base, change)))
+                found = assemble(load_experiment(laid(base, change)))
             except FleetFitError as error:
                 message = str(error)
                 named = name in message or name.rpartition("_")[2] in message
@@ -469,7 +474,7 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
 def test_a_default_that_is_written_as_a_list_is_no_unused_key() -> None:
     """As every other default that a file, or the record of a run, spells out: TOML has no tuples."""
     method = {"name": "adaptivefl", "p": 1, "widths": [0.4, 0.66]}
-    assert not assemble(experiment_of(laid(TINY, {"method": method}))).unused
+    assert not assemble(load_experiment(laid(TINY, {"method": method}))).unused
 
 
 @pytest.mark.parametrize("engine", names.available("engines"))
@@ -481,9 +486,9 @@ def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
     base = laid(TINY, {"engine": {"name": engine, key: ENGINE_KEYS[key]}})
     if key in takes:
         if engine != "flower":
-            assert assemble(experiment_of(base)).experiment.engine.settings == {key: ENGINE_KEYS[key]}
+            assert assemble(load_experiment(base)).experiment.engine.settings == {key: ENGINE_KEYS[key]}
         return
-    assert f'[engine] {engine} has no "{key}"' in said(lambda: assemble(experiment_of(base)))
+    assert f'[engine] {engine} has no "{key}"' in said(lambda: assemble(load_experiment(base)))
 
 
 def hyperparameters() -> Iterator[tuple[str, str, Any]]:
@@ -503,7 +508,7 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
         "feddf": ({"steps": 0}, {"temperature": 5.0, "lr": 0.1, "check_every": 7}, {}),
     }
     for name, (switch, idle, acting) in off.items():
-        found = assemble(experiment_of(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
+        found = assemble(load_experiment(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
         assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}, name
 
 
@@ -570,7 +575,7 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
     model = {"name": "vit", "hidden": 8, "depth": 2, "attention_heads": 2, "patch": 2}
     idle = {"modulate": False, "at": "exits", "queue": "original", "heads": 2, "bottleneck": 4, "mlp": 1.0}
     method = {"name": "reefl", "ree": False, "zeta": 0.3, **idle}
-    found = assemble(experiment_of({**TINY, "model": model, "method": method}))
+    found = assemble(load_experiment({**TINY, "model": model, "method": method}))
     assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}
 
 
@@ -600,7 +605,7 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
     if key.startswith(("method.hooks", "method.plus")):
         assert f"[{section}] {inner} is not used here: " in said(lambda: ff.run(table, out=tmp_path / "run"))
     else:
-        prepared = runs.prepare(experiment_of(table), tmp_path / "run")
+        prepared = runs.prepare(load_experiment(table), tmp_path / "run")
         assert any(f"[{section}] {inner} is not used here: " in note for note in prepared.notes)
         again = ff.load(tmp_path / "run")
         assert again.notes == prepared.notes  # so that a resumed run's summary is that of an unbroken one
@@ -608,19 +613,19 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
 
 
 def tables_of(text: str) -> dict[str, Any]:
-    from fleetfit.config.reading import override
+    from fleetfit.config.load import parse_override
 
-    return override(text)
+    return parse_override(text)
 
 
 def test_a_key_that_says_what_is_so_anyway_is_no_mistake(tmp_path: Path) -> None:
     """The file that a run writes, with every default in it, is a run file without a complaint."""
-    first = assemble(experiment_of(TINY))
+    first = assemble(load_experiment(TINY))
     assert not first.unused
     from fleetfit.config import to_toml
 
     (tmp_path / "config.toml").write_text(to_toml(first.experiment))
-    assert not assemble(read_experiment(tmp_path / "config.toml")).unused
+    assert not assemble(load_experiment(tmp_path / "config.toml")).unused
 
 
 # ---- order and names ---------------------------------------------------------------------------------------------
@@ -628,16 +633,16 @@ def test_a_key_that_says_what_is_so_anyway_is_no_mistake(tmp_path: Path) -> None
 
 def test_the_order_of_overrides_does_not_matter() -> None:
     texts = ["method.name=fedavg", "method.hooks.channels=rolling", "method.plus.fedprox.mu=0.3"]
-    found = [experiment_of(TINY, order).method for order in itertools.permutations(texts)]
+    found = [load_experiment(TINY, order).method for order in itertools.permutations(texts)]
     assert all(one == found[0] for one in found)
     assert found[0].hooks == {"channels": "rolling"} and found[0].plus == {"fedprox": {"mu": 0.3}}
-    assert '"beta"' in said(lambda: assemble(experiment_of(TINY, ["method.beta=0.3", "method.name=fedavg"])))
+    assert '"beta"' in said(lambda: assemble(load_experiment(TINY, ["method.beta=0.3", "method.name=fedavg"])))
 
 
 def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method() -> None:
     base = laid(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
-    for found in (experiment_of(base, ["method.name=fedavg"]), experiment_of(base, method="fedavg")):
+    for found in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
         assert found.method.hooks == {"channels": "rolling"} and found.method.plus == {"fedprox": {"mu": 0.3}}
         assert found.method.settings == {} and found.asked.gone == ("method.beta",)
 
@@ -649,4 +654,4 @@ def test_plans_know_their_keys() -> None:
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:
     for value in ([1], {"a": 1}, 5, None):
         with pytest.raises(ConfigError, match="method.hooks.channels must be one of"):
-            assemble(experiment_of(TINY, method={"name": "fedavg", "hooks": {"channels": value}}))
+            assemble(load_experiment(TINY, method={"name": "fedavg", "hooks": {"channels": value}}))

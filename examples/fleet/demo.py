@@ -17,7 +17,7 @@ from typing import Any
 from deployment import Deployment
 from open_updates import WITHOUT_MASKS, Search, needles
 
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.engines.flower.certificates import make_member
 from fleetfit.errors import FleetFitError
 
@@ -54,7 +54,7 @@ def simulated() -> dict[str, Any]:
 def secure_nodes() -> dict[str, dict[str, Any]]:
     """Return the same nodes with keys of members, in the order of the simulation's clients, by name."""
     kinds = {budget: name for name, budget in BUDGETS.items()}
-    budgets = [float(budget) for budget in assemble(experiment_of(simulated())).fleet.budgets]
+    budgets = [float(budget) for budget in assemble(load_experiment(simulated())).fleet.budgets]
     return {
         f"{client}-{kinds[budget]}": {
             "budget": budget, "data": {"name": "digits", "partition": DIVISION, "client": client},

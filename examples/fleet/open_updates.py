@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.privacy import Randomness
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import Quantiser
@@ -50,7 +50,7 @@ class _Watched:
 
 def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
     """Return pieces of what each client sends in the first round of a run file, which is run in this process."""
-    assembly = assemble(experiment_of(dict(table)))
+    assembly = assemble(load_experiment(dict(table)))
     if assembly.settings.privacy is not None:  # whose noise comes after what clients send
         assembly.settings.privacy.randomness = Randomness(bytes(32), bytes(16))
     asked, settings = assembly.settings.secure, replace(assembly.settings, secure=None)

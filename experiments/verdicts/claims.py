@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import ConfigDict, Field
 
-from fleetfit.config.tables import read_table
+from fleetfit.config.toml import read_toml
 from fleetfit.errors import ConfigError, did_you_mean, truncate
 
 Text = Annotated[str, Field(min_length=1)]
@@ -162,7 +162,7 @@ def read(path: Path) -> Claims:
         ConfigError: The file cannot be read, a key is unknown, missing or of a wrong kind, two claims have one id, or a
             number is left open.
     """
-    table = read_table(path)
+    table = read_toml(path)
     try:
         found = Claims.model_validate(table)
     except pydantic.ValidationError as error:

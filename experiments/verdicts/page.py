@@ -12,7 +12,7 @@ from experiments.verdicts.figures import Drawn
 from experiments.verdicts.judging import Judged, Verdict, judge_also
 from experiments.verdicts.measured import compared, measured, places_of
 from experiments.verdicts.stored import ROUNDS, ExperimentResults
-from fleetfit.config.tables import read_table
+from fleetfit.config.toml import read_toml
 from fleetfit.report.columns import is_rounds
 
 HEAD = """# What the papers claim, and what came out
@@ -226,7 +226,7 @@ def _about(
     )
     line = settings_line(found) if found.settings else ""
     said += [f"Settings: {line}."] if line else []
-    compared = read_table(path).get("compare", {}) if path.is_file() else {}
+    compared = read_toml(path).get("compare", {}) if path.is_file() else {}
     differs = str(compared.get("differs", "")).strip().rstrip(".")
     said += [f"Differs from the paper: {differs}."] if differs else []
     return "  \n".join(said) + "\n"
@@ -378,7 +378,7 @@ def needs(claims: Claims, root: Path) -> dict[str, list[str]]:
     for file in sorted({place.file for place in places}):
         own = [place for place in places if place.file == file]
         path = root / "experiments" / file
-        compared = read_table(path).get("compare", {}) if path.is_file() else {}
+        compared = read_toml(path).get("compare", {}) if path.is_file() else {}
         rows = {row.get("label") for row in compared.get("row", [])}
         settings = {one.get("label") for one in compared.get("setting", [])} or {""}
         for row, setting in sorted({(place.row, place.setting) for place in own}):

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fleetfit.config import Experiment, experiment_of
-from fleetfit.config.writing import dumped, objects_in, to_table
 from fleetfit.engines.flower.protocol import hello_of
 from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.records import RunFolder
@@ -26,17 +24,6 @@ def planned_for(files: RunFolder) -> list[NodeDescription]:
         return [hello_of(nest) for nest in files.json(NODES)["planned"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{files.path / NODES} is damaged: {error}.") from None
-
-
-def settled(experiment: Experiment) -> Experiment:
-    """Return the experiment as `config.toml` will describe it, so that a resumed run is the same to the last byte."""
-    return experiment_of(visible(experiment), is_complete=True)
-
-
-def visible(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment's tables with every default visible, and the objects that stand in for names."""
-    table = to_table(experiment)
-    return table | {section: dumped(getattr(experiment, section)) for section in objects_in(table)}
 
 
 def accuracy_among(columns: Mapping[str, Any], kind: str, level: int | None, norm: str) -> float:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fleetfit.api.described import NODES, planned_for, settled
+from fleetfit.api.described import NODES, planned_for
 from fleetfit.api.listening import listeners
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
+from fleetfit.api.runs import check_asked, check_single, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.build.run import assemble_fleet, cohort_of
+from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.links import asked
+from fleetfit.config.load import load_experiment
 from fleetfit.config.naming import called
 from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes
 from fleetfit.config.schema import EngineSection, GroupSection
@@ -277,11 +279,11 @@ class _Served:
     @staticmethod
     def begun(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
         """Begin a run: wait for nodes, plan, make the folder."""
-        asked = described(wanted.run_file or None, wanted.overrides)
+        asked = load_experiment(wanted.run_file or None, wanted.overrides)
         check_single(asked, "a fleet")
         for note in changed_for_fleet(asked):
             say(f"Note: {note}")
-        experiment = for_fleet(settled(asked))
+        experiment = for_fleet(fill_in_defaults(asked))
         heard = listeners(experiment.callbacks)  # before anybody is waited for
         out = Path(wanted.out) if wanted.out else None
         if out is not None and out.exists() and any(out.iterdir()):

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
-from fleetfit.api.described import COLUMNS, short_name, visible
-from fleetfit.config import Assembly, Experiment, assemble, experiment_of
+from fleetfit.api.described import COLUMNS, short_name
+from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.run import settings_of
+from fleetfit.config.defaults import detect_data_source, is_frame
+from fleetfit.config.dump import dump_with_defaults
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
-from fleetfit.config.usual import is_frame, with_data_found
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.alike import arrays_alike, frame_alike, like
@@ -144,7 +145,8 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
         sections = {**sections, "data": _in_unit_of(run.assembly.data, sections["data"])}
     if sections:
         assembly = assemble(
-            experiment_of(visible(run.experiment), is_complete=True, **sections), run.files.load_base() or None
+            load_experiment(dump_with_defaults(run.experiment), is_complete=True, **sections),
+            run.files.load_base() or None,
         )
         if isinstance(assembly.data, Data):
             evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
@@ -171,7 +173,7 @@ def other_data(run: Trained, name: str, halves: bool = False) -> Data:
     """
     asked = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
     label = {"label": asked["label"]} if "label" in asked else {}  # by which the run's texts were told from a table
-    section = with_data_found({"name": name, **label}, Path.cwd(), "--data")
+    section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
     if section.get("name") == name:
         data = names.call(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):
@@ -239,7 +241,7 @@ def _path_in(section: Any) -> str | None:
         return str(name)
     if not isinstance(name, str):
         return None
-    found = with_data_found({"name": name}, Path.cwd())
+    found = detect_data_source({"name": name}, Path.cwd())
     return None if found.get("name") == name else name
 
 
@@ -261,7 +263,7 @@ def _in_memory(run: Trained, section: Any) -> Data | None:
 def _evaluated_on(run: Trained, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of all levels on data that are no clients'."""
     further = {key: value for key, value in sections.items() if key != "data"}
-    experiment = experiment_of(visible(run.experiment), is_complete=True, **further)
+    experiment = load_experiment(dump_with_defaults(run.experiment), is_complete=True, **further)
     return _on_data(run, experiment, matching(run, data))
 
 
@@ -273,7 +275,7 @@ def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]
     """
     if "data" not in sections:
         raise ConfigError(f"{ELSEWHERE}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).")
-    experiment = experiment_of(visible(run.experiment), is_complete=True, **sections)
+    experiment = load_experiment(dump_with_defaults(run.experiment), is_complete=True, **sections)
     return _on_data(run, experiment, matching(run, load_data(experiment.data)))
 
 

@@ -26,9 +26,10 @@ from typing import Any
 import tomli_w
 import torch
 
-from fleetfit.api.runs import check_single, described
+from fleetfit.api.runs import check_single
 from fleetfit.config import Experiment
 from fleetfit.config.build.run import Beforehand, beforehand
+from fleetfit.config.load import load_experiment
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
@@ -345,7 +346,7 @@ def profile(
     path = None if out is None else _place(Path(out), force)
     until = time.monotonic() + machine.limit_s
     accelerator, energy = _checked(machine, wishes)
-    experiment = described(source, overrides, **sections)
+    experiment = load_experiment(source, overrides, **sections)
     check_single(experiment, "profile")
     before = beforehand(experiment, facts, accelerator)
     free = free_memory(accelerator)

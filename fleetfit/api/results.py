@@ -16,10 +16,10 @@ from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
 from fleetfit.api.fingerprint import notes_on_change, recorded_shape
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
-from fleetfit.config import Assembly, Experiment, assemble, experiment_of
+from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
-from fleetfit.config.usual import with_values
-from fleetfit.config.writing import objects_in
+from fleetfit.config.defaults import wrap_in_memory_data
+from fleetfit.config.dump import find_object_sections
 from fleetfit.data import Data
 from fleetfit.errors import RunError
 from fleetfit.inference import Calibration, Measure, Mode
@@ -386,14 +386,14 @@ def load(folder: str | Path, **sections: Any) -> Run:
         table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
     _keep_stored_pixels(table)
     if "data" in sections:
-        sections["data"] = with_values(sections["data"], recorded_shape(files))
-    missing = [section for section in objects_in(table) if section not in sections]
+        sections["data"] = wrap_in_memory_data(sections["data"], recorded_shape(files))
+    missing = [section for section in find_object_sections(table) if section not in sections]
     if missing:
         again = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
             f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
         )
-    return Run(files, experiment_of(table, is_complete=True, **sections))
+    return Run(files, load_experiment(table, is_complete=True, **sections))
 
 
 def _keep_stored_pixels(table: dict[str, Any]) -> None:

@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import rounds
-from fleetfit.api.described import COLUMNS, settled, short_name
+from fleetfit.api.described import COLUMNS, short_name
 from fleetfit.api.fingerprint import DATA, fingerprint, notes_on_change
 from fleetfit.api.listening import Telling, listeners, split, telling
 from fleetfit.api.progress import Rounds, Wanted, progress_of
 from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
-from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
+from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config import secure as secure_file
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.run import with_callbacks
-from fleetfit.config.writing import dumped
+from fleetfit.config.dump import fill_in_defaults
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
@@ -170,7 +170,7 @@ def run(
     Raises:
         FleetFitError: Something does not fit; nothing has been written unless rounds had begun.
     """
-    prepared = prepare(described(source, overrides, **sections), out, callbacks=callbacks)
+    prepared = prepare(load_experiment(source, overrides, **sections), out, callbacks=callbacks)
     _proceed_shown(prepared, on_round, progress)
     return prepared
 
@@ -211,23 +211,11 @@ def plan(
     Raises:
         FleetFitError: Something does not fit.
     """
-    experiment = described(source, overrides, **sections)
+    experiment = load_experiment(source, overrides, **sections)
     check_single(experiment, "plan")
     assembly = assemble(experiment)
     check_asked(assembly.unused, experiment)
     return assembly.plan
-
-
-def described(
-    source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), **sections: Any
-) -> Experiment:
-    """Return the experiment that a source, overrides and sections describe."""
-    if isinstance(source, str | Path):
-        found = read_experiment(source, overrides, **sections)
-        return found if found.name else found.model_copy(update={"name": Path(source).stem})
-    if isinstance(source, Experiment):
-        return experiment_of(dumped(source, only_set=True), overrides, **sections)
-    return experiment_of(source, overrides, **sections)
 
 
 def prepare(
@@ -247,7 +235,7 @@ def prepare(
     check_single(experiment, "run")
     written, objects = split(callbacks)
     experiment = with_callbacks(experiment, [*experiment.callbacks, *_checked_callbacks(written)])
-    asked, experiment = experiment, settled(experiment)
+    asked, experiment = experiment, fill_in_defaults(experiment)
     if experiment.start:
         RunFolder.open(experiment.start)
     assembly = assemble(experiment)
@@ -267,7 +255,7 @@ def prepare(
 
 def _checked_callbacks(written: Sequence[Any]) -> list[Any]:
     """Return names and tables as a run file's `callbacks` has them."""
-    return experiment_of({"callbacks": list(written)}).callbacks
+    return load_experiment({"callbacks": list(written)}).callbacks
 
 
 def new_folder(

@@ -9,8 +9,8 @@ from typing import Any, cast
 from fleetfit import names
 from fleetfit.config import Assembly, assemble
 from fleetfit.config.fleet import counted_piece
+from fleetfit.config.load import parse_override
 from fleetfit.config.naming import architecture_of
-from fleetfit.config.reading import override
 from fleetfit.cost import BATCH_SIZE, Conditions, Latency, Timed, kind_of
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import Architecture
@@ -69,9 +69,9 @@ def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
     """Return the plan of a run file's method; of a file that compares, that of each row that has another."""
     from fleetfit.api import runs
     from fleetfit.api.comparison import plans_of
-    from fleetfit.api.runs import described
+    from fleetfit.config.load import load_experiment
 
-    asked = described(file, overrides)
+    asked = load_experiment(file, overrides)
     if file is not None and asked.compare.is_set:
         return [
             Shown(assembly.plan, _title(assembly, rows), _models(assembly))
@@ -177,7 +177,7 @@ def model_settings(overrides: Sequence[str]) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for text in overrides:
-        change = override(text)
+        change = parse_override(text)
         if set(change) != {"model"} or not isinstance(change["model"], dict):
             raise ConfigError(f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".')
         settings |= change["model"]

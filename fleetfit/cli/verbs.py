@@ -87,8 +87,9 @@ def run(
     """
     from fleetfit.api import runs
     from fleetfit.cli import display, output
+    from fleetfit.config import load_experiment
 
-    asked = runs.described(file, with_speed(overrides, fast))
+    asked = load_experiment(file, with_speed(overrides, fast))
     prepared = runs.prepare(asked, out, None if quiet else output.print_line)
     output.print_notes(runs.gone(asked))
     display.trained(prepared, quiet)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetfit.config.schema import Experiment, FleetSection, LevelSection
-from fleetfit.config.tables import exists, read_table
+from fleetfit.config.toml import path_exists, read_toml
 from fleetfit.cost import Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, truncate
 from fleetfit.planner import (
@@ -257,11 +257,11 @@ def saved_plan(section: FleetSection) -> Plan | None:
         if not isinstance(levels, str):
             return Plan.of_table(levels)
         if Path(levels).suffix == ".toml":
-            if not exists(Path(levels)):
+            if not path_exists(Path(levels)):
                 raise ConfigError(
                     f"the plan {truncate(levels, 200)} cannot be read; `fleetfit plan --save` writes one."
                 )
-            return Plan.of_table(read_table(levels))
+            return Plan.of_table(read_toml(levels))
     except FleetFitError as error:
         raise ConfigError(f"{where}: {error}") from None
     raise ConfigError(

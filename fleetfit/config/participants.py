@@ -15,6 +15,7 @@ from torch import Tensor
 from fleetfit import names, paths
 from fleetfit.config.availability import availability_of
 from fleetfit.config.computing import Computing
+from fleetfit.config.defaults import sets_client_count
 from fleetfit.config.fleet import (
     DeviceBudgets,
     fleet_of,
@@ -31,7 +32,6 @@ from fleetfit.config.schema import (
     ServerDataSection,
 )
 from fleetfit.config.speeds import speeds_of
-from fleetfit.config.usual import says_clients
 from fleetfit.cost import Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts, find_unassigned, partition, sizes_of, unlabelled
 from fleetfit.errors import ConfigError, quote_some
@@ -183,7 +183,7 @@ def absences_of(federation: Federation, resources: DeviceResources) -> list[str]
 
 def _usual_clients(experiment: Experiment, data: Data) -> int:
     """Return how many clients there are where nobody says: 40, and fewer where each would have under 30 samples."""
-    if not says_clients(experiment.data.name):
+    if not sets_client_count(experiment.data.name):
         return CLIENTS
     samples = len(data.split("train"))
     return max(1, min(CLIENTS, samples // ROWS if samples >= FEWEST * ROWS else min(FEWEST, samples)))

@@ -231,7 +231,7 @@ class GroupSection(Section):
     Attributes:
         budget: What a device affords: of the fleet's cost, or a table of costs, all of which must fit. A number up to 1
             is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
-            A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.reading`).
+            A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.load`).
         share: Its share of the clients; groups without one divide what the others leave, equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
         name: What reports call it; "1/8" for a budget of 0.125 by default.

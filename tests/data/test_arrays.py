@@ -11,9 +11,8 @@ import torch
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
 from fleetfit.config.naming import load_data, sharing_data
-from fleetfit.config.reading import read_experiment
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
 from fleetfit.data.files.arrays import arrays, in_memory
@@ -143,7 +142,7 @@ def test_standardised_by_the_training_samples(
 def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], given: dict[str, Any]) -> None:
     x = RNG.random((40, 3))
     file = save(x=x, y=np.arange(40) % 2)
-    found = experiment_of({"data": {"path": file, **given}}).data.settings
+    found = load_experiment({"data": {"path": file, **given}}).data.settings
     data = arrays(**found)
     np.testing.assert_allclose(data.batch(torch.arange(40))[0].numpy(), (x - 0.5) / 2, rtol=1e-5, atol=1e-6)
     with raises(DataError, key="mean"):
@@ -154,8 +153,8 @@ def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], giv
 
 def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
     file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
-    assert experiment_of({"data": {"path": file}}).data.settings["standardise"] is True
-    assert "standardise" not in experiment_of({"data": {"path": file, "x": "grey"}}).data.settings
+    assert load_experiment({"data": {"path": file}}).data.settings["standardise"] is True
+    assert "standardise" not in load_experiment({"data": {"path": file, "x": "grey"}}).data.settings
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, np.bool_])
@@ -165,13 +164,13 @@ def test_whole_numbers_are_numbers_where_nothing_says_that_they_are_tokens(
     x, y = RNG.integers(0, 2 if dtype == np.bool_ else 90, (60, 3)).astype(dtype), np.arange(60) % 2
     file = save(x=x, y=y)
     assert arrays(file).x.dtype == torch.float32
-    named = arrays(**experiment_of({"data": {"path": file}}).data.settings)
+    named = arrays(**load_experiment({"data": {"path": file}}).data.settings)
     for data in (named, in_memory(x, y), in_memory(x.tolist(), y.tolist())):
         train = data.batch(data.split("train"))[0]
         assert train.dtype == torch.float32 and train.mean(0).abs().max() < 1e-5
         assert (train.std(0, correction=0) - 1).abs().max() < 1e-4
     for tokens in ({"vocabulary": 90}, {"task": "next_token"}):
-        assert "standardise" not in experiment_of({"data": {"path": file, **tokens}}).data.settings
+        assert "standardise" not in load_experiment({"data": {"path": file, **tokens}}).data.settings
     following = arrays(save(x=x, y=x.astype(np.int64)), task="next_token")
     assert following.x.dtype == torch.int64 and following.x.tolist() == x.astype(int).tolist()
     model = {"name": "mlp", "hidden": 8, "layers": 4}
@@ -191,7 +190,7 @@ def test_a_number_of_classes_that_is_not_there_is_refused(save: Callable[..., st
 
 def test_data_are_shared_by_sections_with_the_same_keys(save: Callable[..., str]) -> None:
     own = {"name": "arrays", "file": save(x=RNG.random((20, 3)), y=RNG.random(20)), "task": "regression"}
-    data = experiment_of({"data": {**own, "server": own}}).data
+    data = load_experiment({"data": {**own, "server": own}}).data
     assert data.server is not None
     with sharing_data():
         assert load_data(data) is load_data(data.server, "[data] server")
@@ -274,7 +273,7 @@ def test_a_regression_trains_from_a_run_file(save: Callable[..., str], tmp_path:
 def test_a_file_beside_the_run_file_is_found(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.arange(4))
     (tmp_path / "run.toml").write_text('data.name = "arrays"\ndata.file = "mine.npz"\n')
-    found = read_experiment(tmp_path / "run.toml").data.settings["file"]
+    found = load_experiment(tmp_path / "run.toml").data.settings["file"]
     assert found == str((tmp_path / "mine.npz").resolve())
 
 

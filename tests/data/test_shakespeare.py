@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Expected, raises
 
-from fleetfit.config import experiment_of, participants
+from fleetfit.config import load_experiment, participants
 from fleetfit.data import Data, partition
 from fleetfit.data.files.leaf import leaf_files, leaf_users
 from fleetfit.data.files.plain_text import PRINTABLE, Vocabulary, most_frequent, plain_text, windows, words_of
@@ -345,7 +345,7 @@ def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
     for number in range(3 if several else 1):
         (tmp_path / f"{number}.txt").write_text("to be or not to be. " * 100)
     place = str(tmp_path if several else tmp_path / "0.txt")
-    experiment = experiment_of({"data": {"path": place, "partition": wanted}})
+    experiment = load_experiment({"data": {"path": place, "partition": wanted}})
     assert experiment.data.partition.model_dump(exclude_none=True) == {"kind": kind, **wanted}
     assert len(participants.divided(experiment, plain_text(place, length=10))) == clients
 
@@ -353,7 +353,7 @@ def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
 def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("to be or not to be. " * 100)
     data = {"path": str(tmp_path / "0.txt"), "server": {"path": str(tmp_path / "0.txt")}}
-    server = experiment_of({"data": data}).data.server
+    server = load_experiment({"data": data}).data.server
     assert server is not None and list(server.settings) == ["folder"]
 
 

@@ -22,7 +22,7 @@ from support import Expected, raises
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.api.inference import other_data
-from fleetfit.config import experiment_of
+from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
@@ -88,10 +88,10 @@ def test_the_label_that_somebody_gives_says_what_the_texts_are(tmp_path: Path) -
     write_csv(tmp_path / "reviews.csv", [list(columns), *map(list, zip(*columns.values(), strict=True))])
     write_parquet(tmp_path / "reviews.parquet", **columns)
     for place in (str(tmp_path / "reviews.csv"), str(tmp_path / "reviews.parquet")):
-        found = experiment_of({"data": {"path": place, "label": "sentiment"}}).data
+        found = load_experiment({"data": {"path": place, "label": "sentiment"}}).data
         assert (found.name, found.settings["text"], found.settings["label"]) == ("text", "text", "sentiment")
         assert load(Path(place), text="text", label="sentiment").class_names == ("bad", "good")
-        dropped = experiment_of({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
+        dropped = load_experiment({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
         assert (dropped.name, dropped.settings["drop"]) == ("table", ["text"])
         assert found_at(place)["name"] == found_at(place, {"label": "nobody's"})["name"] == "table"
     section = {"path": str(tmp_path / "reviews.csv"), "label": "sentiment", "partition": {"kind": "iid", "clients": 2}}

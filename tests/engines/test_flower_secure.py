@@ -10,7 +10,7 @@ import torch
 
 import fleetfit as ff
 from fleetfit import secure
-from fleetfit.config import assemble, experiment_of
+from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.privacy import Privacy, registered
 from fleetfit.secure import Quantiser, keys
@@ -44,7 +44,7 @@ def fresh_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lab_of(folder: Path, table: Mapping[str, Any] = TABLE, **of_member: Any) -> Lab:
     """Return a fleet whose nodes have keys of one authority."""
-    budgets = assemble(experiment_of(dict(table))).fleet.budgets
+    budgets = assemble(load_experiment(dict(table))).fleet.budgets
     lab = Lab(folder, dict(table), [float(b) for b in budgets])
     for client in range(CLIENTS):
         place = folder / f"node-{client}"

@@ -18,7 +18,7 @@ from fleet.waiting import finished, stop_run, until, worker_of
 
 import fleetfit as ff
 from fleetfit import rounds
-from fleetfit.config import Assembly, assemble, experiment_of
+from fleetfit.config import Assembly, assemble, load_experiment
 from fleetfit.values import Failure, Job, Update
 
 pytestmark = pytest.mark.fleet
@@ -183,7 +183,7 @@ def test_half_of_the_answers_are_lost_and_others_come_twice(lab: Deployment, tmp
     assert lost <= failed and len(failed) < len(asked)
     assert sum(trained(m) for m in run.metrics) == len(asked - failed)
 
-    simulated = assemble(experiment_of({**table, "cohort": {"fraction": 1.0}, "engine": {"name": "local"}}))
+    simulated = assemble(load_experiment({**table, "cohort": {"fraction": 1.0}, "engine": {"name": "local"}}))
     trace = np.array([[(r, c) in asked for c in range(len(NAMES))] for r in range(10)])
     federation = replace(simulated.federation, connected=lambda r: trace[r])
     engine: Any = LeavesOut(simulated, failed)

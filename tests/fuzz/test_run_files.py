@@ -24,10 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetfit.api.comparison import Rehearsal, planned
-from fleetfit.api.described import settled
-from fleetfit.api.runs import described
-from fleetfit.config import Experiment, assemble, read_experiment, to_toml
-from fleetfit.config.reading import checked
+from fleetfit.config import Experiment, assemble, load_experiment, to_toml
+from fleetfit.config.dump import fill_in_defaults
+from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import FleetFitError
 
 ROOT = Path(__file__).parents[2]
@@ -222,13 +221,13 @@ def outcome(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     with bounded():
         try:
-            found = read_experiment(path)
+            found = load_experiment(path)
             if found.compare.is_set:
                 plan = planned(path)
-                if plan.count <= 8 and all(is_small(checked(entry.table)) for entry in plan.entries()):
+                if plan.count <= 8 and all(is_small(parse_experiment(entry.table)) for entry in plan.entries()):
                     Rehearsal(plan).check()
                 return "a comparison"
-            assert to_toml(assemble(settled(described(path))).experiment if is_small(found) else found)
+            assert to_toml(assemble(fill_in_defaults(load_experiment(path))).experiment if is_small(found) else found)
             return "a run"
         except FleetFitError as error:
             check_sentence(str(error), path, data)

@@ -22,16 +22,17 @@ from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, R
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.comparison.same_data import SameData
 from fleetfit.api.comparison.tuned import candidates, chosen
-from fleetfit.api.described import settled
 from fleetfit.api.progress import Wanted, shown_runs
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.build.run import as_recorded
+from fleetfit.config.dump import dump_section, fill_in_defaults
+from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
+from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
 from fleetfit.config.naming import sharing_data
-from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves, merged, sections_of, value_at
-from fleetfit.config.tables import located, read_table
-from fleetfit.config.writing import dumped
+from fleetfit.config.parse import parse_experiment
+from fleetfit.config.toml import read_toml, resolve_path
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
@@ -158,7 +159,7 @@ def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:
                 f"jobs = {jobs} runs each row in a process of its own, which cannot get the objects in "
                 f'{", ".join(found)}. Use jobs = 1, or names: "package.module:function" or "file.py:function".'
             )
-        engine = checked(entry.table).engine.name
+        engine = parse_experiment(entry.table).engine.name
         if engine in _WITH_WORKERS:
             raise ConfigError(
                 f'--jobs {jobs} gives each run one process and one thread, and {entry.title} has engine "{engine}", '
@@ -173,7 +174,7 @@ def _compared(
     tuned = _tune(plan, runner, folder, results)
     asked = []
     for number, entry in enumerate(plan.entries(), 1):
-        table = merged(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
+        table = merge_tables(entry.table, nested(tuned.get((entry.row, entry.setting), ())))
         asked.append(_Asked(entry, table, _place(folder, entry.place), title_of(entry), number, plan.count))
 
     def finished(done: Sequence[tuple[_Asked, Run]]) -> None:
@@ -196,25 +197,25 @@ def planned(
     Raises:
         ConfigError: Something does not fit; what needs no data is checked.
     """
-    here, change = Path.cwd(), changes_of(overrides)
-    given = anchored(_with_sections(sections), here)
+    here, change = Path.cwd(), parse_overrides(overrides)
+    given = resolve_paths(_with_sections(sections), here)
     if source is None:
         return ComparisonPlan(given, "comparison", change)
-    change = laid(change, given)
+    change = deep_merge(change, given)
     if isinstance(source, str | Path):
-        base = anchored(sections_of(read_table(source)), located(source, here, "run file").parent)
+        base = resolve_paths(expand_sections(read_toml(source)), resolve_path(source, here, "run file").parent)
         return ComparisonPlan(base, Path(source).stem, change)
-    table = dumped(source, only_set=True) if isinstance(source, Experiment) else source
-    return ComparisonPlan(anchored(_with_sections(table), here), "comparison", change)
+    table = dump_section(source, only_set=True) if isinstance(source, Experiment) else source
+    return ComparisonPlan(resolve_paths(_with_sections(table), here), "comparison", change)
 
 
 def _with_sections(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return tables with sections in the place of names and objects, in rows and settings, too."""
-    found = sections_of(table)
+    found = expand_sections(table)
     for part in ("row", "setting"):
         if isinstance(found.get("compare"), dict) and isinstance(found["compare"].get(part), list | tuple):
             rows = found["compare"][part]
-            found["compare"][part] = [sections_of(row) if isinstance(row, Mapping) else row for row in rows]
+            found["compare"][part] = [expand_sections(row) if isinstance(row, Mapping) else row for row in rows]
     return found
 
 
@@ -291,7 +292,7 @@ def _remaining(plan: ComparisonPlan, folder: Path, jobs: int, rehearsal: Rehears
     expected = {}
     for tunes, entries in ((True, [entry for entry, _ in candidates(plan)]), (False, plan.entries())):
         for entry in entries:
-            run = checked(entry.table)
+            run = parse_experiment(entry.table)
             expected[entry.place] = ExpectedRun((entry.row, entry.setting), run.rounds, run.evaluate.every, tunes)
     left = Remaining(expected, jobs, rehearsal.work)
     for place in expected:
@@ -384,7 +385,7 @@ class _RowRunner:
         run_side_by_side(tasks, self._jobs, began, done, failed)
 
     def _task(self, asked: _Asked) -> RowTask:
-        known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured
+        known = self._rehearsal.with_known(asked.entry, fill_in_defaults(parse_experiment(asked.table))).fleet.measured
         return RowTask(asked.title, asked.table, known, asked.place, self._rehearsal.spared, self._rehearsal.name)
 
     def _there(self, asked: _Asked) -> Run | None:
@@ -397,7 +398,7 @@ class _RowRunner:
         if not (place / "config.toml").is_file():
             return None
         found = load(place, **find_objects(asked.table))
-        same = as_recorded(settled(checked(asked.table)), found.experiment)
+        same = as_recorded(fill_in_defaults(parse_experiment(asked.table)), found.experiment)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
                 f"{place} holds a run of something else: {_difference(found.experiment, same)}. Choose another "
@@ -424,8 +425,8 @@ def _place(folder: Path, run: Path) -> Path:
 def _difference(found: Experiment, asked: Experiment) -> str:
     """Return in which keys a run that is there differs from the one that is asked for."""
     there, here = to_table(found), to_table(asked)
-    keys = sorted({*leaves(there), *leaves(here)})
-    pairs = [(key, value_at(there, key), value_at(here, key)) for key in keys]
+    keys = sorted({*list_keys(there), *list_keys(here)})
+    pairs = [(key, find_value(there, key), find_value(here, key)) for key in keys]
     said = [f"{key} is {_said(a)} there and {_said(b)} here" for key, a, b in pairs if a != b]
     return ", ".join(said[:3]) + (f", and {len(said) - 3} more keys" if len(said) > 3 else "")
 

@@ -14,8 +14,9 @@ from fleetfit import files
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan
 from fleetfit.api.results import Run
 from fleetfit.config import to_table
-from fleetfit.config.reading import checked, leaves, merged, value_at
-from fleetfit.config.writing import make_plain
+from fleetfit.config.dump import make_plain
+from fleetfit.config.merge import find_value, list_keys, merge_tables
+from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.records import write_atomically
 from fleetfit.report.columns import final_numbers
@@ -83,7 +84,7 @@ class ResultsFile:
         """What is finished so far, in the order of the table."""
         done = [place for place in self._order if place in self._runs]
         said = self._said
-        table = to_table(checked(merged(self._plan.base, self._plan.change)))
+        table = to_table(parse_experiment(merge_tables(self._plan.base, self._plan.change)))
         return ComparisonResults(
             name=self._file.stem,
             file=_from_here(self._file),
@@ -102,7 +103,7 @@ class ResultsFile:
         numbers = {("row", name): i for i, name in enumerate(self._plan.rows, 1)}
         row = self._plan.changes.get(("row", numbers["row", entry.row]), {})
         setting = self._plan.settings[entry.setting]
-        return {key: make_plain(value_at(table, key)[0]) for table in (row, setting) for key in leaves(table)}
+        return {key: make_plain(find_value(table, key)[0]) for table in (row, setting) for key in list_keys(table)}
 
     def _seen(self, value: Any) -> Any:
         """Return values with the paths below the run file's folder, or the working folder, as seen from the file."""

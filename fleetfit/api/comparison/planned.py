@@ -16,8 +16,10 @@ from typing import Any
 
 from fleetfit.config import Experiment
 from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.load import expand_sections
+from fleetfit.config.merge import find_value, list_choosers, list_keys, merge_tables
 from fleetfit.config.naming import check_keys, find_function
-from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
+from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.method import build, hyperparameters
 from fleetfit.paths import slug
@@ -81,7 +83,7 @@ class ComparisonPlan:
         self.base = {key: value for key, value in base.items() if key != "compare"}
         self.said = dict(change or {})
         self.change = {key: value for key, value in self.said.items() if key not in ("name", "seed", "compare")}
-        experiment = checked(merged(base, self.said))
+        experiment = parse_experiment(merge_tables(base, self.said))
         self.section = section = experiment.compare
         self.name = experiment.name or stem
         self.changes = {
@@ -110,8 +112,8 @@ class ComparisonPlan:
     def entries(self) -> Iterator[ComparedRun]:
         """Yield the runs, row by row."""
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
-            written = merged(self.rows[row], self.settings[setting])
-            table = merged(written, self.change) | {"seed": seed, "name": row}
+            written = merge_tables(self.rows[row], self.settings[setting])
+            table = merge_tables(written, self.change) | {"seed": seed, "name": row}
             place = Path(slug(row, _TAKEN)) / slug(setting) / f"seed-{seed}"
             yield ComparedRun(row, setting, seed, table, place, written)
 
@@ -156,7 +158,7 @@ class ComparisonPlan:
         both = [key for key in self.grid if any(_meet(key, other) for other in tune)]
         if both:
             raise ConfigError(f"[compare.tune] {both[0]}: [compare.grid] has it too; a value is either given or tuned.")
-        for key in leaves({key: value for key, value in self.said.items() if key != "compare"}):
+        for key in list_keys({key: value for key, value in self.said.items() if key != "compare"}):
             for other, where in lists.items():
                 if _meet(key, other):
                     raise ConfigError(
@@ -164,7 +166,7 @@ class ComparisonPlan:
                         f"the list: --set 'compare.{where[9:-1]}.{other}=[...]'."
                     )
         for (kind, number), table in self.changes.items():
-            for key in leaves(table):
+            for key in list_keys(table):
                 for other, where in lists.items():
                     if _meet(key, other):
                         raise ConfigError(
@@ -176,35 +178,35 @@ class ComparisonPlan:
         """Refuse overrides that leave no difference between rows, or between settings, that differ in the file."""
         for what, before, after in (
             ("rows", _rows(self.section.row, self.base, {}, unnamed=True), self.rows),
-            ("settings", self.settings, {k: merged(v, self.change) for k, v in self.settings.items()}),
+            ("settings", self.settings, {k: merge_tables(v, self.change) for k, v in self.settings.items()}),
         ):
             for (one, a), (other, b) in itertools.combinations(after.items(), 2):
                 written = list(before.values())
                 first, second = (written[list(after).index(name)] for name in (one, other))
-                if self.change and first != second and merged(a, self.change) == merged(b, self.change):
+                if self.change and first != second and merge_tables(a, self.change) == merge_tables(b, self.change):
                     raise ConfigError(
-                        f'--set {" ".join(leaves(self.change))}: the {what} "{one}" and "{other}" differ in nothing '
+                        f'--set {" ".join(list_keys(self.change))}: the {what} "{one}" and "{other}" differ in nothing '
                         "else, and would be the same run. Leave it out, or compare other rows."
                     )
 
     def _names_stay(self) -> None:
         """Refuse overrides that give another name to what a row or a setting is about, and take its keys with it."""
         for entry in self.entries():
-            kept = set(leaves(entry.table))
+            kept = set(list_keys(entry.table))
             lost = [
                 (f"{kind} #{number}", key)
                 for (kind, number), table in self.changes.items()
-                for key in leaves(table)
-                if value_at(entry.written, key) == value_at(table, key) and key not in kept
+                for key in list_keys(table)
+                if find_value(entry.written, key) == find_value(table, key) and key not in kept
             ]
             if lost:
                 where, key = lost[0]
                 raise ConfigError(
-                    f"--set {' '.join(leaves(self.change))}: [compare] {where} sets {key}, which then goes. "
+                    f"--set {' '.join(list_keys(self.change))}: [compare] {where} sets {key}, which then goes. "
                     "Leave it out, or change the rows."
                 )
-        for key in names_among(self.change):
-            values = {str(value_at(entry.written, key)) for entry in self.entries()}
+        for key in list_choosers(self.change):
+            values = {str(find_value(entry.written, key)) for entry in self.entries()}
             if len(values) > 1:
                 raise ConfigError(
                     f"--set {key}: the rows or settings differ in it, and would no longer be what they are called. "
@@ -225,7 +227,7 @@ class ComparisonPlan:
 
     def _check(self, entry: ComparedRun) -> None:
         try:
-            experiment = checked(entry.table)
+            experiment = parse_experiment(entry.table)
             build(build_method_spec(experiment))
             check_keys(experiment)
         except FleetFitError as error:
@@ -252,12 +254,12 @@ class ComparisonPlan:
 
     def _same_split(self) -> None:
         """Refuse rows and settings that are measured on different data, and values to try that would be."""
-        if any(value_at(nested(choice), "evaluate.split") for choice in self.tuning):
+        if any(find_value(nested(choice), "evaluate.split") for choice in self.tuning):
             raise ConfigError(
                 "[compare.tune] evaluate.split: values are tried on validation data, and the table is of one split; "
                 "set evaluate.split once, for the whole file."
             )
-        splits = {e.title: checked(e.table).evaluate.split for e in self.entries() if e.seed == self.seeds[0]}
+        splits = {e.title: parse_experiment(e.table).evaluate.split for e in self.entries() if e.seed == self.seeds[0]}
         if len(set(splits.values())) > 1:
             (one, first), *others = splits.items()
             other, second = next(pair for pair in others if pair[1] != first)
@@ -295,8 +297,8 @@ def _rows(
     """Return the tables of each row by its label; the name of its method, as it is run, where it has none."""
     rows: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(given or [{}], 1):
-        table = merged(base, _change(row))
-        method = merged(table, change).get("method", {}).get("name", "scalefl")
+        table = merge_tables(base, _change(row))
+        method = merge_tables(table, change).get("method", {}).get("name", "scalefl")
         name = _labelled(row["label"], f"row #{number}") if row.get("label") else truncate(method, 200)
         name = str(number) if unnamed else name
         if name in rows:
@@ -323,7 +325,7 @@ def _labelled(given: Any, where: str) -> str:
 
 def _head(table: Mapping[str, Any]) -> str | None:
     """Return the kind of classifiers that a row's model has, or None for a model without such a key."""
-    section = checked(table).model
+    section = parse_experiment(table).model
     if not isinstance(section.name, str):
         return None
     parameter = hyperparameters(find_function("models", section.name)[0]).get("head")
@@ -346,12 +348,12 @@ def _settings(experiment: Experiment) -> dict[str, dict[str, Any]]:
         whole = ", ".join(filter(None, [name, label(choice)]))
         if whole in found:
             raise ConfigError(f'[compare] there is a setting "{whole}" already; give each a label of its own.')
-        found[whole] = merged(change, nested(choice))
+        found[whole] = merge_tables(change, nested(choice))
     return found
 
 
 def _change(given: Mapping[str, Any]) -> dict[str, Any]:
-    return sections_of({key: value for key, value in given.items() if key not in _OF_A_ROW})
+    return expand_sections({key: value for key, value in given.items() if key not in _OF_A_ROW})
 
 
 def _columns(experiment: Experiment) -> list[str]:
@@ -388,7 +390,7 @@ def _printed(table: Mapping[str, Any]) -> Printed:
     Raises:
         ConfigError: A row has another number of them than the table has columns, or something that is no number.
     """
-    experiment = checked(table)
+    experiment = parse_experiment(table)
     places = [(setting, column) for setting in _settings(experiment) for column in _columns(experiment)]
     rows = experiment.compare.row
     names = list(_rows(rows, {key: value for key, value in table.items() if key != "compare"}, {}))
@@ -442,7 +444,7 @@ def nested(choice: TunedKeys) -> dict[str, Any]:
         change: Any = value
         for part in reversed(key.split(".")):
             change = {part: change}
-        table = merged(table, change)
+        table = merge_tables(table, change)
     return table
 
 

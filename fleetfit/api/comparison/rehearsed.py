@@ -14,14 +14,14 @@ from typing import Any
 
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, nested
 from fleetfit.api.comparison.tuned import NO_VALIDATION
-from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
 from fleetfit.config import Assembly, Experiment, assemble, to_table
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.run import with_callbacks, with_measured
-from fleetfit.config.reading import checked, leaves, merged, value_at
-from fleetfit.config.writing import objects_in
+from fleetfit.config.dump import fill_in_defaults, find_object_sections
+from fleetfit.config.merge import find_value, list_keys, merge_tables
+from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError
 
 
@@ -48,8 +48,8 @@ class Spared:
 
     def _is_for_others(self, table: Mapping[str, Any], unused: str) -> bool:
         """Tell whether a run has a key, which it does not use, from what all rows share, and another run uses it."""
-        keys = [key for key in leaves(self.shared) if covers(unused, key)]
-        same = all(value_at(table, key) == value_at(self.shared, key) for key in keys)
+        keys = [key for key in list_keys(self.shared) if covers(unused, key)]
+        same = all(find_value(table, key) == find_value(self.shared, key) for key in keys)
         return bool(keys) and same and self.used.issuperset(keys)
 
     @property
@@ -65,7 +65,7 @@ class Spared:
 
 def find_objects(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of a run in which objects stand for names."""
-    return {section: table[section] for section in objects_in(to_table(checked(table)))}
+    return {section: table[section] for section in find_object_sections(to_table(parse_experiment(table)))}
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class RowTask:
         """Return the run, new or to go on with, assembled."""
         if (self.place / "config.toml").is_file():
             found = load(self.place, **find_objects(self.table))
-            found.experiment = with_callbacks(found.experiment, checked(self.table).callbacks)
+            found.experiment = with_callbacks(found.experiment, parse_experiment(self.table).callbacks)
         else:
-            found = prepare(with_measured(settled(checked(self.table)), self.measured), self.place)
+            found = prepare(with_measured(fill_in_defaults(parse_experiment(self.table)), self.measured), self.place)
         if not found.finished:
             found.__dict__["assembly"] = self.spared.without(self.table, found.assembly)
         found._compared = (self.title, self.group)
@@ -111,7 +111,7 @@ class Rehearsal:
 
     def __init__(self, plan: ComparisonPlan, folder: Path | None = None) -> None:
         self._plan, self._folder = plan, folder
-        self._shared = merged(plan.base, plan.change)
+        self._shared = merge_tables(plan.base, plan.change)
         self._used: set[str] = set()
         self._measured: dict[tuple[str, str], dict[str, list[float]]] = {}
         self._entries = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
@@ -134,14 +134,14 @@ class Rehearsal:
         for (kind, number), change in plan.changes.items():
             own = [e for e in self._entries if (e.row == names[number - 1] if kind == "row" else self._has(e, number))]
             self._check_kept(change, own, f"[compare] {kind} #{number}")
-            self._refuse(leaves(change), own, f"[compare] {kind} #{number}")
+            self._refuse(list_keys(change), own, f"[compare] {kind} #{number}")
         self._refuse([key for key in plan.grid if key != "seed"], self._entries, "[compare.grid]")
         self._refuse([key for key, _ in plan.tuning[0]], self._entries, "[compare.tune]")
-        self._refuse(leaves(plan.change), self._entries, "--set")
+        self._refuse(list_keys(plan.change), self._entries, "--set")
         for entry in self._entries if plan.tuning != [()] else ():
             self._unused_in(entry)  # so that whoever has no validation data is found before anything is trained
-        shared = {key: self._idle(key, self._with_shared(key)) for key in leaves(plan.base)}
-        self._used = {*leaves(plan.change), *(key for key, idle in shared.items() if idle is None)}
+        shared = {key: self._idle(key, self._with_shared(key)) for key in list_keys(plan.base)}
+        self._used = {*list_keys(plan.change), *(key for key, idle in shared.items() if idle is None)}
         return [*self._gone(), *dict.fromkeys(str(one) for one in shared.values() if one is not None)]
 
     def assemblies(self) -> Iterator[tuple[ComparedRun, Assembly]]:
@@ -176,8 +176,8 @@ class Rehearsal:
 
     def _gone(self) -> Iterator[str]:
         """Yield a note for each key that all rows share and that no run has, since all name something else."""
-        for key in leaves(self._plan.base):
-            if not any(value_at(entry.table, key) for entry in self._entries):
+        for key in list_keys(self._plan.base):
+            if not any(find_value(entry.table, key) for entry in self._entries):
                 yield f"{key} of the file is in no run: every row names something else in its place."
 
     def _check_kept(self, change: Mapping[str, Any], entries: list[ComparedRun], where: str) -> None:
@@ -186,8 +186,8 @@ class Rehearsal:
         Raises:
             ConfigError: There is one.
         """
-        for key in leaves(change):
-            if not any(value_at(entry.written, key) == value_at(change, key) for entry in entries):
+        for key in list_keys(change):
+            if not any(find_value(entry.written, key) == find_value(change, key) for entry in entries):
                 raise ConfigError(f"{where} {key}: every setting replaces it; leave it out, or out of the settings.")
 
     def _has(self, entry: ComparedRun, number: int) -> bool:
@@ -197,8 +197,8 @@ class Rehearsal:
 
     def _with_shared(self, key: str) -> list[ComparedRun]:
         """Return the runs that have a key as the shared part of the file has it."""
-        given = value_at(self._plan.base, key)
-        return [entry for entry in self._entries if value_at(entry.table, key) == given]
+        given = find_value(self._plan.base, key)
+        return [entry for entry in self._entries if find_value(entry.table, key) == given]
 
     def _refuse(self, keys: Iterable[str], entries: list[ComparedRun], where: str) -> None:
         for key in keys:
@@ -228,9 +228,9 @@ class Rehearsal:
         return [choice for choice, _ in itertools.groupby([self._plan.tuning[0], self._plan.tuning[-1]])]
 
     def _assembled(self, entry: ComparedRun, choice: Any) -> Assembly:
-        table: Mapping[str, Any] = merged(entry.table, nested(choice))
+        table: Mapping[str, Any] = merge_tables(entry.table, nested(choice))
         try:
-            found = assemble(self.with_known(entry, settled(checked(table))))
+            found = assemble(self.with_known(entry, fill_in_defaults(parse_experiment(table))))
             if self._plan.tuning != [()]:
                 _check_validation(found)
         except FleetFitError as error:

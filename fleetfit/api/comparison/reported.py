@@ -11,7 +11,8 @@ from typing import Any
 from fleetfit.api.comparison.kept import ResultsFile
 from fleetfit.api.comparison.planned import ComparisonPlan
 from fleetfit.api.results import Run
-from fleetfit.config.reading import checked, leaves, value_at
+from fleetfit.config.merge import find_value, list_keys
+from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import MissingExtra
 from fleetfit.markup import escape_html
 from fleetfit.records import write_atomically
@@ -134,7 +135,7 @@ def _notes(plan: ComparisonPlan, tuned: Tuned, what: str) -> list[str]:
     several = "s, mean ± standard deviation" if seeds > 1 else ""
     notes = [f"{what[:1].upper()}{what[1:]}; {seeds} seed{several}."]
     if any(map(is_rounds, plan.columns)):
-        every = sorted({checked(entry.table).evaluate.every for entry in plan.entries()})
+        every = sorted({parse_experiment(entry.table).evaluate.every for entry in plan.entries()})
         said = ", ".join(map(_often, every))
         notes.append(
             f'Rounds until the "{section.target_on}" accuracy reaches the target, by the best one so far and a '
@@ -148,7 +149,7 @@ def _notes(plan: ComparisonPlan, tuned: Tuned, what: str) -> list[str]:
     if section.differs:
         notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
     if plan.said:
-        changed = [f"{key} = {json.dumps(value_at(plan.said, key)[0], default=str)}" for key in leaves(plan.said)]
+        changed = [f"{key} = {json.dumps(find_value(plan.said, key)[0], default=str)}" for key in list_keys(plan.said)]
         notes.append(f"Changed for this table, in every row and setting: {', '.join(changed)}.")
     return notes
 

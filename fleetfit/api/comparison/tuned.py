@@ -11,7 +11,7 @@ from typing import Any
 
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKeys, label, nested
 from fleetfit.api.results import Run
-from fleetfit.config.reading import merged
+from fleetfit.config.merge import merge_tables
 from fleetfit.errors import ConfigError
 from fleetfit.paths import slug
 from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
@@ -33,7 +33,7 @@ def candidates(plan: ComparisonPlan) -> Iterator[Candidate]:
                 keys = nested(choice)
                 change = {**keys, "seed": seed, "evaluate": {**keys.get("evaluate", {}), "split": "validation"}}
                 place = FOLDER / entry.place.parent / slug(label(choice)) / f"seed-{seed}"
-                table = merged(entry.table, change)
+                table = merge_tables(entry.table, change)
                 yield ComparedRun(entry.row, entry.setting, seed, table, place, entry.written), choice
 
 

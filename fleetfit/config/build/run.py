@@ -14,6 +14,7 @@ from fleetfit.config.assembly import Assembly
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.comparable import check_comparable
 from fleetfit.config.computing import Computing, computing
+from fleetfit.config.defaults import describe_files, sets_client_count
 from fleetfit.config.fleet import (
     counted_piece,
     notes_on_the_one_model,
@@ -48,7 +49,6 @@ from fleetfit.config.schema import (
     LocalSection,
 )
 from fleetfit.config.secure import notes_on_secure, secure_of
-from fleetfit.config.usual import notes_on_files, says_clients
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
@@ -259,7 +259,7 @@ def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
     """Say what was found in the files, and how many clients there are if that is fewer than usual."""
     if not isinstance(who.data, Data):
         return []
-    said = notes_on_files(experiment.data.name, who.data)
+    said = describe_files(experiment.data.name, who.data)
     if who.count >= CLIENTS or not _small(experiment):
         return said
     return [*said, f"Divided among {who.count} clients, because the data are small: [data] partition.clients says "
@@ -306,7 +306,7 @@ def with_clients(experiment: Experiment, count: int) -> Experiment:
 def _small(experiment: Experiment) -> bool:
     """Tell whether the size of the data says how many clients there are."""
     data, division = experiment.data, experiment.data.partition
-    return division.clients is None and division.kind != "natural" and says_clients(data.name)
+    return division.clients is None and division.kind != "natural" and sets_client_count(data.name)
 
 
 def with_chosen(experiment: Experiment, how: Computing) -> Experiment:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tomli_w
 
 from fleetfit import files, paths
-from fleetfit.config.tables import table_of
+from fleetfit.config.toml import parse_toml
 from fleetfit.errors import ConfigError
 
 FLOWER = "flwr>=1.41,<1.42"
@@ -94,7 +94,7 @@ def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:
 
 def _read(path: Path) -> str:
     text = paths.text_of(path, ConfigError)
-    table_of(text, str(path))
+    parse_toml(text, str(path))
     return text
 
 

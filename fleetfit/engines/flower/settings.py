@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fleetfit import files, names
-from fleetfit.config.reading import anchored, is_budget_file, read_budget, validated
+from fleetfit.config.load import is_budget_file, read_budget_file, resolve_paths
+from fleetfit.config.parse import parse_section
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
-from fleetfit.config.tables import read_table
+from fleetfit.config.toml import read_toml
 from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
@@ -104,12 +105,12 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.expanded(path).resolve()
     folder = path.parent
-    written = read_table(path)
-    table = anchored(written, folder)
+    written = read_toml(path)
+    table = resolve_paths(written, folder)
     if isinstance(table.get("data"), dict) and "partition" not in written["data"]:
         table["data"].pop("partition", None)  # of a simulation, found with data at a path
     try:
-        found = validated(NodeSettings, table)
+        found = parse_section(NodeSettings, table)
         if not _NAME.fullmatch(found.name):
             raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{found.name}".', key="name")
         if (found.data.partition is None) != (found.data.client is None):
@@ -151,7 +152,7 @@ def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
     named = found.budget
     if not isinstance(named, str) or not is_budget_file(named):
         return {}
-    return read_budget(folder / files.expanded(named))
+    return read_budget_file(folder / files.expanded(named))
 
 
 def own_data(settings: NodeSettings) -> Data:

@@ -8,12 +8,13 @@ import pydantic
 import tomli_w
 
 from fleetfit import names
+from fleetfit.config.defaults import sets_client_count
+from fleetfit.config.merge import Table
+from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
-from fleetfit.config.usual import says_clients
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import escape_controls
 
-Table = dict[str, Any]
 _KINDS = {"data": "data", "model": "models", "peft": "peft", "method": "methods", "engine": "engines"}
 _GIVEN = {
     "data": (),
@@ -30,7 +31,7 @@ def to_table(experiment: Experiment) -> Table:
     The defaults of the functions that it names are filled in from their signatures; `[compare]` is no part of a run.
     An object that stands in for a name is written as "<type>", which no name can be.
     """
-    table: Table = make_plain(dumped(experiment))
+    table: Table = make_plain(dump_section(experiment))
     for section, kind in _KINDS.items():
         named = getattr(experiment, section)
         if isinstance(named.name, str):
@@ -42,7 +43,7 @@ def to_table(experiment: Experiment) -> Table:
         defaults = _defaults(names.resolve("data", server["name"]), skip=tuple(server))
         table["data"]["server"] = {"name": server["name"], **defaults, **server}
     division = table["data"]["partition"]
-    sized = says_clients(experiment.data.name)  # by the data; of all others there are 40
+    sized = sets_client_count(experiment.data.name)  # by the data; of all others there are 40
     if division["kind"] in KINDS:
         table["data"]["partition"] = {
             "kind": division["kind"],
@@ -81,13 +82,13 @@ def _without_empty(table: Table) -> Table:
     return {key: value for key, value in table.items() if key not in ("name", "start", "callbacks") or value}
 
 
-def dumped(value: Any, only_set: bool = False) -> Any:
+def dump_section(value: Any, only_set: bool = False) -> Any:
     """Return a section as tables; unlike pydantic's own dump it leaves objects as they are."""
     if isinstance(value, pydantic.BaseModel):
         own = {key: getattr(value, key) for key in type(value).model_fields}
         stated = own | (value.model_extra or {})  # not by getattr: a key may be called as one of pydantic's methods
-        return {k: dumped(v, only_set) for k, v in stated.items() if not only_set or k in value.model_fields_set}
-    return [dumped(inner, only_set) for inner in value] if isinstance(value, list) else value
+        return {k: dump_section(v, only_set) for k, v in stated.items() if not only_set or k in value.model_fields_set}
+    return [dump_section(inner, only_set) for inner in value] if isinstance(value, list) else value
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -111,7 +112,7 @@ def make_plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else f"<{type(value).__name__}>"
 
 
-def objects_in(table: Mapping[str, Any]) -> list[str]:
+def find_object_sections(table: Mapping[str, Any]) -> list[str]:
     """Return the places of a resolved configuration where an object stood in for a name."""
     found = []
     for section, key in (
@@ -128,3 +129,14 @@ def objects_in(table: Mapping[str, Any]) -> list[str]:
     hooks = table.get("method", {}).get("hooks", {})
     found += ["method"] if any(isinstance(v, str) and v.startswith("<") for v in hooks.values()) else []
     return found
+
+
+def dump_with_defaults(experiment: Experiment) -> Table:
+    """Return the experiment's tables with every default visible, and the objects that stand in for names."""
+    table = to_table(experiment)
+    return table | {section: dump_section(getattr(experiment, section)) for section in find_object_sections(table)}
+
+
+def fill_in_defaults(experiment: Experiment) -> Experiment:
+    """Return the experiment as `config.toml` will describe it, so that a resumed run is the same to the last byte."""
+    return parse_experiment(dump_with_defaults(experiment), is_complete=True)

@@ -14,7 +14,7 @@ DEEPEST = 32
 """Tables and lists within each other: a run file with everything in it has eight."""
 
 
-def read_table(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the tables of a TOML file.
 
     Raises:
@@ -22,7 +22,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
     """
     path = files.expanded(path)
     try:
-        return table_of(_bytes_of(path).decode("utf-8-sig"), str(path))
+        return parse_toml(_bytes_of(path).decode("utf-8-sig"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {truncate(path, 200)}.") from None
     except IsADirectoryError:
@@ -42,7 +42,7 @@ def _bytes_of(path: Path) -> bytes:
     return found
 
 
-def table_of(text: str, what: str) -> dict[str, Any]:
+def parse_toml(text: str, what: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
     Args:
@@ -93,7 +93,7 @@ def check_values(table: Mapping[str, Any], what: str = "") -> None:
             raise ConfigError(f"{begin}{truncate('.'.join(place))}: a whole number has at most 64 bits.")
 
 
-def located(given: str | Path, folder: Path, key: str) -> Path:
+def resolve_path(given: str | Path, folder: Path, key: str) -> Path:
     """Return where a path of a run file lies, seen from its folder; whether something is there is not asked.
 
     Args:
@@ -113,7 +113,7 @@ def located(given: str | Path, folder: Path, key: str) -> Path:
         raise ConfigError(f"{key}: {truncate(given, 200)} is no path here: {reason}.") from None
 
 
-def exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Tell whether something is at a path; at one that nothing can have, nothing is."""
     try:
         return path.exists()

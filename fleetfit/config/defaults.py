@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fleetfit import names
-from fleetfit.config.tables import exists, located
+from fleetfit.config.toml import path_exists, resolve_path
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, truncate
 
@@ -25,7 +25,7 @@ _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4,
 # ---- the data at a path ----------------------------------------------------------------------------------------------
 
 
-def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
+def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
     """Return the keys of `[data]` with a name and its keys in the place of `path`.
 
     A name that is no data set's and looks like a path is one.
@@ -48,8 +48,8 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
     if not isinstance(path, str | Path) or not str(path):
         raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.")
     given.pop("path", None)
-    there = located(str(path), folder, f"{where} path")
-    place = str(there) if exists(there) else str(path)  # else it may lie in FLEETFIT_DATA
+    there = resolve_path(str(path), folder, f"{where} path")
+    place = str(there) if path_exists(there) else str(path)  # else it may lie in FLEETFIT_DATA
     if name is not None:
         return {_place_of(name, where): place, **given}
     from fleetfit.data.files.found import found_at
@@ -61,7 +61,7 @@ def with_data_found(section: Mapping[str, Any], folder: Path, where: str = "[dat
     return {**found, **given}
 
 
-def with_values(section: Any, begun_with: Sequence[int] = ()) -> Any:
+def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
     """Return a section `[data]` in which samples and labels in memory, or a DataFrame, are a data set.
 
     Args:
@@ -92,7 +92,7 @@ def _in_memory(values: tuple[Any, ...], channels_last: bool | None, begun_with: 
     pairs = all(isinstance(one, tuple) and len(one) == 2 for one in values)
     (x, y), held = values if pairs else (values, None)
     data = in_memory(x, y, held, channels_last=channels_last, begun_with=begun_with)
-    return replace(data, notes=(what_was_read(data), *data.notes))
+    return replace(data, notes=(describe_data(data), *data.notes))
 
 
 def is_frame(section: Any) -> bool:
@@ -106,7 +106,7 @@ def _is_path(name: str, folder: Path) -> bool:
         return False
     if any(mark in name for mark in ("/", "\\", "~")) or Path(name).suffix:
         return True
-    return exists(folder / name)
+    return path_exists(folder / name)
 
 
 def _place_of(name: str, where: str) -> str:
@@ -118,18 +118,18 @@ def _place_of(name: str, where: str) -> str:
     return found
 
 
-def says_clients(name: Any) -> bool:
+def sets_client_count(name: Any) -> bool:
     """Tell whether data of this name may be small, so that their size says how many clients there are by default."""
     return isinstance(name, Data) or (isinstance(name, str) and name in ANYBODYS)
 
 
-def notes_on_files(name: Any, data: Data) -> list[str]:
+def describe_files(name: Any, data: Data) -> list[str]:
     """Return what was found in the files of a data set of some name; a table's own notes describe it."""
     described = name not in ANYBODYS or data.columns
-    return [*([] if described else [what_was_read(data)]), *data.notes]
+    return [*([] if described else [describe_data(data)]), *data.notes]
 
 
-def what_was_read(data: Data) -> str:
+def describe_data(data: Data) -> str:
     """Return in a line what was found in the files of a data set that anybody may have."""
     shape, rows = data.sample_shape, f"{len(data.x):,}"
     if data.task == "next_token":
@@ -150,7 +150,7 @@ def what_was_read(data: Data) -> str:
 # ---- the model that fits ---------------------------------------------------------------------------------------------
 
 
-def usual_model(data: Mapping[str, Any]) -> Table:
+def choose_model(data: Mapping[str, Any]) -> Table:
     """Return the keys of `[model]` that fit a kind of data; none where the default does, or nothing is known.
 
     Args:
