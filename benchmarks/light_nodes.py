@@ -33,7 +33,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fleetfit.engines.flower import transport
 from fleetfit.engines.flower.protocol import packed
 from fleetfit.messages import job_of, reply_nest, unpack
-from fleetfit.method import rebuilt
+from fleetfit.method import rebuild_problem
 from fleetfit.values import Job, Problem, Update
 
 LOOK_S = 1.0
@@ -96,7 +96,7 @@ class Node:
             return packed({"ready": True})
         key = json.dumps(header["problem"], sort_keys=True)
         if key not in self._problems:
-            self._problems[key] = rebuilt(header["problem"])
+            self._problems[key] = rebuild_problem(header["problem"])
         layout = self._problems[key].layout
         job = job_of({**header["job"], "state": unpack(parts["state"])}, layout)
         return packed({"reply": reply_nest(update_of(job), layout)})

@@ -12,7 +12,7 @@ import pytest
 from tiny import plain, tiny_federation
 
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.availability import trace_of
+from fleetfit.config.availability import read_trace
 from fleetfit.config.dump import dump_section
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
@@ -258,9 +258,9 @@ def test_three_kinds_of_file_say_the_same(tmp_path: Path) -> None:
     by_line = write_csv(tmp_path, "0,0,2", "1, 1, 4", "", "0,3,4")
     by_client = write_json(tmp_path, {"online": {"0": [[0, 2], [3, 4]], "1": [[1, 4]]}})
     for path in (by_line, by_client, write_npz(tmp_path, online=expected.astype(int))):
-        assert np.array_equal(trace_of(path, 3), expected), path
+        assert np.array_equal(read_trace(path, 3), expected), path
     longer = write_json(tmp_path, {"rounds": 6, "online": {"2": [[0, 1]]}})
-    assert trace_of(longer, 3).shape == (6, 3) and trace_of(longer, 3).sum() == 1
+    assert read_trace(longer, 3).shape == (6, 3) and read_trace(longer, 3).sum() == 1
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_three_kinds_of_file_say_the_same(tmp_path: Path) -> None:
 )
 def test_what_a_csv_trace_must_say(tmp_path: Path, spells: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        trace_of(write_csv(tmp_path, *spells), 8)
+        read_trace(write_csv(tmp_path, *spells), 8)
 
 
 def test_what_other_traces_must_say(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_what_other_traces_must_say(tmp_path: Path) -> None:
     ]
     for path, message in cases:
         with pytest.raises(ConfigError, match=message):
-            trace_of(path, 8)
+            read_trace(path, 8)
     for nest, message in [
         ([1], 'it must have the keys "online"'),
         ({"online": {"a": [[0, 1]]}}, "client a: expected client"),
@@ -300,21 +300,21 @@ def test_what_other_traces_must_say(tmp_path: Path) -> None:
         path = write_json(tmp_path, nest)
         if message is None:
             with pytest.raises(ConfigError, match="are too many"):
-                trace_of(path, 1 << 14)
+                read_trace(path, 1 << 14)
         else:
             with pytest.raises(ConfigError, match=message):
-                trace_of(path, 8)
+                read_trace(path, 8)
     for arrays, message in [
         ({"there": np.ones((2, 8))}, 'it has no array "online"; it has there'),
         ({"online": np.ones((2, 3))}, r"online must be \[rounds, 8\], a column for each client, got \[2, 3\]"),
         ({"online": np.full((2, 8), 2)}, "zeros and ones"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            trace_of(write_npz(tmp_path, **arrays), 8)  # type: ignore[arg-type]
+            read_trace(write_npz(tmp_path, **arrays), 8)  # type: ignore[arg-type]
     for kind in ("npz", "json", "csv"):
         (tmp_path / f"odd.{kind}").write_bytes(b"\xff\xfe\x00\x01")
         with pytest.raises(ConfigError, match="is no trace"):
-            trace_of(str(tmp_path / f"odd.{kind}"), 8)
+            read_trace(str(tmp_path / f"odd.{kind}"), 8)
 
 
 def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tiny import plain, tiny_federation
 
 from fleetfit import messages
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.speeds import slow_clients
+from fleetfit.config.speeds import draw_slow_clients
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
@@ -195,10 +195,10 @@ def test_who_went_away_is_waited_for_until_the_deadline(deadline_s: float | None
 
 def test_a_share_of_every_group_is_slow() -> None:
     group = np.array([0] * 10 + [1] * 20 + [2] * 10)
-    slow = slow_clients(group, 0.3, 5)
+    slow = draw_slow_clients(group, 0.3, 5)
     assert [int(slow[group == g].sum()) for g in range(3)] == [3, 6, 3]
-    assert slow_clients(np.zeros(7, dtype=int), 0.3, 0).sum() == 2  # round(2.1)
-    assert (slow != slow_clients(group, 0.3, 6)).any() and (slow == slow_clients(group, 0.3, 5)).all()
+    assert draw_slow_clients(np.zeros(7, dtype=int), 0.3, 0).sum() == 2  # round(2.1)
+    assert (slow != draw_slow_clients(group, 0.3, 6)).any() and (slow == draw_slow_clients(group, 0.3, 5)).all()
 
 
 def test_profiles_of_a_run_file_reach_the_devices() -> None:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from fleetfit.config import Experiment, assemble, load_experiment, to_toml
 from fleetfit.config.dump import find_object_sections
-from fleetfit.config.fleet import group_sizes, ranges
+from fleetfit.config.fleet import compute_group_sizes, format_ranges
 from fleetfit.config.load import parse_override
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.schema import Schedule
@@ -359,7 +359,7 @@ def test_objects_without_an_import_path_run_on_local_only() -> None:
 def test_group_sizes_follow_the_shares_and_leave_nobody_out(
     shares: list[float | None], clients: int, sizes: list[int]
 ) -> None:
-    assert group_sizes(shares, clients) == sizes
+    assert compute_group_sizes(shares, clients) == sizes
     assert sum(sizes) == clients
 
 
@@ -377,13 +377,13 @@ def test_who_cannot_take_part_is_named() -> None:
     tiny = np.flatnonzero(found.fleet.group == 0)
     assert len(found.notes) == 1
     assert '4 clients of group "tiny" (budget 0.1 of the full model) cannot take part' in found.notes[0]
-    assert ranges(tiny) in found.notes[0]
+    assert format_ranges(tiny) in found.notes[0]
     assert found.plan.left_out == tuple(f'{c} (group "tiny")' for c in tiny)
     assert set(found.federation.able) == set(np.flatnonzero(found.fleet.group == 1))
 
 
 def test_ranges_are_short() -> None:
-    assert ranges([3, 7, 8, 9, 11]) == "3, 7-9, 11"
+    assert format_ranges([3, 7, 8, 9, 11]) == "3, 7-9, 11"
 
 
 def test_a_saved_plan_is_used_as_it_is(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.evaluate import EvaluationScope, level_module
 from fleetfit.layout import State, outputs
-from fleetfit.method import FEDAVG, build, is_portable, modelled
+from fleetfit.method import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.planner import Targets
 from fleetfit.rounds import LEFT_OUT, Round, Settings, run, start
 from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
@@ -84,7 +84,7 @@ WITH_REE = Targets((0.7, 0.85, 1.0), (0.1, 0.1, 0.1))  # and what they cost with
 
 def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: Any) -> tuple[Federation, Simulation]:
     """A fleet whose levels are the method's own."""
-    problem, data = modelled(tiny_problem(exits=(3,), **model), spec), tiny_data()
+    problem, data = apply_model_hook(tiny_problem(exits=(3,), **model), spec), tiny_data()
     targets = targets or {"depthfl": BY_DEPTH, "inclusivefl": BY_DEPTH, "reefl": WITH_REE}.get(spec["name"], TARGETS)
     method = build(spec)
     levels = tuple(method.levels(problem, targets))

@@ -18,7 +18,17 @@ from fleetfit.config import load_experiment, to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.method import FEDAVG, HOOKS, Method, build, by_count, by_samples, hyperparameters, is_portable, uniform
+from fleetfit.method import (
+    FEDAVG,
+    HOOKS,
+    Method,
+    build,
+    by_count,
+    by_samples,
+    is_portable,
+    list_hyperparameters,
+    uniform,
+)
 from fleetfit.method.building import _add_option
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, one_round, run, start
@@ -121,7 +131,7 @@ def test_the_empty_spec_is_fedavg() -> None:
 
 
 def test_a_factory_s_signature_is_its_list_of_hyperparameters() -> None:
-    assert list(hyperparameters(scalefl)) == ["beta", "temperature", "split", "warmup", "printed"]
+    assert list(list_hyperparameters(scalefl)) == ["beta", "temperature", "split", "warmup", "printed"]
 
 
 @pytest.mark.parametrize(

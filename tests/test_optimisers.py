@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fleetfit as ff
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.run import assemble_fleet, beforehand, settings_of
+from fleetfit.config.build.run import assemble_fleet, build_settings, plan_levels
 from fleetfit.config.load import parse_overrides
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import parse_experiment
@@ -54,7 +54,7 @@ def test_the_section_and_what_trains_have_the_same_fields_and_defaults(optimiser
     here, there = set(LocalSection.model_fields), {field.name for field in fields(Local)}
     assert here - there == {"schedule"} and there - here == {"deadline_s", "late"}
     assert {key: getattr(section, key) for key in here & there} == {key: getattr(local, key) for key in here & there}
-    assert settings_of(load_experiment({"local": {"optimiser": optimiser}})).local == local
+    assert build_settings(load_experiment({"local": {"optimiser": optimiser}})).local == local
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
@@ -69,10 +69,10 @@ def test_every_setting_of_a_run_file_arrives() -> None:
     given = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
-    found = settings_of(load_experiment({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
+    found = build_settings(load_experiment({"local": given, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
     assert found == Local(**{**given, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
     sgd = {"momentum": 0.3, "nesterov": True}
-    found = settings_of(load_experiment({"local": sgd})).local
+    found = build_settings(load_experiment({"local": sgd})).local
     assert (found.momentum, found.nesterov) == (0.3, True)
 
 
@@ -282,7 +282,7 @@ def test_simulation_fleet_and_what_is_planned_beforehand_count_alike(local: dict
               "model": {"name": "tiny:tiny"}, "cohort": {"fraction": 1.0},
               "fleet": {"cost": "memory_bytes", "groups": [{"budget": 0.8}, {"budget": 1.0}]}}  # fmt: skip
     experiment = load_experiment(tables)
-    simulated, planned = assemble(experiment), beforehand(experiment)
+    simulated, planned = assemble(experiment), plan_levels(experiment)
     data, counts = simulated.data, simulated.federation.clients.num_examples
     facts = DataDescription(data.name, data.task, data.sample_shape, data.classes, data.vocabulary, data.padding)
     budgets = [float(b) for b in simulated.fleet.budgets]

@@ -12,7 +12,7 @@ from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, Profiled, profile, wished
 from fleetfit.cli import main, planning
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.build.run import assemble_fleet, beforehand
+from fleetfit.config.build.run import assemble_fleet, plan_levels
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
     Energy,
@@ -102,7 +102,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
 def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, cost: str, measuring: Any) -> None:
     """And no other one, as the planner gives levels: the largest whose every need is within (1 + epsilon) B."""
     tables = {**with_fleet(cost=cost, tolerance=1.0 if method == "depthfl" else 0.4), "method": {"name": method}}
-    levels = beforehand(load_experiment(tables), FACTS).found.levels
+    levels = plan_levels(load_experiment(tables), FACTS).found.levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
         found = profile(tables, wishes=wished(step_s=0.1 * (chosen + 1)), facts=FACTS)
@@ -173,7 +173,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
 
 def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = measuring([found_of(memory=100)] * 3)
-    before = beforehand(load_experiment(TABLES), FACTS)
+    before = plan_levels(load_experiment(TABLES), FACTS)
     second = before.cost(before.found.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
     found = profile(TABLES, wishes=wished(memory="1 GB"), facts=FACTS)
@@ -217,7 +217,7 @@ def budget_of(found: Profiled) -> dict[str, Any]:
 
 def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predicts_it(measuring: Any) -> None:
     """A step that takes twice what is predicted leaves half of the memory, and the tolerance goes off it."""
-    before = beforehand(load_experiment(TABLES), FACTS)
+    before = plan_levels(load_experiment(TABLES), FACTS)
     predicted = before.cost(before.found.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
     found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
@@ -244,7 +244,7 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     assert profile(TABLES, wishes=wished(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
     measuring([found_of(latency_s=0.01), Found(failed="no memory was left for it")])
     found = profile(TABLES, wishes=wished(latency_s=0.011), facts=FACTS)
-    before = beforehand(load_experiment(TABLES), FACTS)
+    before = plan_levels(load_experiment(TABLES), FACTS)
     levels = [before.cost(level, "multiply_adds") for level in (before.found.levels[0], None)]
     assert float(found.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
     assert "extrapolated from level 1" in found.affords.notes[0] and "extrapolated" in found.to_toml()
@@ -352,4 +352,4 @@ def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Pat
 
 def test_data_that_are_missing_say_how_to_go_without(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="To go without the run's data"):
-        beforehand(load_experiment(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))
+        plan_levels(load_experiment(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))

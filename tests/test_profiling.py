@@ -17,7 +17,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import load_experiment
-from fleetfit.config.build.run import beforehand
+from fleetfit.config.build.run import plan_levels
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
 from fleetfit.seeds import torch_rng
@@ -38,7 +38,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from 
 
 
 def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
-    before = beforehand(load_experiment({**TABLES, "model": {"name": model}}), FACTS)
+    before = plan_levels(load_experiment({**TABLES, "model": {"name": model}}), FACTS)
     assert before.found.problem.spec is not None
     local = plain(lr=1e-6, batch_size=16, momentum=0.9)
     return ProfileRequest(before.found.problem.spec, before.method, before.found.levels[level].submodel, level, 4,
@@ -300,7 +300,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
     """Of a model whose activations are most of it; kernels take the rest, and so does the state as received."""
     tables = {"model": {"name": "resnet20"}, "fleet": {"levels": [0.25, 1.0]}, "local": {"batch_size": batch}}
     facts = type(FACTS)("", "classification", (3, 32, 32), 10)
-    before = beforehand(load_experiment(tables), facts)
+    before = plan_levels(load_experiment(tables), facts)
     problem, level = before.found.problem, before.found.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
     local = plain(lr=1e-6, batch_size=batch, momentum=0.9)

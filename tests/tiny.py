@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fleetfit.data import Data, unlabelled
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.method import build, modelled
+from fleetfit.method import apply_model_hook, build
 from fleetfit.planner import Targets
 from fleetfit.tasks import classification
 from fleetfit.values import Clients, DeviceResources, Federation, Level, Local, Problem, Simulation
@@ -124,7 +124,7 @@ def tiny_federation(
     A method whose server never learns a budget has levels of its own, and clients who told none. Clients have equally
     many samples, or unequal `shares` of them: only then do weights by samples and weights by count differ.
     """
-    problem = modelled(tiny_problem(**model), method)
+    problem = apply_model_hook(tiny_problem(**model), method)
     data = tiny_data()
     parts = tiny_parts(data, clients) if shares is None else unequal_parts(data, shares)
     levels = (

@@ -22,12 +22,12 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.build.run import assemble_fleet, cohort_of
+from fleetfit.config.build.run import assemble_fleet, compute_cohort_size
 from fleetfit.config.dump import fill_in_defaults
-from fleetfit.config.links import asked
+from fleetfit.config.links import count_asked_clients
 from fleetfit.config.load import load_experiment
-from fleetfit.config.naming import called
-from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes
+from fleetfit.config.naming import build_component
+from fleetfit.config.participants import build_node_clients, find_common_data, make_fleet_of_nodes
 from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.flower.protocol import digest_of, key_of
@@ -87,7 +87,7 @@ def changed_for_fleet(experiment: Experiment) -> list[str]:
 
 def rules_of(experiment: Experiment) -> Rules:
     """Return when the run begins and when its rounds end."""
-    rules: Rules = called("engines", "flower", "[engine]", experiment.engine.settings)
+    rules: Rules = build_component("engines", "flower", "[engine]", experiment.engine.settings)
     return replace(rules, quorum=experiment.cohort.quorum, over_selection=experiment.cohort.over_selection)
 
 
@@ -157,7 +157,7 @@ def enrolled(manager: "ClientManager", rules: Rules, say: Callable[[str], None])
         enough = None if manager.arrived < rules.nodes else enough or now
         if enough is not None and (not manager.pending or now - enough > SETTLE_S):
             manager.settle()
-            manager.keep_only(facts_of_all([member.told for member in manager.members]))
+            manager.keep_only(find_common_data([member.told for member in manager.members]))
             if manager.arrived >= rules.nodes:
                 return
         if time.monotonic() - began > rules.wait_s:
@@ -180,7 +180,7 @@ def look_again(began: float) -> None:
 
 def nodes_text(key: str, planned: Sequence[NodeDescription], manager: "ClientManager") -> str:
     """Return what `nodes.json` says: the run, for whom its levels were planned, and who takes part."""
-    facts = facts_of_all(planned)
+    facts = find_common_data(planned)
     data = {**vars(facts), "sample_shape": list(facts.sample_shape)}
     nest = {
         "run": key,
@@ -293,7 +293,7 @@ class _Served:
         rules = rules_of(experiment)
         manager = new_manager(transport, experiment, say)
         enrolled(manager, rules, say)
-        manager.fits = fits(experiment, facts_of_all([member.told for member in manager.members]))
+        manager.fits = fits(experiment, find_common_data([member.told for member in manager.members]))
         told = [member.told for member in manager.members]
         experiment = with_enrolled(experiment, told)
         assembly = assemble_fleet(experiment, told)
@@ -319,7 +319,7 @@ class _Served:
             manager.restore(saved["members"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
-        manager.fits = fits(run.experiment, facts_of_all(planned))
+        manager.fits = fits(run.experiment, find_common_data(planned))
         return _Served._made(run, proven(run.assembly, say), manager, rules, str(saved["run"]), planned, say)
 
     @staticmethod
@@ -381,11 +381,11 @@ class _Served:
 
     def _with_members(self, federation: Federation) -> Federation:
         experiment, told = self.run.experiment, [member.told for member in self.manager.members]
-        fleet = fleet_of_nodes(experiment, federation.problem, told)
+        fleet = make_fleet_of_nodes(experiment, federation.problem, told)
         private = self.run.assembly.settings.privacy is not None  # then all who were drawn are waited for, however many
-        self.engine.cohort = len(told) if private else cohort_of(experiment, len(told))
-        more = asked(experiment.cohort, self.engine.cohort)
-        return replace(federation, clients=clients_of_nodes(experiment, federation.method, fleet, told), cohort=more)
+        self.engine.cohort = len(told) if private else compute_cohort_size(experiment, len(told))
+        more = count_asked_clients(experiment.cohort, self.engine.cohort)
+        return replace(federation, clients=build_node_clients(experiment, federation.method, fleet, told), cohort=more)
 
     def on_round(self, report: Mapping[str, Any]) -> None:
         """Print what a round brought, and who brought nothing."""

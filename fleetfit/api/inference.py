@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fleetfit import evaluate, inference, names
 from fleetfit.api.described import COLUMNS, short_name
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
-from fleetfit.config.build.run import settings_of
+from fleetfit.config.build.run import build_settings
 from fleetfit.config.defaults import detect_data_source, is_frame
 from fleetfit.config.dump import dump_with_defaults
-from fleetfit.config.fleet import counted_piece
+from fleetfit.config.fleet import find_counted_submodel
 from fleetfit.config.naming import load_data
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
@@ -283,7 +283,7 @@ def _on_data(run: Trained, experiment: Experiment, data: Data) -> dict[str, Any]
     federation = run.assembly.federation
     device = Device(federation.problem, data, accelerator=torch.device("cpu"))
     found = run.checkpoint["statistics"] or {}
-    return evaluate.on_data(federation, run.server, settings_of(experiment).wanted, device, found)
+    return evaluate.on_data(federation, run.server, build_settings(experiment).wanted, device, found)
 
 
 ELSEWHERE = "this run's data are on the nodes of a fleet. Name data of the same shape that are here"
@@ -368,7 +368,9 @@ def calibrate(
     found = inference.calibrate(name, validation, test, costs, limit, cost, mode, measure, temperature)
     problem = run.assembly.federation.problem
     entry = next(one for one in run.assembly.federation.levels if one.name == name)
-    counted = submodel_cost(problem.architecture, counted_piece(problem, entry), problem.input_shape).multiply_adds
+    counted = submodel_cost(
+        problem.architecture, find_counted_submodel(problem, entry), problem.input_shape
+    ).multiply_adds
     found = replace(
         found,
         exits=tuple(exit_names(entry.submodel.exits, problem.exits)),

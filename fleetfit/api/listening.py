@@ -18,7 +18,7 @@ from typing import Any
 
 from fleetfit import names
 from fleetfit.callbacks import HOOKS, RunStart
-from fleetfit.config.naming import called, find_function, without_calling
+from fleetfit.config.naming import build_component, find_function, make_signature_stub
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
 from fleetfit.records import RunFolder, forms
 from fleetfit.report.recorded import check_report
@@ -79,8 +79,8 @@ def _named(entry: str | Mapping[str, Any]) -> Listener:
     name, keys = table["name"], {key: value for key, value in table.items() if key != "name"}
     function, label = find_function("callbacks", name)
     if "report" not in inspect.signature(function).parameters:
-        return Listener(label, called("callbacks", name, "callbacks", keys))
-    keys = names.call(without_calling(function), label, "callbacks", keys, report=None)
+        return Listener(label, build_component("callbacks", name, "callbacks", keys))
+    keys = names.call(make_signature_stub(function), label, "callbacks", keys, report=None)
     return Listener(label, functools.partial(function, **{key: keys[key] for key in keys if key != "report"}))
 
 

@@ -28,7 +28,7 @@ import torch
 
 from fleetfit.api.runs import check_single
 from fleetfit.config import Experiment
-from fleetfit.config.build.run import Beforehand, beforehand
+from fleetfit.config.build.run import LevelPlan, plan_levels
 from fleetfit.config.load import load_experiment
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
@@ -139,7 +139,7 @@ def against(found: Found, predicted_bytes: float, wishes: Wishes) -> tuple[str, 
     return tuple(reasons)
 
 
-def affordable(before: Beforehand, levels: Sequence[ProfiledLevel], wishes: Wishes) -> Affordable:
+def affordable(before: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes) -> Affordable:
     """Return the budget of the largest level that keeps within the wishes; the module's docstring derives it.
 
     Args:
@@ -168,7 +168,7 @@ def affordable(before: Beforehand, levels: Sequence[ProfiledLevel], wishes: Wish
     )
 
 
-def _derived(before: Beforehand, levels: Sequence[ProfiledLevel], chosen: int, wishes: Wishes) -> Affordable:
+def _derived(before: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int, wishes: Wishes) -> Affordable:
     cost, level, planned = before.experiment.fleet.cost, levels[chosen], before.found.levels
     needs = planned[chosen].needs or level.share
     budget: dict[str, Amount] = {cost: _amount(cost, needs, before.cost(None, cost))}
@@ -196,7 +196,7 @@ def _tolerance(wanted: float, budget: float, larger: Sequence[float]) -> float:
     return wanted if near > 1.01 * wanted else math.floor(near / 2 * 1e6) / 1e6
 
 
-def _given(before: Beforehand, found: Affordable) -> int:
+def _given(before: LevelPlan, found: Affordable) -> int:
     """Return the level that a planner gives to the budget, latencies aside: those it measures itself."""
     cost = before.experiment.fleet.cost
     named = {name: amount for name, amount in found.budget.items() if name != "latency_s" or cost == name}
@@ -208,14 +208,14 @@ def _given(before: Beforehand, found: Affordable) -> int:
     return int(assign(fractions[cost], found.tolerance, [level.needs for level in levels], further)[0])
 
 
-def _needed(before: Beforehand, level: Level, cost: str) -> float:
+def _needed(before: LevelPlan, level: Level, cost: str) -> float:
     if level.needs <= 0:
         return 0.0
     known = level.further.get(cost)
     return before.cost(level, cost) / before.cost(None, cost) if known is None else known
 
 
-def _full_latency(before: Beforehand, levels: Sequence[ProfiledLevel]) -> tuple[float, str]:
+def _full_latency(before: LevelPlan, levels: Sequence[ProfiledLevel]) -> tuple[float, str]:
     """Return the full model's latency on this device, and a sentence if that is not measured."""
     index, last = [(i, level) for i, level in enumerate(levels) if level.found.latency is not None][-1]
     problem = before.found.problem
@@ -348,7 +348,7 @@ def profile(
     accelerator, energy = _checked(machine, wishes)
     experiment = load_experiment(source, overrides, **sections)
     check_single(experiment, "profile")
-    before = beforehand(experiment, facts, accelerator)
+    before = plan_levels(experiment, facts, accelerator)
     free = free_memory(accelerator)
     if wishes.memory_bytes is None and free is not None:
         wishes = replace(wishes, memory_bytes=_SHARE * free)
@@ -421,7 +421,7 @@ def _checked(machine: Machine, wishes: Wishes) -> tuple[torch.device, Energy]:
 
 
 def _measured(
-    before: Beforehand, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int | None, until: float,
+    before: LevelPlan, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int | None, until: float,
     say: Say,
 ) -> list[ProfiledLevel]:  # fmt: skip
     """Measure level by level; each may take an equal share of the time that is left."""
@@ -461,7 +461,7 @@ def _not_tried(levels: Sequence[ProfiledLevel], left_s: float, predicted: float,
 # ---- in words ------------------------------------------------------------------------------------------------------
 
 
-def _heading(before: Beforehand, machine: Machine) -> tuple[str, ...]:
+def _heading(before: LevelPlan, machine: Machine) -> tuple[str, ...]:
     there = f"{platform.node()}, {platform.platform()}, {platform.machine()}"
     if machine.device.startswith("cuda"):
         there += f", {torch.cuda.get_device_name(torch.device(machine.device))}"

@@ -28,7 +28,7 @@ from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment, to_toml
 from fleetfit.config import secure as secure_file
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.build.run import with_callbacks
+from fleetfit.config.build.run import replace_callbacks
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
@@ -234,7 +234,7 @@ def prepare(
     """
     check_single(experiment, "run")
     written, objects = split(callbacks)
-    experiment = with_callbacks(experiment, [*experiment.callbacks, *_checked_callbacks(written)])
+    experiment = replace_callbacks(experiment, [*experiment.callbacks, *_checked_callbacks(written)])
     asked, experiment = experiment, fill_in_defaults(experiment)
     if experiment.start:
         RunFolder.open(experiment.start)
@@ -293,7 +293,7 @@ def new_folder(
     where = environment() | ({} if data is None else {DATA: data})
     files["environment.json"] = json.dumps({**where, "sha256": checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
-        files[secure_file.FILE] = secure_file.written(assembly.settings.secure)
+        files[secure_file.FILE] = secure_file.format_secure_file(assembly.settings.secure)
     if privacy is not None:
         files[LEDGER] = privacy.text()
     return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
@@ -354,7 +354,7 @@ def proceed(
         class_counts_in(files)  # drawn at the end
         engine.load(taken["clients"])
         if target.assembly.settings.secure is not None:
-            secure_file.opened(target.assembly.settings.secure, files)
+            secure_file.resume_secure_run(target.assembly.settings.secure, files)
         _open_ledger(target)
         if files.begun():
             files.tidy(taken["server"].round)

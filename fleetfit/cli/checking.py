@@ -12,8 +12,8 @@ from fleetfit import names
 from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
 from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
 from fleetfit.cli.planning import TOKENS, model_settings, shape_of
-from fleetfit.config.fleet import counted_piece, early_heads
-from fleetfit.config.naming import architecture_of
+from fleetfit.config.fleet import count_early_heads, find_counted_submodel
+from fleetfit.config.naming import build_architecture
 from fleetfit.cost import accepting, submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError
@@ -103,11 +103,11 @@ def _made(asked: CheckOptions) -> tuple[Architecture, tuple[int, ...], int]:
     if "padding" not in settings and "padding" in parameters and _is_required(parameters["padding"]):
         given["padding"] = -1
     classes = _CLASSES if asked.classes is None else asked.classes
-    architecture = architecture_of(asked.name, settings, classes=classes, **given)
+    architecture = build_architecture(asked.name, settings, classes=classes, **given)
     tokens = getattr(architecture, "tokens", 0)
     if asked.task == "next_token" and asked.classes is None and tokens:
         classes = tokens
-        architecture = architecture_of(asked.name, settings, classes=classes, **given)
+        architecture = build_architecture(asked.name, settings, classes=classes, **given)
     if asked.task == "next_token" and not tokens:
         raise ConfigError(f"--task next_token needs a model of tokens; {asked.name} takes real numbers (tokens = 0).")
     return architecture, shape, classes
@@ -155,7 +155,7 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
     state = initial_state(problem, seed=0)
     rows = []
     for level in levels:
-        cost = submodel_cost(problem.architecture, counted_piece(problem, level), problem.input_shape)
+        cost = submodel_cost(problem.architecture, find_counted_submodel(problem, level), problem.input_shape)
         with one_thread():  # as a run's jobs do; and small steps on many threads take long where others compute, too
             before, after, seconds = _step(problem, level, state, data)
         rows.append(
@@ -176,8 +176,8 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
         "before and after, is that of all its exits, as ScaleFL weighs them. The time is a median with "
         "1 thread, which is what a run's jobs have."
     )
-    heads, last = early_heads(problem), levels[-1]
-    apart = heads.parameters and counted_piece(problem, last) != last.submodel
+    heads, last = count_early_heads(problem), levels[-1]
+    apart = heads.parameters and find_counted_submodel(problem, last) != last.submodel
     return Table(columns, tuple(rows), notes=(note, *([without_early(last.name, heads)] if apart else [])))
 
 

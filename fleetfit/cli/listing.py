@@ -57,9 +57,9 @@ def keys_of(kind: str, name: str) -> Table:
     if kind == "profiles":
         name = names.alike(name, PROFILES)
         if name not in PROFILES:
-            from fleetfit.config.speeds import profile_of
+            from fleetfit.config.speeds import find_profile
 
-            profile_of(name)  # says which there are
+            find_profile(name)  # says which there are
         return profile_table({name: PROFILES[name]})
     name = names.understood(kind, name)
     found = entry(kind, name) if name in names.available(kind) else imported(kind, name)

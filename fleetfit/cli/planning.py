@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from fleetfit import names
 from fleetfit.config import Assembly, assemble
-from fleetfit.config.fleet import counted_piece
+from fleetfit.config.fleet import find_counted_submodel
 from fleetfit.config.load import parse_override
-from fleetfit.config.naming import architecture_of
+from fleetfit.config.naming import build_architecture
 from fleetfit.cost import BATCH_SIZE, Conditions, Latency, Timed, kind_of
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import Architecture
@@ -91,7 +91,7 @@ def _title(assembly: Assembly, rows: Sequence[str] = ()) -> str:
 
 def _models(assembly: Assembly) -> tuple[Timed, ...]:
     problem = assembly.federation.problem
-    pieces = [counted_piece(problem, level) for level in assembly.federation.levels]
+    pieces = [find_counted_submodel(problem, level) for level in assembly.federation.levels]
     return _timed(problem.architecture, [(piece.sizes, piece.exits) for piece in pieces], problem.input_shape)
 
 
@@ -166,7 +166,7 @@ def costs_of(text: str) -> tuple[str, ...]:
 def model_of(name: str, classes: int, shape: tuple[int, ...], overrides: Sequence[str]) -> Architecture:
     """Return an architecture from the command line."""
     settings = model_settings(overrides)
-    return architecture_of(name, settings, classes=classes, channels=shape[0], input_shape=shape)
+    return build_architecture(name, settings, classes=classes, channels=shape[0], input_shape=shape)
 
 
 def model_settings(overrides: Sequence[str]) -> dict[str, Any]:

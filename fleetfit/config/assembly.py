@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from fleetfit.attack import Attackers
 from fleetfit.config.fleet import DeviceBudgets
-from fleetfit.config.naming import called
+from fleetfit.config.naming import build_component
 from fleetfit.config.schema import Experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
@@ -78,7 +78,9 @@ class Assembly:
                 "this run's data are on the nodes of a fleet, so it goes on with `fleetfit flower resume`, and needs "
                 "them to train or to evaluate."
             )
-        engine: Engine = called("engines", section.name, "[engine]", section.settings, simulation=self.simulation)
+        engine: Engine = build_component(
+            "engines", section.name, "[engine]", section.settings, simulation=self.simulation
+        )
         layout = self.federation.problem.layout
         if self.attackers is not None:
             engine = self.attackers.on(engine, layout)

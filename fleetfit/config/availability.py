@@ -51,7 +51,7 @@ class AvailabilitySection(Section):
     trace: str | None = None
 
 
-def availability_of(section: AvailabilitySection | None, clients: int, seed: int) -> Availability | None:
+def build_availability(section: AvailabilitySection | None, clients: int, seed: int) -> Availability | None:
     """Return when so many clients are connected; None where they always are.
 
     Raises:
@@ -66,7 +66,7 @@ def availability_of(section: AvailabilitySection | None, clients: int, seed: int
         ]
         if said:
             raise ConfigError(f"{where}: a trace says who is online when; leave {said[0]} out, or the trace.")
-        return Availability(clients, leave=section.leave, trace=trace_of(section.trace, clients), seed=seed)
+        return Availability(clients, leave=section.leave, trace=read_trace(section.trace, clients), seed=seed)
     share = 1.0 if section.share is None else section.share
     if section.rounds is not None and share == 1:
         raise ConfigError(f"{where}: with share = 1 nobody ever goes offline; leave rounds out, or make share smaller.")
@@ -78,7 +78,7 @@ def availability_of(section: AvailabilitySection | None, clients: int, seed: int
     return Availability(clients, share, section.spread, section.rounds, section.day, section.leave, seed=seed)
 
 
-def trace_of(path: str, clients: int) -> np.ndarray:
+def read_trace(path: str, clients: int) -> np.ndarray:
     """Return a trace, bool [rounds, clients].
 
     Raises:

@@ -29,7 +29,7 @@ class Computing:
     notes: tuple[str, ...] = ()
 
 
-def computing(
+def choose_computing(
     section: EngineSection, problem: Problem, levels: Sequence[Level], accelerator: torch.device
 ) -> Computing:
     """Return how the levels are computed: as the finer keys say, as was chosen before, or as pays.

@@ -59,7 +59,9 @@ class DeviceBudgets:
     conditions: Conditions = field(default_factory=Conditions)
 
 
-def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, conditions: Conditions) -> DeviceBudgets:
+def deal_clients(
+    section: FleetSection, problem: Problem, clients: int, seed: int, conditions: Conditions
+) -> DeviceBudgets:
     """Deal clients to budget groups; see the module's docstring for the rule.
 
     Args:
@@ -69,7 +71,7 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, c
         seed: The run's.
         conditions: Under which costs are counted; what a saved plan measured is added.
     """
-    plan = saved_plan(section)
+    plan = load_saved_plan(section)
     conditions = replace(conditions, measured={**(plan.measured if plan else {}), **conditions.measured})
     whole: Piece = ({}, (problem.architecture.blocks,))
 
@@ -81,7 +83,7 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, c
         found = budgets_by_cost(budgets, section.cost, full)
     except (PlanError, ConfigError) as error:
         raise ConfigError(f"[fleet] groups: {error}") from None
-    sizes = group_sizes([group.share for group in section.groups], clients)
+    sizes = compute_group_sizes([group.share for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
     group[numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
     tolerances = np.array([section.tolerance if g.tolerance is None else g.tolerance for g in section.groups])
@@ -92,7 +94,7 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, c
     )
 
 
-def group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
+def compute_group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
     """Return how many clients each group has; groups without a share divide what the others leave, equally.
 
     Raises:
@@ -123,7 +125,7 @@ def _label(budget: Amount | Mapping[str, Amount]) -> str:
 # ---- what the user must know -------------------------------------------------------------------------------------
 
 
-def notes_of(federation: Federation, fleet: DeviceBudgets) -> list[str]:
+def describe_absent_clients(federation: Federation, fleet: DeviceBudgets) -> list[str]:
     """Name everybody who does not take part, and why."""
     notes = []
     under = federation.level_of < 0
@@ -133,19 +135,19 @@ def notes_of(federation: Federation, fleet: DeviceBudgets) -> list[str]:
             budgets, reasons = _reasons(federation, fleet, int(ids[0]))
             notes.append(
                 f'{len(ids)} clients of group "{name}" ({budgets}) cannot take part: the smallest level costs '
-                f"{reasons}. Clients {ranges(ids)}."
+                f"{reasons}. Clients {format_ranges(ids)}."
             )
         if not (fleet.group == index).any():
             notes.append(f'group "{name}" has no clients: there are fewer clients than groups need.')
     empty = np.flatnonzero(~under & (federation.clients.num_examples == 0))
     if len(empty):
         notes.append(
-            f"{len(empty)} clients cannot take part because they have no training data. Clients {ranges(empty)}."
+            f"{len(empty)} clients cannot take part because they have no training data. Clients {format_ranges(empty)}."
         )
     return notes
 
 
-def notes_on_the_one_model(experiment: Experiment, federation: Federation, plan: Plan) -> list[str]:
+def describe_single_level(experiment: Experiment, federation: Federation, plan: Plan) -> list[str]:
     """Say it where everybody trains the same piece of the model: whoever knows FedAvg expects the full one."""
     problem, method = federation.problem, experiment.method.name
     whole = full_cost(problem.architecture, problem.input_shape).parameters
@@ -180,7 +182,7 @@ def _too_much(fleet: DeviceBudgets, client: int, pair: tuple[float, float]) -> b
     return not bool(affords(pair[0], fleet.tolerances[client], pair[1]))
 
 
-def ranges(ids: Sequence[int] | np.ndarray) -> str:
+def format_ranges(ids: Sequence[int] | np.ndarray) -> str:
     """Return ascending ids in short: "3, 7-9"."""
     found: list[list[int]] = []
     for i in map(int, ids):
@@ -191,12 +193,12 @@ def ranges(ids: Sequence[int] | np.ndarray) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def plan_of(federation: Federation, fleet: DeviceBudgets, targets: Targets) -> Plan:
+def build_plan(federation: Federation, fleet: DeviceBudgets, targets: Targets) -> Plan:
     """Return the method's levels, counted by building them, and who got which."""
     problem = federation.problem
     architecture = problem.architecture
     levels = tuple(_planned_level(federation, fleet, targets, index) for index in range(len(federation.levels)))
-    heads = early_heads(problem)
+    heads = count_early_heads(problem)
     mode = "width" if all(level.depth == architecture.blocks for level in levels) else "both"
     mode = "depth" if mode == "both" and all(level.width == 1 for level in levels) else mode
     out = [f"{c} ({_who(federation, fleet, int(c))})" for c in np.flatnonzero(federation.level_of < 0)]
@@ -217,7 +219,7 @@ def _who(federation: Federation, fleet: DeviceBudgets, client: int) -> str:
 def _planned_level(federation: Federation, fleet: DeviceBudgets, targets: Targets, index: int) -> PlannedLevel:
     problem, level = federation.problem, federation.levels[index]
     architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
-    piece, whole = counted_piece(problem, level), Submodel({}, (architecture.blocks,))
+    piece, whole = find_counted_submodel(problem, level), Submodel({}, (architecture.blocks,))
     counted = submodel_cost(architecture, piece, shape)
     cost, full = (cost_of(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
     share = cost / full
@@ -232,7 +234,7 @@ def _planned_level(federation: Federation, fleet: DeviceBudgets, targets: Target
     )  # fmt: skip
 
 
-def early_heads(problem: Problem) -> Cost:
+def count_early_heads(problem: Problem) -> Cost:
     """Return what the full model's early classifiers cost, which its level leaves out."""
     architecture, shape = problem.architecture, problem.input_shape
     if problem.exits[-1] != architecture.blocks:
@@ -241,13 +243,13 @@ def early_heads(problem: Problem) -> Cost:
     return Cost(everything.parameters - whole.parameters, everything.multiply_adds - whole.multiply_adds)
 
 
-def counted_piece(problem: Problem, level: Level) -> Submodel:
+def find_counted_submodel(problem: Problem, level: Level) -> Submodel:
     """Return the sub-model as which a level is counted: the full model without its early classifiers."""
     blocks = problem.architecture.blocks
     return Submodel({}, (blocks,)) if level.width == 1 and level.submodel.depth == blocks else level.submodel
 
 
-def saved_plan(section: FleetSection) -> Plan | None:
+def load_saved_plan(section: FleetSection) -> Plan | None:
     """Return the plan that the section names or holds, or None where it says how to find the levels."""
     levels = section.levels
     if isinstance(levels, list) or levels in ("cluster", "halving"):
@@ -273,7 +275,7 @@ def saved_plan(section: FleetSection) -> Plan | None:
 # ---- what a method's levels should cost, as `[fleet] levels` says it: searched for, given, or saved in a plan ------
 
 
-def targets_of(section: FleetSection, fleet: DeviceBudgets, blocks: int) -> Targets:
+def build_targets(section: FleetSection, fleet: DeviceBudgets, blocks: int) -> Targets:
     """Return what the levels should cost, or the settled levels that are given or saved in a plan.
 
     Args:
@@ -281,7 +283,7 @@ def targets_of(section: FleetSection, fleet: DeviceBudgets, blocks: int) -> Targ
         fleet: Who the clients are.
         blocks: Full depth of the model.
     """
-    levels, plan = section.levels, saved_plan(section)
+    levels, plan = section.levels, load_saved_plan(section)
     given = [level for level in levels if isinstance(level, LevelSection)] if isinstance(levels, list) else []
     if given:
         return _given(given, fleet, blocks)
@@ -314,19 +316,19 @@ def _given(levels: Sequence[LevelSection], fleet: DeviceBudgets, blocks: int) ->
         raise ConfigError(f"[fleet] levels: {error}") from None
 
 
-def only_full(fleet: DeviceBudgets) -> Targets:
+def target_full_model(fleet: DeviceBudgets) -> Targets:
     """Return the full model as the only target: what a server knows that never learns a budget."""
     return Targets((1.0,), (float(fleet.tolerances.min()),), fleet.cost, conditions=fleet.conditions)
 
 
-def with_further(levels: Iterable[Level], problem: Problem, fleet: DeviceBudgets) -> tuple[Level, ...]:
+def add_further_costs(levels: Iterable[Level], problem: Problem, fleet: DeviceBudgets) -> tuple[Level, ...]:
     """Add what levels need in the further costs of budgets where a method has not said it.
 
     A level that needs nothing of the fleet's cost is for everybody, and needs nothing of the others.
     """
 
     def needed(level: Level, cost: str) -> float:
-        piece, whole = counted_piece(problem, level), Submodel({}, (problem.architecture.blocks,))
+        piece, whole = find_counted_submodel(problem, level), Submodel({}, (problem.architecture.blocks,))
         part, full = (
             cost_of(problem.architecture, p, problem.input_shape, cost, fleet.conditions) for p in (piece, whole)
         )

@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 
 from fleetfit.attack import Attack, Attackers, drawn
-from fleetfit.config.fleet import ranges
-from fleetfit.config.naming import called
+from fleetfit.config.fleet import format_ranges
+from fleetfit.config.naming import build_component
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import ConfigError, truncate
 from fleetfit.method.hooks import round_submodel
@@ -15,7 +15,7 @@ from fleetfit.rounds import Settings
 from fleetfit.values import Federation, Simulation
 
 
-def attack_of(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
+def build_attack(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
     """Return what hostile clients do, or None where there are none.
 
     Raises:
@@ -34,7 +34,7 @@ def attack_of(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
             "[attack]: hostile clients are simulated, and those of a fleet are real nodes, which do what their owners "
             "want. Leave [attack] out, or run the file with fleetfit run."
         )
-    found = called("attacks", section.kind, "[attack]", section.settings)
+    found = build_component("attacks", section.kind, "[attack]", section.settings)
     if not isinstance(found, Attack):
         raise ConfigError(f"[attack] kind: {section.kind} must return an Attack, got {type(found).__name__}.")
     if found.forge is not None and experiment.local.compress is not None:
@@ -45,7 +45,7 @@ def attack_of(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
     return found
 
 
-def attackers_of(experiment: Experiment, attack: Attack, known: Federation) -> Attackers:
+def draw_attackers(experiment: Experiment, attack: Attack, known: Federation) -> Attackers:
     """Draw who is hostile, by the levels that clients afford in truth."""
     section, levels = experiment.attack, known.level_of
     clients = drawn(np.where(known.clients.num_examples > 0, levels, -1), section.share, section.among, experiment.seed)
@@ -53,7 +53,7 @@ def attackers_of(experiment: Experiment, attack: Attack, known: Federation) -> A
     return Attackers(attack, clients, own, partial(round_submodel, known), experiment.seed)
 
 
-def attacked(
+def apply_attack(
     federation: Federation, simulation: Simulation | None, settings: Settings, attackers: Attackers | None
 ) -> tuple[Federation, Simulation | None, Settings]:
     """Return what the server is told, what devices train on, and what is reported where some clients are hostile."""
@@ -68,8 +68,8 @@ def attacked(
     )
 
 
-def notes_on_attackers(attackers: Attackers | None) -> tuple[str, ...]:
+def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
     """Say who is hostile."""
     if attackers is None:
         return ()
-    return (f"{len(attackers.clients)} clients are hostile: clients {ranges(np.array(attackers.clients))}.",)
+    return (f"{len(attackers.clients)} clients are hostile: clients {format_ranges(np.array(attackers.clients))}.",)

@@ -10,7 +10,7 @@ from fleetfit.rounds import Settings
 from fleetfit.values import Federation, Simulation
 
 
-def on_the_way(
+def configure_links(
     experiment: Experiment, federation: Federation, simulation: Simulation | None, settings: Settings
 ) -> tuple[Federation, Settings]:
     """Return how many clients a round asks, how many updates end it, and how its messages fare.
@@ -29,8 +29,8 @@ def on_the_way(
         found = Links(section.lost_down, section.lost_up, section.repeated, experiment.seed, clocked)
         settings = replace(settings, links=found)
     if clocked and (cohort.quorum < 1 or cohort.over_selection):
-        settings = replace(settings, quorum=needed(cohort, federation.cohort))
-        federation = replace(federation, cohort=asked(cohort, federation.cohort))
+        settings = replace(settings, quorum=count_needed_updates(cohort, federation.cohort))
+        federation = replace(federation, cohort=count_asked_clients(cohort, federation.cohort))
     return federation, settings
 
 
@@ -50,11 +50,11 @@ def _check_plain(experiment: Experiment) -> None:
         )
 
 
-def needed(section: CohortSection, cohort: int) -> int:
+def count_needed_updates(section: CohortSection, cohort: int) -> int:
     """Return how many updates end a round, of a cohort of so many."""
     return max(1, math.ceil(section.quorum * cohort - 1e-9))
 
 
-def asked(section: CohortSection, cohort: int) -> int:
+def count_asked_clients(section: CohortSection, cohort: int) -> int:
     """Return how many clients are asked, so that a cohort of so many fills up."""
     return math.ceil(cohort * (1 + section.over_selection) - 1e-9)

@@ -40,7 +40,7 @@ def _refuse_module(found: Any, label: str) -> None:
         )
 
 
-def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
+def build_component(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
     """Return what the function of a name returns for a section's keys."""
     function, label = find_function(kind, name)
     try:
@@ -74,7 +74,7 @@ def check_keys(experiment: Experiment) -> None:
             own = [key for key in type(section).model_fields if key not in _NO_HINT]
             unsaid = [key for key in type(section).model_fields if key in _NO_HINT and key != "chosen"]
             unsaid += ["path"] if where == "[data]" else []
-            names.call(without_calling(function), label, where, section.settings, own=own, unsaid=unsaid, **known)
+            names.call(make_signature_stub(function), label, where, section.settings, own=own, unsaid=unsaid, **known)
         elif section.settings:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
@@ -85,7 +85,7 @@ def check_keys(experiment: Experiment) -> None:
     division = experiment.data.partition
     if division.kind in KINDS:
         known = {"data": None, "clients": None, "rng": None}
-        function = without_calling(KINDS[division.kind])
+        function = make_signature_stub(KINDS[division.kind])
         own = list(type(division).model_fields)
         names.call(function, division.kind, "[data] partition", division.settings, own=own, **known)
 
@@ -123,10 +123,10 @@ def _check_callback(table: dict[str, Any]) -> None:
             f'callbacks: {label} needs "{first.name}". A function that is called after each round takes `report` '
             "first; any other one makes a callback of its keys."
         )
-    names.call(without_calling(function), label, "callbacks:", table, report=None)
+    names.call(make_signature_stub(function), label, "callbacks:", table, report=None)
 
 
-def without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
+def make_signature_stub(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what takes the same keys, and returns those that it is given."""
 
     @functools.wraps(function)
@@ -142,7 +142,7 @@ _SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
 
 
 @contextlib.contextmanager
-def sharing_data() -> Iterator[None]:
+def share_data() -> Iterator[None]:
     """Load data sets once for sections that say the same, and keep the last two: for several runs in a row."""
     token = _SHARED.set({})
     try:
@@ -181,7 +181,7 @@ def _loaded(section: DataSection | ServerDataSection, where: str, settings: Mapp
     if not isinstance(section.name, str) and not callable(section.name):
         raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.")
     try:
-        data = called("data", section.name, where, {**section.settings, **settings})
+        data = build_component("data", section.name, where, {**section.settings, **settings})
     except FleetFitError:
         raise
     except (OSError, ImportError) as error:
@@ -191,9 +191,9 @@ def _loaded(section: DataSection | ServerDataSection, where: str, settings: Mapp
     return data
 
 
-def architecture_of(name: Any, settings: Mapping[str, Any], **given: Any) -> Architecture:
+def build_architecture(name: Any, settings: Mapping[str, Any], **given: Any) -> Architecture:
     """Return the architecture of a name, for `plan` and `check-model`."""
-    architecture: Architecture = called("models", name, "[model]", settings, **given)
+    architecture: Architecture = build_component("models", name, "[model]", settings, **given)
     check_architecture(architecture, name)
     return architecture
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from fleetfit import names, paths
-from fleetfit.config.availability import availability_of
+from fleetfit.config.availability import build_availability
 from fleetfit.config.computing import Computing
 from fleetfit.config.defaults import sets_client_count
 from fleetfit.config.fleet import (
     DeviceBudgets,
-    fleet_of,
-    notes_of,
-    ranges,
+    deal_clients,
+    describe_absent_clients,
+    format_ranges,
 )
 from fleetfit.config.naming import check_keys, load_data
 from fleetfit.config.schema import (
@@ -31,7 +31,7 @@ from fleetfit.config.schema import (
     Experiment,
     ServerDataSection,
 )
-from fleetfit.config.speeds import speeds_of
+from fleetfit.config.speeds import build_speeds
 from fleetfit.cost import Conditions, Piece, cost_of
 from fleetfit.data import Data, class_counts, find_unassigned, partition, sizes_of, unlabelled
 from fleetfit.errors import ConfigError, quote_some
@@ -125,13 +125,13 @@ def server_accelerator(experiment: Experiment) -> torch.device:
 # ---- simulated devices, and what they tell -------------------------------------------------------------------------
 
 
-def resources_of(experiment: Experiment, fleet: DeviceBudgets) -> DeviceResources:
+def build_resources(experiment: Experiment, fleet: DeviceBudgets) -> DeviceResources:
     """Return what the simulated devices afford, how fast they are, and when they are connected."""
     section, seed, drift = experiment.fleet, experiment.seed, experiment.fleet.drift
     moving = None if drift is None else _drift_of(drift)
     budgets = {fleet.cost: fleet.budgets, **fleet.further}
-    speeds = speeds_of(section, fleet.group, seed)
-    coming = availability_of(section.availability, len(fleet.budgets), seed)
+    speeds = build_speeds(section, fleet.group, seed)
+    coming = build_availability(section.availability, len(fleet.budgets), seed)
     return DeviceResources(budgets, fleet.tolerances, moving, fleet.conditions, seed, speeds, section.jitter, coming)
 
 
@@ -140,12 +140,12 @@ def _drift_of(section: DriftSection) -> Drift:
     return Drift(section.sd, section.jump, section.low) if section.jump else Drift(section.sd, 0.0)
 
 
-def connected(resources: DeviceResources) -> Callable[[int], np.ndarray] | None:
+def make_connected(resources: DeviceResources) -> Callable[[int], np.ndarray] | None:
     """Return what tells the server who is connected in a round."""
     return None if resources.availability is None else resources.availability.online
 
 
-def clients_of(
+def build_clients(
     experiment: Experiment, data: Data, parts: Sequence[Mapping[str, Tensor]], fleet: DeviceBudgets
 ) -> Clients:
     """Return all that clients could tell the server, and whether they tell their classes.
@@ -164,7 +164,7 @@ def clients_of(
     return Clients(counts, fleet.budgets, fleet.tolerances, fleet.further, labels)
 
 
-def absences_of(federation: Federation, resources: DeviceResources) -> list[str]:
+def describe_absences(federation: Federation, resources: DeviceResources) -> list[str]:
     """Name the clients that could take part, but are in no round of the trace.
 
     Raises:
@@ -178,7 +178,9 @@ def absences_of(federation: Federation, resources: DeviceResources) -> list[str]
         return []
     if len(missing) == len(federation.able):
         raise ConfigError("[fleet] availability.trace: no client that can take part is ever online.")
-    return [f"{len(missing)} clients cannot take part: the trace never has them online. Clients {ranges(missing)}."]
+    return [
+        f"{len(missing)} clients cannot take part: the trace never has them online. Clients {format_ranges(missing)}."
+    ]
 
 
 def _usual_clients(experiment: Experiment, data: Data) -> int:
@@ -189,7 +191,7 @@ def _usual_clients(experiment: Experiment, data: Data) -> int:
     return max(1, min(CLIENTS, samples // ROWS if samples >= FEWEST * ROWS else min(FEWEST, samples)))
 
 
-def divided(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
+def divide_data(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
     """Return each client's splits."""
     division = experiment.data.partition
     clients = division.clients or (None if division.kind == "natural" else _usual_clients(experiment, data))
@@ -233,17 +235,19 @@ class Participants(Expected, Protocol):
 
     nobody: str
 
-    def joined(self, planned: "PlannedProblem") -> "Joined":
+    def joined(self, planned: "PlannedProblem") -> "FleetMembers":
         """Return clients and devices of the run, once its levels are planned."""
         ...
 
-    def notes(self, known: Federation, planned: "PlannedProblem", joined: "Joined") -> tuple[list[str], list[str]]:
+    def notes(
+        self, known: Federation, planned: "PlannedProblem", joined: "FleetMembers"
+    ) -> tuple[list[str], list[str]]:
         """Say who does not take part, and what else the user must see of them."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class FleetMembers:
     """Clients and devices of a run.
 
     Attributes:
@@ -280,7 +284,7 @@ class PlannedProblem:
     how: Computing
 
 
-def conditions_of(experiment: Experiment, who: Expected) -> Conditions:
+def make_conditions(experiment: Experiment, who: Expected) -> Conditions:
     """Return under which conditions costs are counted."""
     said = experiment.local.batch_size
     size = who.largest() if said == "all" else said
@@ -302,7 +306,7 @@ class SimulatedClients:
         self._whole = load_data(experiment.data)
         self.data: Data | DataDescription = self._whole
         self._own = server_data(experiment, self._whole, load_data) if method.own_data else None
-        self.parts = divided(experiment, self._whole)
+        self.parts = divide_data(experiment, self._whole)
         self.count = len(self.parts)
 
     def largest(self) -> int:
@@ -311,17 +315,17 @@ class SimulatedClients:
 
     def budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
         """Deal the clients to the groups of the run file."""
-        return fleet_of(self._experiment.fleet, problem, self.count, self._experiment.seed, conditions)
+        return deal_clients(self._experiment.fleet, problem, self.count, self._experiment.seed, conditions)
 
-    def joined(self, planned: PlannedProblem) -> Joined:
+    def joined(self, planned: PlannedProblem) -> FleetMembers:
         """Return clients and simulated devices."""
         experiment, data, parts = self._experiment, self._whole, self.parts
-        resources = resources_of(experiment, planned.fleet)
+        resources = build_resources(experiment, planned.fleet)
         simulation = Simulation(planned.problem, data, parts, resources, unlabelled=self._own)
         server = replace(simulation.device(None), accelerator=server_accelerator(experiment))
-        return Joined(clients_of(experiment, data, parts, planned.fleet), server, simulation)
+        return FleetMembers(build_clients(experiment, data, parts, planned.fleet), server, simulation)
 
-    def notes(self, known: Federation, planned: PlannedProblem, joined: Joined) -> tuple[list[str], list[str]]:
+    def notes(self, known: Federation, planned: PlannedProblem, joined: FleetMembers) -> tuple[list[str], list[str]]:
         """Say who does not take part, and what real time and a trace do to the run."""
         assert joined.simulation is not None
         resources, further = joined.simulation.resources, []
@@ -330,8 +334,8 @@ class SimulatedClients:
                 "The deadline is one of real time, since no group has a profile: results differ from run to run."
             ]
         further += self._notes_on_samples()
-        absent = notes_of(known, planned.fleet)
-        return absent, further + absences_of(known, resources) if len(known.able) else further
+        absent = describe_absent_clients(known, planned.fleet)
+        return absent, further + describe_absences(known, resources) if len(known.able) else further
 
     def _notes_on_samples(self) -> list[str]:
         """Say which samples of the split that is evaluated `local` and `global` do not count, and why."""
@@ -363,7 +367,7 @@ class ExpectedClients:
     def __init__(self, experiment: Experiment, data: Data | DataDescription) -> None:
         """Divide the data, if they are there."""
         self._experiment, self.data = experiment, data
-        self._parts = divided(experiment, data) if isinstance(data, Data) else None
+        self._parts = divide_data(experiment, data) if isinstance(data, Data) else None
         self.count = len(self._parts) if self._parts is not None else experiment.data.partition.clients or CLIENTS
 
     def largest(self) -> int:
@@ -381,7 +385,7 @@ class ExpectedClients:
 
     def budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
         """Deal the clients to the groups of the run file."""
-        return fleet_of(self._experiment.fleet, problem, self.count, self._experiment.seed, conditions)
+        return deal_clients(self._experiment.fleet, problem, self.count, self._experiment.seed, conditions)
 
 
 SILENT = (
@@ -398,7 +402,7 @@ class Nodes:
     def __init__(self, experiment: Experiment, method: Method, told: Sequence[NodeDescription]) -> None:
         """Take the data to be what most nodes say."""
         self._experiment, self._method, self._told = experiment, method, told
-        self.data: Data | DataDescription = facts_of_all(told)
+        self.data: Data | DataDescription = find_common_data(told)
         self._own = server_data(experiment, self.data, load_data) if method.own_data else None
         self.count = len(told)
 
@@ -408,33 +412,33 @@ class Nodes:
 
     def budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
         """Make every node a budget group of its own."""
-        return budgets_of_nodes(self._experiment, problem, self._told, conditions)
+        return compute_node_budgets(self._experiment, problem, self._told, conditions)
 
-    def joined(self, planned: PlannedProblem) -> Joined:
+    def joined(self, planned: PlannedProblem) -> FleetMembers:
         """Return what the nodes told, and the server's own device if it trains."""
         own, accelerator = self._own, server_accelerator(self._experiment)
         device = None if own is None else Device(planned.problem, own, accelerator=accelerator, unlabelled=own)
-        return Joined(clients_of_nodes(self._experiment, self._method, planned.fleet, self._told), device)
+        return FleetMembers(build_node_clients(self._experiment, self._method, planned.fleet, self._told), device)
 
-    def notes(self, known: Federation, planned: PlannedProblem, joined: Joined) -> tuple[list[str], list[str]]:
+    def notes(self, known: Federation, planned: PlannedProblem, joined: FleetMembers) -> tuple[list[str], list[str]]:
         """Say who does not take part, as far as nodes tell."""
-        return notes_of(known, planned.fleet) if self._method.needs_budgets else [SILENT], []
+        return describe_absent_clients(known, planned.fleet) if self._method.needs_budgets else [SILENT], []
 
 
-def facts_of_all(told: Sequence[NodeDescription]) -> DataDescription:
+def find_common_data(told: Sequence[NodeDescription]) -> DataDescription:
     """Return what most nodes say of their data; of equally many, the first."""
     counted = Counter(one.facts.shape for one in told)
     most = max(counted, key=lambda shape: counted[shape])
     return next(one.facts for one in told if one.facts.shape == most)
 
 
-def fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[NodeDescription]) -> DeviceBudgets:
+def make_fleet_of_nodes(experiment: Experiment, problem: Problem, told: Sequence[NodeDescription]) -> DeviceBudgets:
     """Return who the clients are; every node is a budget group of its own."""
     nodes = Nodes(experiment, FEDAVG, told)
-    return nodes.budgets(problem, conditions_of(experiment, nodes))
+    return nodes.budgets(problem, make_conditions(experiment, nodes))
 
 
-def budgets_of_nodes(
+def compute_node_budgets(
     experiment: Experiment, problem: Problem, told: Sequence[NodeDescription], conditions: Conditions
 ) -> DeviceBudgets:
     """Return what nodes afford, counted under some conditions."""
@@ -451,7 +455,7 @@ def budgets_of_nodes(
     )  # fmt: skip
 
 
-def clients_of_nodes(
+def build_node_clients(
     experiment: Experiment, method: ServerHooks, fleet: DeviceBudgets, told: Sequence[NodeDescription]
 ) -> Clients:
     """Return all that the server knows of the nodes."""

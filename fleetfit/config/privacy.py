@@ -32,7 +32,7 @@ _KEPT = {
 """Hooks that have to be FedAvg's, and what a method does that has its own."""
 
 
-def privacy_of(experiment: Experiment, federation: Federation) -> Privacy | None:
+def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | None:
     """Return what a run promises its clients; None where it promises nothing.
 
     Raises:
@@ -146,7 +146,7 @@ def _whose(experiment: Experiment, hook: str) -> str:
     return f"[method.plus.{plus[0]}]" if plus else str(experiment.method.name)
 
 
-def made_private(
+def apply_privacy(
     experiment: Experiment, federation: Federation, settings: Settings, privacy: Privacy
 ) -> tuple[Federation, Settings]:
     """Return the server's view with the private hooks, and what a round does without telling on anybody."""
@@ -160,7 +160,7 @@ def made_private(
     )
 
 
-def notes_on_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
+def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> tuple[str, ...]:
     """Say what is promised, for how many rounds, and how loud the noise is at each level."""
     lasts = privacy.lasts(rounds)
     after = replace(privacy, ledger=Ledger(begun=lasts)).told()["epsilon"]

@@ -28,7 +28,7 @@ _KEPT = {
 """Hooks that have to be FedAvg's, and what a method does that has its own."""
 
 
-def secure_of(experiment: Experiment, federation: Federation) -> SecureRun | None:
+def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRun | None:
     """Return what a run asks of its secure rounds; None where they are plain.
 
     Raises:
@@ -129,7 +129,7 @@ def _whose(experiment: Experiment, hook: str) -> str:
     return f"[method.plus.{next(iter(section.plus))}]" if section.plus else str(section.name)
 
 
-def notes_on_secure(secure: SecureRun | None, federation: Federation, rate: float | None = None) -> tuple[str, ...]:
+def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: float | None = None) -> tuple[str, ...]:
     """Say what the server sees, and where a private cohort is often too small for that."""
     if secure is None:
         return ()
@@ -166,12 +166,12 @@ def _too_small(minimum: int, federation: Federation, rate: float) -> tuple[str, 
 # ---- in the run folder ---------------------------------------------------------------------------------------------
 
 
-def written(secure: SecureRun) -> str:
+def format_secure_file(secure: SecureRun) -> str:
     """Return what the run folder keeps: what the run is known by, and the last round that was begun."""
     return json.dumps({"run": secure.run, "begun": secure.journal.last.get(secure.run, -1) + 1}) + "\n"
 
 
-def opened(secure: SecureRun, folder: RunFolder) -> None:
+def resume_secure_run(secure: SecureRun, folder: RunFolder) -> None:
     """Go on with what a run folder keeps, and write there which rounds are begun.
 
     Raises:
@@ -186,4 +186,4 @@ def opened(secure: SecureRun, folder: RunFolder) -> None:
         )
     secure.run = nest["run"]
     secure.journal.last = {secure.run: nest["begun"] - 1}
-    secure.journal.keep = lambda last: folder.write(FILE, written(secure))
+    secure.journal.keep = lambda last: folder.write(FILE, format_secure_file(secure))

@@ -11,7 +11,7 @@ from fleetfit.seeds import numpy_rng
 from fleetfit.values import Speed
 
 
-def speeds_of(section: FleetSection, group: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+def build_speeds(section: FleetSection, group: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """Return by figure what each client has [K]; nothing where no group has a profile.
 
     Args:
@@ -27,17 +27,17 @@ def speeds_of(section: FleetSection, group: np.ndarray, seed: int) -> dict[str, 
         if in_vain:
             raise ConfigError(f"[fleet] {in_vain[0]}: it needs a profile for each of the groups, and none has one.")
         return {}
-    profiles = [profile_of(g.profile) for g in section.groups if g.profile is not None]
+    profiles = [find_profile(g.profile) for g in section.groups if g.profile is not None]
     found = {f.name: np.array([getattr(p, f.name) for p in profiles])[group] for f in fields(Speed)}
     if section.slow is not None:
-        slow = slow_clients(group, section.slow.share, seed)
+        slow = draw_slow_clients(group, section.slow.share, seed)
         found["multiply_adds_per_s"] = np.where(slow, 1 / section.slow.factor, 1.0) * found["multiply_adds_per_s"]
         for name in ("down_bytes_per_s", "up_bytes_per_s"):
             found[name] = np.where(slow, 1 / section.slow.link, 1.0) * found[name]
     return found
 
 
-def slow_clients(group: np.ndarray, share: float, seed: int) -> np.ndarray:
+def draw_slow_clients(group: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Return who is slow, bool [K]: round(share * K) clients, drawn, in every group as many as its size asks for."""
     order = numpy_rng(seed, "slow").permutation(len(group))
     order = order[np.argsort(group[order], kind="stable")]
@@ -47,7 +47,7 @@ def slow_clients(group: np.ndarray, share: float, seed: int) -> np.ndarray:
     return slow
 
 
-def profile_of(given: str | ProfileSection) -> DeviceProfile:
+def find_profile(given: str | ProfileSection) -> DeviceProfile:
     """Return the profile of a name or of a table of figures.
 
     Raises:
@@ -76,4 +76,4 @@ def check_profiles(section: FleetSection) -> None:
         )
     for group in section.groups:
         if group.profile is not None:
-            profile_of(group.profile)
+            find_profile(group.profile)

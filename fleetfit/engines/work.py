@@ -15,7 +15,7 @@ from fleetfit.data import Data, Parts
 from fleetfit.engines.local import on_accelerator
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
 from fleetfit.messages import job_of, pack, reply_nest
-from fleetfit.method import build, rebuilt
+from fleetfit.method import build, rebuild_problem
 from fleetfit.names import blamed, what_it_raised
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import keep_freed_memory
@@ -48,7 +48,7 @@ def _parts_nest(parts: Sequence[Mapping[str, Tensor]]) -> Any:
 
 def simulation_of(nest: Mapping[str, Any], data: Data, device: str) -> Simulation:
     """Return the simulation of a worker, and prepare its process for jobs."""
-    problem = replace(rebuilt(nest["problem"]), base=nest["base"])
+    problem = replace(rebuild_problem(nest["problem"]), base=nest["base"])
     told = nest["parts"]
     parts = Parts(**told) if isinstance(told, Mapping) else told
     simulation = Simulation(problem, data, parts, DeviceResources.restored(nest["resources"]))

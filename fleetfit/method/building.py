@@ -95,12 +95,12 @@ def build(spec: Mapping[str, Any]) -> Method:
     return build_anew(spec)
 
 
-def rebuilt(spec: Mapping[str, Any]) -> Problem:
+def rebuild_problem(spec: Mapping[str, Any]) -> Problem:
     """Build the problem that a spec describes, with what its method makes of the model."""
-    return modelled(Problem.rebuilt(spec), spec.get("method", {}))
+    return apply_model_hook(Problem.rebuilt(spec), spec.get("method", {}))
 
 
-def modelled(problem: Problem, spec: Mapping[str, Any]) -> Problem:
+def apply_model_hook(problem: Problem, spec: Mapping[str, Any]) -> Problem:
     """Return the problem with what a method makes of the model.
 
     Args:
@@ -263,7 +263,7 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
     )
 
 
-def hyperparameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def list_hyperparameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return a factory's hyperparameters: its signature."""
     return dict(inspect.signature(factory).parameters)
 
@@ -303,7 +303,7 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
     name = spec.get("name", "fedavg")
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
     factory = None if isinstance(name, Method) else name if callable(name) else names.resolve("methods", name)
-    parameters = {} if factory is None else hyperparameters(factory)
+    parameters = {} if factory is None else list_hyperparameters(factory)
     for key, value in values.items() if factory is not None else ():
         parameter = parameters.get(key)
         if parameter is not None and is_default(value, parameter.default):

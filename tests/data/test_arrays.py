@@ -12,7 +12,7 @@ from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
-from fleetfit.config.naming import load_data, sharing_data
+from fleetfit.config.naming import load_data, share_data
 from fleetfit.data import partition
 from fleetfit.data.files import arrays as arrays_module
 from fleetfit.data.files.arrays import arrays, in_memory
@@ -192,7 +192,7 @@ def test_data_are_shared_by_sections_with_the_same_keys(save: Callable[..., str]
     own = {"name": "arrays", "file": save(x=RNG.random((20, 3)), y=RNG.random(20)), "task": "regression"}
     data = load_experiment({"data": {**own, "server": own}}).data
     assert data.server is not None
-    with sharing_data():
+    with share_data():
         assert load_data(data) is load_data(data.server, "[data] server")
 
 

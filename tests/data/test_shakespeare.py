@@ -347,7 +347,7 @@ def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
     place = str(tmp_path if several else tmp_path / "0.txt")
     experiment = load_experiment({"data": {"path": place, "partition": wanted}})
     assert experiment.data.partition.model_dump(exclude_none=True) == {"kind": kind, **wanted}
-    assert len(participants.divided(experiment, plain_text(place, length=10))) == clients
+    assert len(participants.divide_data(experiment, plain_text(place, length=10))) == clients
 
 
 def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:

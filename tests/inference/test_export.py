@@ -25,7 +25,7 @@ from fleetfit.inference.export.checked import in_segments, in_whole, session
 from fleetfit.inference.export.graphs import Prepared
 from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
-from fleetfit.method import modelled
+from fleetfit.method import apply_model_hook
 from fleetfit.seeds import own_randomness
 from fleetfit.values import DataDescription
 
@@ -36,7 +36,7 @@ def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, meth
     """A cut model with drawn parameters and statistics."""
     problem = problem_of(name)
     if method:
-        problem = modelled(problem, {"name": method})
+        problem = apply_model_hook(problem, {"name": method})
     architecture, exits = problem.architecture, problem.exits
     sizes = {**problem.layout.full_sizes, **architecture.sizes(width)}
     with own_randomness(torch.device("cpu")):

@@ -26,11 +26,11 @@ from fleetfit.api.progress import Wanted, shown_runs
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
-from fleetfit.config.build.run import as_recorded
+from fleetfit.config.build.run import restore_recorded
 from fleetfit.config.dump import dump_section, fill_in_defaults
 from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
-from fleetfit.config.naming import sharing_data
+from fleetfit.config.naming import share_data
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.toml import read_toml, resolve_path
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
@@ -120,7 +120,7 @@ def compare(
     folder = files.expanded(out) if out is not None else RUNS / f"compare-{_folder_name(plan.name)}-{plan.fingerprint}"
     rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, path, folder, reference)
     with contextlib.ExitStack() as sharing:
-        sharing.enter_context(sharing_data())
+        sharing.enter_context(share_data())
         notes = rehearsal.check()
         if jobs > 1:  # each process has its own
             sharing.close()
@@ -227,7 +227,7 @@ def plans_of(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list
     """
     rehearsal = Rehearsal(planned(file, overrides))
     found: dict[str, tuple[list[str], Assembly]] = {}
-    with sharing_data():
+    with share_data():
         rehearsal.check()
         for entry, assembly in rehearsal.assemblies():
             title = ", ".join(filter(None, [entry.row, entry.setting]))
@@ -398,7 +398,7 @@ class _RowRunner:
         if not (place / "config.toml").is_file():
             return None
         found = load(place, **find_objects(asked.table))
-        same = as_recorded(fill_in_defaults(parse_experiment(asked.table)), found.experiment)
+        same = restore_recorded(fill_in_defaults(parse_experiment(asked.table)), found.experiment)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
                 f"{place} holds a run of something else: {_difference(found.experiment, same)}. Choose another "

@@ -21,7 +21,7 @@ from fleetfit.config.merge import find_value, list_choosers, list_keys, merge_ta
 from fleetfit.config.naming import check_keys, find_function
 from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
-from fleetfit.method import build, hyperparameters
+from fleetfit.method import build, list_hyperparameters
 from fleetfit.paths import slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
@@ -328,7 +328,7 @@ def _head(table: Mapping[str, Any]) -> str | None:
     section = parse_experiment(table).model
     if not isinstance(section.name, str):
         return None
-    parameter = hyperparameters(find_function("models", section.name)[0]).get("head")
+    parameter = list_hyperparameters(find_function("models", section.name)[0]).get("head")
     return None if parameter is None else str(section.settings.get("head", parameter.default))
 
 

@@ -18,7 +18,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
 from fleetfit.config import Assembly, Experiment, assemble, to_table
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.build.run import with_callbacks, with_measured
+from fleetfit.config.build.run import replace_callbacks, replace_measured
 from fleetfit.config.dump import fill_in_defaults, find_object_sections
 from fleetfit.config.merge import find_value, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
@@ -92,9 +92,9 @@ class RowTask:
         """Return the run, new or to go on with, assembled."""
         if (self.place / "config.toml").is_file():
             found = load(self.place, **find_objects(self.table))
-            found.experiment = with_callbacks(found.experiment, parse_experiment(self.table).callbacks)
+            found.experiment = replace_callbacks(found.experiment, parse_experiment(self.table).callbacks)
         else:
-            found = prepare(with_measured(fill_in_defaults(parse_experiment(self.table)), self.measured), self.place)
+            found = prepare(replace_measured(fill_in_defaults(parse_experiment(self.table)), self.measured), self.place)
         if not found.finished:
             found.__dict__["assembly"] = self.spared.without(self.table, found.assembly)
         found._compared = (self.title, self.group)
@@ -159,7 +159,7 @@ class Rehearsal:
         place = (entry.row, entry.setting)
         if place not in self._measured:
             self._measured[place] = self._recorded(entry)
-        return with_measured(experiment, self._measured[place] | experiment.fleet.measured)
+        return replace_measured(experiment, self._measured[place] | experiment.fleet.measured)
 
     def _recorded(self, entry: ComparedRun) -> dict[str, list[float]]:
         """Return what the folders of a row in a setting say was measured; a damaged one says so when it is run."""

@@ -24,7 +24,7 @@ from fleetfit import errors
 from fleetfit.api.comparison.rehearsed import RowTask, Spared
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
-from fleetfit.config.naming import sharing_data
+from fleetfit.config.naming import share_data
 from fleetfit.errors import FleetFitError, NoUsableUpdates, RunError, Unexpected
 from fleetfit.names import blamed, what_it_raised
 
@@ -194,7 +194,7 @@ def _work(connection: Connection) -> None:
         connection.send_bytes(json.dumps(message).encode())
 
     threading.Thread(target=listen, daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError), sharing_data():
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError), share_data():
         while True:
             _run(asked, say)
 

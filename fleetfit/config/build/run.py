@@ -1,44 +1,44 @@
 """An experiment becomes what a run needs: data, problem, federation, simulated devices, settings."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fleetfit import names
 from fleetfit.attack import Attack
 from fleetfit.config.assembly import Assembly
+from fleetfit.config.build.local import build_local_training
 from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.build.model import build_problem
 from fleetfit.config.comparable import check_comparable
-from fleetfit.config.computing import Computing, computing
+from fleetfit.config.computing import Computing, choose_computing
 from fleetfit.config.defaults import describe_files, sets_client_count
 from fleetfit.config.fleet import (
-    counted_piece,
-    notes_on_the_one_model,
-    only_full,
-    plan_of,
-    targets_of,
-    with_further,
+    add_further_costs,
+    build_plan,
+    build_targets,
+    describe_single_level,
+    find_counted_submodel,
+    target_full_model,
 )
-from fleetfit.config.hostile import attack_of, attacked, attackers_of, notes_on_attackers
-from fleetfit.config.links import on_the_way
-from fleetfit.config.naming import called, check_architecture, check_keys, load_data
+from fleetfit.config.hostile import apply_attack, build_attack, describe_attackers, draw_attackers
+from fleetfit.config.links import configure_links
+from fleetfit.config.naming import check_keys, load_data
 from fleetfit.config.participants import (
     Expected,
     ExpectedClients,
-    Joined,
+    FleetMembers,
     Nodes,
     Participants,
     PlannedProblem,
     SimulatedClients,
-    conditions_of,
-    connected,
+    make_conditions,
+    make_connected,
     server_accelerator,
 )
-from fleetfit.config.privacy import made_private, notes_on_privacy, privacy_of
+from fleetfit.config.privacy import apply_privacy, build_privacy, describe_privacy
 from fleetfit.config.requirements import find_unused_keys
 from fleetfit.config.schema import (
     CLIENTS,
@@ -46,19 +46,17 @@ from fleetfit.config.schema import (
     FRACTION,
     EngineSection,
     Experiment,
-    LocalSection,
 )
-from fleetfit.config.secure import notes_on_secure, secure_of
+from fleetfit.config.secure import build_secure_run, describe_secure_run
 from fleetfit.cost import cost_of, training_memory
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State
-from fleetfit.method import Method, build, is_portable, modelled
+from fleetfit.method import Method, apply_model_hook, build
 from fleetfit.peft.lora import B
 from fleetfit.rounds import Settings
 from fleetfit.submodel import Submodel
-from fleetfit.tasks import task_named
 from fleetfit.training import initial_base, notes_on_start
 from fleetfit.values import (
     Clients,
@@ -69,9 +67,7 @@ from fleetfit.values import (
     Local,
     NodeDescription,
     Problem,
-    tuned,
 )
-from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 from fleetfit.values.problem import AS_MUCH
 
 # ---- what a method needs of a run, checked before anything is loaded -----------------------------------------------
@@ -124,10 +120,10 @@ def assemble(experiment: Experiment, base: State | None = None) -> Assembly:
     Raises:
         FleetFitError: Something in the experiment does not fit.
     """
-    return assembled(experiment, SimulatedClients, base)
+    return assemble_with(experiment, SimulatedClients, base)
 
 
-def assembled(
+def assemble_with(
     experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
     on_a_fleet: bool = False,
 ) -> Assembly:  # fmt: skip
@@ -142,7 +138,7 @@ def assembled(
     Raises:
         FleetFitError: Something in the experiment does not fit.
     """
-    assembly = _assembled(experiment, participants, base, attack_of(experiment, on_a_fleet))
+    assembly = _assembled(experiment, participants, base, build_attack(experiment, on_a_fleet))
     unused = tuple(find_unused_keys(assembly, experiment))
     return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))
 
@@ -155,9 +151,9 @@ def _assembled(
     method = build(method_spec)
     check_needs(experiment, method)
     who = participants(experiment, method)
-    found = planned(experiment, method_spec, who, base)
+    found = plan_problem(experiment, method_spec, who, base)
     problem, joined = found.problem, who.joined(found)
-    federation = federation_of(experiment, who, found, joined)
+    federation = build_federation(experiment, who, found, joined)
     known = replace(federation, clients=joined.clients)  # to whoever describes the fleet, not to the server
     absent, further = who.notes(known, found, joined)
     if not len(federation.able) or not len(known.able):
@@ -166,51 +162,53 @@ def _assembled(
             "level."
         )
     notes = (
-        *notes_on_data(experiment, who),
+        *describe_data_files(experiment, who),
         *absent,
-        *notes_on_task(problem),
+        *describe_task(problem),
         *further,
         *notes_on_start(problem),
         *found.how.notes,
     )
-    settings = settings_of(experiment)
-    federation, settings = on_the_way(experiment, federation, joined.simulation, settings)
-    privacy, secure = privacy_of(experiment, federation), secure_of(experiment, federation)
+    settings = build_settings(experiment)
+    federation, settings = configure_links(experiment, federation, joined.simulation, settings)
+    privacy, secure = build_privacy(experiment, federation), build_secure_run(experiment, federation)
     if privacy is not None:
-        federation, settings = made_private(experiment, federation, settings, privacy)
-        notes += notes_on_privacy(privacy, federation, experiment.rounds)
+        federation, settings = apply_privacy(experiment, federation, settings, privacy)
+        notes += describe_privacy(privacy, federation, experiment.rounds)
     check_comparable(experiment, federation)
     settings = replace(settings, secure=secure)
-    notes += notes_on_secure(secure, federation, None if privacy is None else privacy.rate)
-    attackers = None if attack is None else attackers_of(experiment, attack, known)
-    federation, simulation, settings = attacked(federation, joined.simulation, settings, attackers)
-    notes += notes_on_attackers(attackers)
+    notes += describe_secure_run(secure, federation, None if privacy is None else privacy.rate)
+    attackers = None if attack is None else draw_attackers(experiment, attack, known)
+    federation, simulation, settings = apply_attack(federation, joined.simulation, settings, attackers)
+    notes += describe_attackers(attackers)
     if simulation is None:  # devices evaluate what they afford, and nothing else
         settings = replace(settings, wanted=replace(settings.wanted, whole=False, beyond=False))
-    plan = plan_of(known, found.fleet, found.targets)
-    notes += tuple(notes_on_the_one_model(experiment, federation, plan))
-    experiment = with_chosen(with_measured(experiment, found.fleet.conditions.measured), found.how)
-    experiment = experiment if simulation is None else with_clients(experiment, who.count)
+    plan = build_plan(known, found.fleet, found.targets)
+    notes += tuple(describe_single_level(experiment, federation, plan))
+    experiment = record_computing(replace_measured(experiment, found.fleet.conditions.measured), found.how)
+    experiment = experiment if simulation is None else record_client_count(experiment, who.count)
     return Assembly(experiment, who.data, found.fleet, federation, simulation, settings, plan, attackers, notes)
 
 
-def federation_of(experiment: Experiment, who: Participants, found: PlannedProblem, joined: Joined) -> Federation:
+def build_federation(
+    experiment: Experiment, who: Participants, found: PlannedProblem, joined: FleetMembers
+) -> Federation:
     """Return the server's view, of clients who tell the truth."""
     method, everything, simulation = found.method, joined.clients, joined.simulation
     return Federation(
         problem=found.problem,
         clients=everything if method.needs_budgets else Clients(everything.num_examples, labels=everything.labels),
         levels=found.levels,
-        cohort=cohort_of(experiment, who.count),
+        cohort=compute_cohort_size(experiment, who.count),
         method=method,
         method_spec=found.method_spec,
         seed=experiment.seed,
         device=joined.device,
-        connected=None if simulation is None else connected(simulation.resources),
+        connected=None if simulation is None else make_connected(simulation.resources),
     )
 
 
-def planned(
+def plan_problem(
     experiment: Experiment, method_spec: Mapping[str, Any], who: Expected, base: State | None,
     accelerator: torch.device | None = None,
 ) -> PlannedProblem:  # fmt: skip
@@ -224,22 +222,24 @@ def planned(
         accelerator: Where the levels are computed; by default where the engine's device is.
     """
     method = build(method_spec)
-    problem = modelled(problem_of(experiment, who.data), method_spec)
-    fleet = who.budgets(problem, conditions_of(experiment, who))
+    problem = apply_model_hook(build_problem(experiment, who.data), method_spec)
+    fleet = who.budgets(problem, make_conditions(experiment, who))
     targets = (
-        targets_of(experiment.fleet, fleet, problem.architecture.blocks) if method.needs_budgets else only_full(fleet)
+        build_targets(experiment.fleet, fleet, problem.architecture.blocks)
+        if method.needs_budgets
+        else target_full_model(fleet)
     )
-    levels = with_further(method.levels(problem, targets), problem, fleet)
+    levels = add_further_costs(method.levels(problem, targets), problem, fleet)
     problem = problem.with_exits({e for level in levels for e in level.submodel.exits})
     check_fits(experiment, problem)
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
-    problem = with_kept_features(problem, experiment.engine)
-    how = computing(experiment.engine, problem, levels, accelerator or server_accelerator(experiment))
+    problem = set_feature_cache(problem, experiment.engine)
+    how = choose_computing(experiment.engine, problem, levels, accelerator or server_accelerator(experiment))
     problem = problem.with_computed(how.computed)
     return PlannedProblem(problem, method, method_spec, fleet, targets, levels, how)
 
 
-def with_kept_features(problem: Problem, section: EngineSection) -> Problem:
+def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
     """Return the problem with how much of what a frozen backbone makes of samples is kept; of others nothing is."""
     if not problem.base:
         return problem
@@ -249,13 +249,13 @@ def with_kept_features(problem: Problem, section: EngineSection) -> Problem:
     return problem.with_features(asked)
 
 
-def notes_on_task(problem: Problem) -> list[str]:
+def describe_task(problem: Problem) -> list[str]:
     """Say what accuracy means where it is something else."""
     measure = problem.task.measure
     return [] if measure == "accuracy" else [f"Accuracy here is {measure}."]
 
 
-def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
+def describe_data_files(experiment: Experiment, who: Expected) -> list[str]:
     """Say what was found in the files, and how many clients there are if that is fewer than usual."""
     if not isinstance(who.data, Data):
         return []
@@ -266,7 +266,7 @@ def notes_on_data(experiment: Experiment, who: Expected) -> list[str]:
             "otherwise."]  # fmt: skip
 
 
-def with_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
+def replace_measured(experiment: Experiment, measured: Mapping[str, list[float]]) -> Experiment:
     """Return the experiment with what was measured for it, so that it can be repeated with the same numbers."""
     if measured == experiment.fleet.measured:
         return experiment
@@ -290,7 +290,7 @@ def _sized_as(experiment: Experiment, recorded: Experiment) -> Experiment:
     return experiment.model_copy(update={**changes, "data": data})
 
 
-def with_clients(experiment: Experiment, count: int) -> Experiment:
+def record_client_count(experiment: Experiment, count: int) -> Experiment:
     """Return the experiment with the number of its clients, where the size of the data said it."""
     data, division, cohort = experiment.data, experiment.data.partition, experiment.cohort
     if not _small(experiment):
@@ -298,7 +298,7 @@ def with_clients(experiment: Experiment, count: int) -> Experiment:
     division = division.model_copy(update={"clients": count})
     changes: dict[str, Any] = {"data": data.model_copy(update={"partition": division})}
     if cohort.count is None and cohort.fraction is None:
-        fraction = FRACTION if count >= CLIENTS else cohort_of(experiment, count) / count
+        fraction = FRACTION if count >= CLIENTS else compute_cohort_size(experiment, count) / count
         changes["cohort"] = cohort.model_copy(update={"fraction": fraction})
     return experiment.model_copy(update=changes)
 
@@ -309,24 +309,24 @@ def _small(experiment: Experiment) -> bool:
     return division.clients is None and division.kind != "natural" and sets_client_count(data.name)
 
 
-def with_chosen(experiment: Experiment, how: Computing) -> Experiment:
+def record_computing(experiment: Experiment, how: Computing) -> Experiment:
     """Return the experiment with how its levels are computed, so that it goes on, and can be repeated, the same way."""
     if how.chosen == experiment.engine.chosen:
         return experiment
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"chosen": dict(how.chosen)})})
 
 
-def with_callbacks(experiment: Experiment, callbacks: list[Any]) -> Experiment:
+def replace_callbacks(experiment: Experiment, callbacks: list[Any]) -> Experiment:
     """Return the experiment with other callbacks."""
     return experiment.model_copy(update={"callbacks": callbacks})
 
 
-def as_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
+def restore_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
     """Return the experiment with what was measured and chosen for a run of it, as the run's folder says.
 
     Whom a run tells is no part of what it is: `callbacks` are those of the folder, too.
     """
-    found = with_callbacks(with_measured(experiment, recorded.fleet.measured), recorded.callbacks)
+    found = replace_callbacks(replace_measured(experiment, recorded.fleet.measured), recorded.callbacks)
     found = _sized_as(found, recorded)
     if found.engine.speed != "fast" or found.engine.chosen:
         return found
@@ -336,52 +336,7 @@ def as_recorded(experiment: Experiment, recorded: Experiment) -> Experiment:
 # ---- what names stand for ----------------------------------------------------------------------------------------
 
 
-def problem_of(experiment: Experiment, data: Data | DataDescription) -> Problem:
-    """Return the problem with the full model's last exit only; the method's levels say which exits there are."""
-    section = experiment.model
-    shape = data.sample_shape
-    given = {"classes": data.classes, "channels": shape[0] if shape else 1, "input_shape": shape,
-             "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
-    spec = None
-    if isinstance(section.name, str) or (callable(section.name) and not hasattr(section.name, "build")):
-        _check_takes(section.name, shape, data)
-        architecture = called("models", section.name, "[model]", section.settings, **given)
-        model = {"name": section.name, **section.settings}
-        spec = {"model": model, "given": {**given, "input_shape": list(shape)}, "task": data.task, "exits": []}
-    else:
-        architecture = section.name
-    check_architecture(architecture, section.name if spec else type(architecture).__name__)
-    peft = {"name": experiment.peft.name, **experiment.peft.settings}
-    architecture = tuned(architecture, peft)
-    spec = None if spec is None else {**spec, "peft": peft}
-    return Problem(
-        architecture,
-        shape,
-        task_named(data.task),
-        (architecture.blocks,),
-        start=experiment.start,
-        spec=spec if is_portable(spec) else None,
-    )
-
-
-def _check_takes(name: Any, shape: tuple[int, ...], data: Data | DataDescription) -> None:
-    """Refuse a built-in model for images where samples are none, before it fails somewhere inside.
-
-    Raises:
-        ConfigError: It is one.
-    """
-    if not isinstance(name, str) or ":" in name or data.vocabulary:
-        return
-    takes = inspect.signature(names.resolve("models", name)).parameters
-    images = "channels" in takes or (name not in ("mlp", "mlp_2nn") and "input_shape" in takes)
-    if images and len(shape) != 3:
-        raise ConfigError(
-            f"[model] {name} takes images [channels, height, width], and a sample of {data.name} is {list(shape)}. "
-            'A model for rows of numbers: name = "mlp".'
-        )
-
-
-def cohort_of(experiment: Experiment, clients: int) -> int:
+def compute_cohort_size(experiment: Experiment, clients: int) -> int:
     """Return how many clients take part in a round.
 
     Raises:
@@ -399,7 +354,7 @@ def cohort_of(experiment: Experiment, clients: int) -> int:
     return section.count
 
 
-def settings_of(experiment: Experiment) -> Settings:
+def build_settings(experiment: Experiment) -> Settings:
     """Return what a round does."""
     local, evaluate = experiment.local, experiment.evaluate
     wanted = EvaluationScope(
@@ -409,22 +364,11 @@ def settings_of(experiment: Experiment) -> Settings:
         clients=evaluate.clients,
         always=evaluate.whole,
     )
-    training = replace(local_of(local), deadline_s=experiment.cohort.deadline_s, late=experiment.cohort.late)
+    training = replace(
+        build_local_training(local), deadline_s=experiment.cohort.deadline_s, late=experiment.cohort.late
+    )
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)
-
-
-def local_of(section: LocalSection) -> Local:
-    """Return the settings of local training that a section gives: every field that has a key of its name."""
-    keys = LocalSection.model_fields.keys() & {field.name for field in fields(Local)}
-    without_patience = {"check_every"} if section.patience is None else set()
-    given = {key: getattr(section, key) for key in keys - without_patience - _unset(section)}
-    return Local(**{**given, "batch_size": None if section.batch_size == "all" else section.batch_size})
-
-
-def _unset(section: LocalSection) -> set[str]:
-    """Return the keys of other optimisers."""
-    return set(OF_OPTIMISERS) - OPTIMISERS[section.optimiser].keys()
 
 
 # ---- a real fleet, and a run's levels before there are data ---------------------------------------------------------
@@ -443,11 +387,11 @@ def assemble_fleet(experiment: Experiment, told: Sequence[NodeDescription], base
     Raises:
         FleetFitError: Something does not fit.
     """
-    return assembled(experiment, lambda described, method: Nodes(described, method, told), base, on_a_fleet=True)
+    return assemble_with(experiment, lambda described, method: Nodes(described, method, told), base, on_a_fleet=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Beforehand:
+class LevelPlan:
     """A run's levels, and what a client trains them with.
 
     Attributes:
@@ -472,7 +416,7 @@ class Beforehand:
     def cost(self, level: Level | None, cost: str) -> float:
         """Return what the planner takes a level to cost, or the full model: None."""
         problem, whole = self.found.problem, Submodel({}, (self.found.problem.architecture.blocks,))
-        piece = whole if level is None else counted_piece(problem, level)
+        piece = whole if level is None else find_counted_submodel(problem, level)
         return cost_of(problem.architecture, piece, problem.input_shape, cost, self.found.fleet.conditions)
 
     def memory(self, level: Level) -> int:
@@ -484,9 +428,9 @@ class Beforehand:
         )
 
 
-def beforehand(
+def plan_levels(
     experiment: Experiment, facts: DataDescription | None = None, accelerator: torch.device | None = None
-) -> Beforehand:
+) -> LevelPlan:
     """Return the levels of a run: those of `fleetfit plan`.
 
     Args:
@@ -501,8 +445,8 @@ def beforehand(
     check_needs(experiment, build(method_spec))
     check_keys(experiment)
     who = ExpectedClients(experiment, _loaded(experiment) if facts is None else facts)
-    found = planned(experiment, method_spec, who, {}, accelerator)
-    return Beforehand(experiment, found, settings_of(experiment).local, found.fleet.conditions.batch_size, who.data)
+    found = plan_problem(experiment, method_spec, who, {}, accelerator)
+    return LevelPlan(experiment, found, build_settings(experiment).local, found.fleet.conditions.batch_size, who.data)
 
 
 def _loaded(experiment: Experiment) -> Data:

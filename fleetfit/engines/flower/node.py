@@ -40,7 +40,7 @@ from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settin
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
-from fleetfit.method import build, rebuilt
+from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import budgets_by_cost
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import give_back_freed_memory, keep_freed_memory
@@ -255,7 +255,7 @@ class Node:
             self._forget()
             spec = header["problem"]
             with _described("model that can be built"):
-                asked = rebuilt({**spec, "model": {**spec["model"], **self.settings.model}})
+                asked = rebuild_problem({**spec, "model": {**spec["model"], **self.settings.model}})
                 found = within_reach(asked, self._accelerator)
             if found is not asked:
                 _LOG.warning("The run computes in bf16, which this device lacks: it computes in fp32 here.")

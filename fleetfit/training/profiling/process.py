@@ -21,7 +21,7 @@ from fleetfit.cost import latency_now
 from fleetfit.data import Data
 from fleetfit.errors import FleetFitError
 from fleetfit.machine import is_out_of_memory
-from fleetfit.method import rebuilt
+from fleetfit.method import rebuild_problem
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.devices import accelerator_named, keep_freed_memory
@@ -47,7 +47,7 @@ class _Work:
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self.accelerator, self.threads = accelerator_named(asked["device"]), int(asked["threads"])
-        problem = rebuilt(asked["problem"])
+        problem = rebuild_problem(asked["problem"])
         self.problem = replace(problem, base=initial_base(problem, 0))
         self.piece = Submodel({a: range(n) for a, n in asked["sizes"].items()}, tuple(asked["exits"]))
         self.local, self.method = Local(**asked["local"]), asked["method"]
