@@ -364,9 +364,7 @@ def build_settings(experiment: Experiment) -> Settings:
         clients=evaluate.clients,
         always=evaluate.whole,
     )
-    training = replace(
-        build_local_training(local), deadline_s=experiment.cohort.deadline_s, late=experiment.cohort.late
-    )
+    training = build_local_training(local, experiment.cohort)
     schedule = functools.partial(local.schedule.factor_at, experiment.rounds)
     return Settings(experiment.rounds, training, schedule, evaluate.every, wanted)
 
