@@ -230,7 +230,9 @@ class Round:
 def start(federation: Federation) -> Server:
     """Return the server before the first round."""
     if not len(federation.able):
-        raise RunError("no client can take part: none affords the smallest level, or none has training data.")
+        raise RunError(
+            "no client can take part: none affords the smallest level, or none has training data.", key="fleet"
+        )
     return Server(initial_state(federation.problem, federation.seed))
 
 
@@ -375,7 +377,9 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
         for doing, hook in (("the server's step", method.step), ("what the method observes", method.observe)):
             found = hook(federation, after, aggregate, reports)
             if not isinstance(found, Server):
-                raise ConfigError(f"{doing} must return the server after the round, got {type(found).__name__}.")
+                raise ConfigError(
+                    f"{doing} must return the server after the round, got {type(found).__name__}.", key="step"
+                )
             after = replace(found, round=server.round + 1)
     except Exception as error:
         if replies.broken or (isinstance(error, FleetFitError) and not isinstance(error, RunError)):

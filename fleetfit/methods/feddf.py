@@ -58,7 +58,8 @@ def feddf(
     if steps < 0 or min(batch_size, check_every, patience) < 1 or not lr > 0:
         raise ConfigError(
             "feddf's steps must be at least 0, batch_size, check_every and patience at least 1 and lr above 0; got "
-            f"{steps}, {batch_size}, {check_every}, {patience} and {lr}."
+            f"{steps}, {batch_size}, {check_every}, {patience} and {lr}.",
+            key="steps" if steps < 0 else "lr",
         )
     base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
     if not steps:
