@@ -518,11 +518,11 @@ class _Replies:
             ConfigError: It is none of this round's, or was given on before.
         """
         if not isinstance(update, Update):
-            raise ConfigError(f"receive must give on updates, got {type(update).__name__}.", key="receive")
+            raise ConfigError(f"receive must return updates, got {type(update).__name__}.", key="receive")
         job = self._waiting.pop(update.index, None)
         if job is None or (update.round, update.client) != (job.round, job.client):
             raise ConfigError(
-                f"receive gave on an update of client {update.client} (index {update.index}) that it did not get, or "
+                f"receive returned an update of client {update.client} (index {update.index}) that it did not get, or "
                 "twice. It may leave updates out and change what they say, not whose they are."
             )
         return job

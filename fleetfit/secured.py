@@ -116,9 +116,7 @@ class Segments:
         try:
             return cut(self._layout, submodel_of(json.loads(piece)))
         except (FleetFitError, ValueError, RecursionError):
-            raise RunError(
-                "a member says that it trains a sub-model which this model does not have.", key="roster"
-            ) from None
+            raise RunError("a member trains a sub-model that this model does not have.", key="roster") from None
 
     def lengths(self, pieces: Sequence[str]) -> Mapping[int, int]:
         """Return the words of each block."""

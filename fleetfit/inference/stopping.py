@@ -52,7 +52,7 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
     """
     if measure not in get_args(Measure):
         known = get_args(Measure)
-        raise ConfigError(f'there is no confidence "{measure}"; there are {", ".join(known)}.'
+        raise ConfigError(f'unknown confidence "{measure}"; choose one of {", ".join(known)}.'
                           f"{did_you_mean(measure, known)}", key="measure")  # fmt: skip
     logs = F.log_softmax(logits.float() / temperature, dim=-1)
     if measure == "max":

@@ -370,7 +370,7 @@ def segments(*parts: str | int | Declaration, dim: int | None = None) -> Declara
         if not isinstance(part, (str, Declaration)):
             _count("segments", part)
     if not parts:
-        raise ModelError('segments() has no parts; name what lies side by side, such as segments("stem", "grow*").')
+        raise ModelError('segments() has no parts; name its parts in order, such as segments("stem", "grow*").')
     return Declaration("segments", parts=parts, dim=_place("segments", dim))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError
+from fleetfit.errors import check_range
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, mutual_distillation
@@ -35,10 +35,8 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
         temperature: Softens the distributions that are compared.
     """
     check_temperature(temperature)
-    if ramp < 0 or share < 0:
-        raise ConfigError(
-            f"depthfl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
-        )
+    check_range("ramp", ramp, 0, closed=True)
+    check_range("share", share, 0, closed=True)
     if share == 0:
         idle("temperature", "ramp", because="share = 0 switches the distillation off")
     base = feddyn(alpha) if alpha else Method(weight=by_count)

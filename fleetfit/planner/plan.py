@@ -171,7 +171,7 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
-                f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {truncate(error, 200)}).",
+                f"this is not a plan saved by `fleetfit plan` ({type(error).__name__}: {truncate(error, 200)}).",
                 key="plan",
             ) from error
 

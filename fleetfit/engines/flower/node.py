@@ -95,7 +95,7 @@ class NodeMemory:
 
     def _file(self, run: str) -> Path:
         if not _RUN.fullmatch(run):
-            raise RunError(f'"{run[:40]}" is no name of a run.', key="run")
+            raise RunError(f'"{run[:40]}" is not the name of a run.', key="run")
         return self._folder / "runs" / f"{run}.ffit"
 
     # -- tensors that are never trained
@@ -322,7 +322,7 @@ class Node:
         job = job_of({**header["job"], **shared}, layout)
         wrong = problem_with_job(job, problem)
         if wrong is not None:
-            raise RunError(f"the job that the server sent is none: {wrong}")
+            raise RunError(f"the server sent a malformed job: {wrong}")
         memory, forgot = self._memory.memory(header["run"], job.memory_version)
         with _described("model that can be built"):
             device = self._device(problem, job, header["cost"], memory)
