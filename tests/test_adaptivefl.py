@@ -571,7 +571,7 @@ def test_the_server_never_sees_a_budget() -> None:
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"fleet": {"reports_budget": True}}, Expected("fleet.reports_budget")),
+        ({"fleet": {"reports_budget": True}}, Expected("[fleet] reports_budget")),
         ({"method": {"name": "adaptivefl", "choose": "best"}}, Expected("choose", "best")),
         ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, Expected("tau = 2", "[0, 3]")),
         ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]")),

@@ -396,13 +396,13 @@ def test_an_attack_of_ones_own_in_a_file(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], Expected]] = [
     ({"kind": "sign_flop"}, {}, Expected('"sign_flop"', '"sign_flip"')),
     ({"kind": "sign_flip", "z": 1.0}, {}, Expected("[attack] sign_flip", '"z"')),
-    ({"kind": "sign_flip", "scale": -1.0}, {}, Expected(0, -1, key="[attack] scale")),
+    ({"kind": "sign_flip", "scale": -1.0}, {}, Expected(0, -1.0, key="attack.scale")),
     ({"kind": "sign_flip", "share": 0.0}, {}, Expected("[attack] share")),
     ({"kind": "sign_flip", "among": "some"}, {}, Expected("[attack] among")),
     ({"scale": 3.0}, {}, Expected("[attack] scale")),
     ({"kind": "label_flip", "target": 9}, {}, Expected(0, 3, 9, key="attack.target")),
     ({"kind": "backdoor", "trigger": 4}, {}, Expected("4x4", 4, key="attack.trigger")),
-    ({"kind": "backdoor", "poisoned": 2.0}, {}, Expected(0, key="[attack] poisoned")),
+    ({"kind": "backdoor", "poisoned": 2.0}, {}, Expected(0, key="attack.poisoned")),
     ({"kind": "sign_flip"}, {"local": {"compress": "int8"}}, Expected("[local] compress")),
     ({"kind": "false_budget"}, {"method": {"name": "adaptivefl"}}, Expected(key="attack.kind")),
 ]

@@ -275,7 +275,7 @@ def test_ordered_dropout_is_a_method_like_any_other(tmp_path):
     """Keys are checked before anything runs; it trains, with an option, from a run file's words."""
     with raises(ConfigError, '"leen"', '"lean"'):
         ff.run(out=tmp_path / "no", overrides=[f"method.name={FJORD}", "method.leen=1.0"])
-    with raises(ConfigError, 0, -1):
+    with raises(ConfigError, 0, -1.0):
         ff.run(out=tmp_path / "no", overrides=[f"method.name={FJORD}", "method.lean=-1.0"])
     short = ("rounds=1", "local.epochs=1", "evaluate.every=0")
     run = ff.run(out=tmp_path / "run", overrides=[f"method.name={FJORD}", "method.plus.fedprox.mu=0.1", *short])

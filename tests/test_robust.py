@@ -367,9 +367,9 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ({"cohort": {"count": 4}, "method": {"plus": {"trimmed_mean": {}}}}, Expected(4, 5)),
     (
         {"method": {"plus": {"outliers": {"threshold": 0.5}}}},
-        Expected("method.plus.outliers", 1, key="[method.plus.outliers] threshold"),
+        Expected(1, key="method.plus.outliers.threshold"),
     ),
-    ({"method": {"plus": {"trimmed_mean": {"share": 0.6}}}}, Expected(0, key="[method.plus.trimmed_mean] share")),
+    ({"method": {"plus": {"trimmed_mean": {"share": 0.6}}}}, Expected(0, key="method.plus.trimmed_mean.share")),
 ]
 
 

@@ -142,7 +142,7 @@ def test_undone_rounds_in_a_row_stop_the_run_and_name_the_largest() -> None:
         return replace(reply, state={name: tensor + 1e15 for name, tensor in reply.state.items()})
 
     settings = Settings(9, LOCAL, patience=3)
-    with raises(NoUsableUpdates, 3, 4, 1):
+    with raises(NoUsableUpdates, "stem.bias", "client 4", "3 of 3"):
         list(run(federation, Meddling(simulation, larger), settings, start(federation)))
 
 
