@@ -25,9 +25,9 @@ from fleetfit.api.comparison.tuned import candidates, chosen
 from fleetfit.api.described import settled
 from fleetfit.api.progress import Wanted, shown_runs
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import RUNS, OnRound, proceed
+from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
-from fleetfit.config.assembly import as_recorded
+from fleetfit.config.build.run import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table
@@ -36,6 +36,7 @@ from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunErro
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
+from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training.devices import give_back_freed_memory
 
