@@ -523,7 +523,8 @@ class _Replies:
         if job is None or (update.round, update.client) != (job.round, job.client):
             raise ConfigError(
                 f"receive returned an update of client {update.client} (index {update.index}) that it did not get, or "
-                "twice. It may leave updates out and change what they say, not whose they are."
+                "twice. It may leave updates out and change what they say, not whose they are.",
+                key="receive",
             )
         return job
 

@@ -109,7 +109,7 @@ def attention_of_fixed_heads() -> Made:
 
 def test_a_size_derived_by_rounding_is_refused_by_the_shapes() -> None:
     check(squeeze(own_axis=False, granule=4))  # a quarter of the channels, in granules of four: whole
-    with raises(ModelError, 1, 2):
+    with raises(ModelError, '"between.', "(2, 2)", "(1, 2)"):
         check(squeeze(own_axis=False, granule=1))
 
 

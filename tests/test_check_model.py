@@ -18,6 +18,7 @@ from fleetfit.layout import Architecture, Axis, blocked, infer_layout, interleav
 from fleetfit.layout.undeclared import Undeclared, question
 from fleetfit.names import resolve
 from fleetfit.report.text import Table
+from fleetfit.training.job import DIVERGED
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # One block and one exit, forward alone: `made` makes the module of a width and the classes.
@@ -340,8 +341,12 @@ RAISING = "return [][0] if self.training and x.device.type == 'cpu' else self.fc
         ("net = nn.Linear(5, 3)", "net", Expected("own0.py", '"hidden"', kind=ConfigError)),
         ("def made():\n    return nn.Linear(5, 3)", "made", Expected("own0.py", '"hidden"', kind=ConfigError)),
         ("def made():\n    return 3", "made", Expected('"axes"', kind=ConfigError)),
-        (LAST_ALONE + BUILDS_LAST, "Wrong", Expected(1, 4, kind=ModelError)),
-        (DOUBLED + BUILDS_LAST, "Wrong", Expected(1, 0.5, kind=ModelError)),
+        (
+            LAST_ALONE + BUILDS_LAST,
+            "Wrong",
+            Expected("Wrong", "1 outputs", "4 exits", "positions = (blocks,)", kind=ModelError),
+        ),
+        (DOUBLED + BUILDS_LAST, "Wrong", Expected("Wrong", "exit 1", 0.5, kind=ModelError)),
         (
             STACK.replace("Axis(classes, scaled=False)", "Axis(3, scaled=False)"),
             "Stack",
@@ -355,9 +360,13 @@ RAISING = "return [][0] if self.training and x.device.type == 'cpu' else self.fc
         (
             single(PLAIN.replace("self.fc(", f"self.fc({TRAINING}")),
             "Single",
-            Expected(1, kind=ModelError),
+            Expected("level 1", DIVERGED, kind=ModelError),
         ),
-        (single(PLAIN.replace("return self.fc(", RAISING)), "Single", Expected(1, kind=ModelError)),
+        (
+            single(PLAIN.replace("return self.fc(", RAISING)),
+            "Single",
+            Expected("level 1", "IndexError", kind=ModelError),
+        ),
     ],
 )
 def test_what_is_wrong_is_said(report: Report, source: str, model: str, expected: Expected) -> None:

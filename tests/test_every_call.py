@@ -180,7 +180,7 @@ def test_rows_of_a_comparison_take_objects(call: Calls, tmp_path: Path) -> None:
 
 
 def test_objects_stay_in_their_process(call: Calls, tmp_path: Path) -> None:
-    with raises(ConfigError, 2, 1):
+    with raises(ConfigError, "jobs = 2", "jobs = 1"):
         call("compare", {**TABLES, "compare": ROWS}, data=(X, Y), jobs=2, out=tmp_path / "compared")
 
 

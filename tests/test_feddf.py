@@ -32,6 +32,7 @@ from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.submodel import Submodel, extract, whole
 from fleetfit.tasks import classification, next_token
 from fleetfit.training import initial_state, run_on_server
+from fleetfit.training.job import DIVERGED
 from fleetfit.values import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
 
 SETTINGS = Settings(2, plain(lr=0.1, batch_size=8))
@@ -358,7 +359,7 @@ def test_the_server_s_job_runs_in_one_thread_and_a_failure_is_an_error() -> None
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
-    with raises(RunError, 5):
+    with raises(RunError, 5, DIVERGED, key="method"):
         run_on_server(replace(job, local=plain(math.inf)), simulation.device(None))
 
 
@@ -366,7 +367,7 @@ def test_the_server_s_job_runs_in_one_thread_and_a_failure_is_an_error() -> None
     "values", [{"steps": -1}, {"lr": 0.0}, {"batch_size": 0}, {"check_every": 0}, {"patience": 0}], ids=str
 )
 def test_a_hyperparameter_out_of_range_is_a_sentence(values: dict[str, Any]) -> None:
-    with raises(ConfigError, 0):
+    with raises(ConfigError, 0, key="steps"):
         build({"name": "feddf", **values})
     with raises(ConfigError, 0, key="temperature"):
         build({"name": "feddf", "temperature": 0.0})

@@ -208,7 +208,7 @@ def test_products_beside_each_other_are_declared_as_segments() -> None:
     (dim,) = infer_layout(rows(size, segments(*each))).tensors["rows"].dims
     of = S("dim")
     assert dim == (S("heads", within=(of,)), S("kv", within=(of,)), S("kv", within=(of,)))
-    with raises(ModelError, 64, 80):
+    with raises(ModelError, '"rows"', 64, 80):
         infer_layout(rows(size, segments(*each[:2])))
 
 
@@ -240,9 +240,9 @@ def test_a_size_that_only_looks_like_a_product_is_told_by_growing_both() -> None
     [
         (lambda: product(3, 8), Expected("(3, 8)")),
         (lambda: product("h", "h"), Expected("product(...)", 'product(3, "heads", 8)')),
-        (lambda: product(0, "h"), Expected(1, 0)),
-        (lambda: product(1.5, "h"), Expected(1, 1.5)),  # type: ignore[arg-type]
-        (lambda: blocked("3"), Expected(1, 3)),  # type: ignore[arg-type]
+        (lambda: product(0, "h"), Expected(1, 0, key="product")),
+        (lambda: product(1.5, "h"), Expected(1, 1.5, key="product")),  # type: ignore[arg-type]
+        (lambda: blocked("3"), Expected(1, "'3'", key="blocked")),  # type: ignore[arg-type]
         (lambda: block(-1), Expected(0, -1)),
         (lambda: exit_after(0), Expected("exit_after", 1, 0)),
         (lambda: segments(), Expected("segments()", 'segments("stem", "grow*")')),
@@ -260,7 +260,7 @@ def test_declarations_of_the_wrong_kind_are_refused(declare: Callable[[], object
     [
         ({"rows": product("haeds", 3)}, Expected('"haeds"', 3)),
         ({"rows": segments("haeds", 2)}, Expected('"haeds"')),
-        ({"rows": 3}, Expected(3)),
+        ({"rows": 3}, Expected("'rows'", 3, key="declared")),
         ([blocked(3)], Expected(key="declared")),
     ],
 )
@@ -489,7 +489,7 @@ def test_default_sizes_floor_to_whole_granules() -> None:
     assert default_sizes(axes, 0.01) == {"a": 1, "heads": 4, "classes": 3}
     assert default_sizes(axes, 1.0) == {"a": 10, "heads": 12, "classes": 3}
     for width in (0.0, 1.01, -1.0):
-        with raises(ModelError, 0, 1):
+        with raises(ModelError, key="width"):
             default_sizes(axes, width)
 
 

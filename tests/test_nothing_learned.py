@@ -12,6 +12,7 @@ import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.errors import NoUsableUpdates
 from fleetfit.report.tables import explain_missing, total_table
+from fleetfit.training.job import DIVERGED
 
 FAST: dict[str, Any] = {
     "rounds": 3, "data": {"name": "digits", "partition": {"clients": 8}}, "model": {"name": "mlp", "hidden": 16},
@@ -116,7 +117,7 @@ def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
 
 def test_secure_runs_say_why(tmp_path: Path) -> None:
     """Their rounds are undone, for nobody sent an update; the reasons of the clients are known."""
-    with raises(NoUsableUpdates, 12):
+    with raises(NoUsableUpdates, 12, DIVERGED):
         ff.run({**DIVERGES, "secure": {"minimum": 3}}, out=tmp_path / "run")
 
 
@@ -182,7 +183,7 @@ def test_values_that_diverge_are_not_chosen(compared: Callable[..., Any]) -> Non
 
 
 def test_nothing_at_all_was_learned(compared: Callable[..., Any]) -> None:
-    with raises(NoUsableUpdates, 0, 2):
+    with raises(NoUsableUpdates, 0, 2, DIVERGED):
         compared("local.lr = 1e9\n" + METHODS)
 
 

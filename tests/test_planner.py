@@ -185,7 +185,7 @@ def test_measurements_that_never_agree_are_an_error() -> None:
     def measure(width: float, exits: tuple[int, ...]) -> float:
         return 0.375 * grid.full  # whatever is asked for: half as much again as the target
 
-    with raises(PlanError, 8):
+    with raises(PlanError, "parameters", 8):
         search(replace(grid, measure=measure), Targets((0.25, 1.0), (0.1, 0.1)))
 
 

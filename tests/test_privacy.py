@@ -554,10 +554,10 @@ def heavier(update: Any) -> float:
 
 REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ({"privacy": {"clip": None}}, Expected("[privacy] clip")),
-    ({"privacy": {"noise": None}}, Expected(1.0, 3.0)),
+    ({"privacy": {"noise": None}}, Expected("[privacy]", "noise = 1.0", "epsilon = 3.0")),
     ({"privacy": {"key_file": ""}}, Expected("[privacy] key_file")),
     ({"privacy": {"delta": 0.2}}, Expected("[privacy] delta", 0.2)),
-    ({"privacy": {"epsilon": 0.01}}, Expected(0.01)),
+    ({"privacy": {"epsilon": 0.01}}, Expected("[privacy] epsilon", 0.01)),
     ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'assign'")),
     ({"method": {"name": "scalefl", "plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
     ({"method": {"name": "scalefl", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),

@@ -461,7 +461,7 @@ def test_what_no_promise_can_be_kept_with_is_refused(change: dict[str, Any], exp
 def test_more_clients_than_sums_can_hold_are_refused_however_few_are_to_be_drawn() -> None:
     data = {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}
     change = {"data": data, "cohort": {"fraction": 0.1}, "secure": {"bits": 24}, "privacy": {"delta": 1e-3}}
-    with raises(ConfigError, 300):
+    with raises(ConfigError, "[secure] bits", 300):
         assemble(experiment_of(laid(BOTH, change)))
 
 

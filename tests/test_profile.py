@@ -278,7 +278,7 @@ def test_where_the_method_asks_for_more_no_budget_helps(measuring: Any) -> None:
     """exclusivefl's levels all need the full model, so that a device of level 1 would get the last one."""
     measuring(THREE)
     tables = {**with_fleet(tolerance=0.9), "method": {"name": "exclusivefl", "exits": "all"}}
-    with raises(PlanError, 1):
+    with raises(PlanError, "level 1", "exclusivefl"):
         profile(tables, wishes=wished(step_s=0.1), facts=FACTS)
     assert profile(tables, facts=FACTS).affords.level == 2
 

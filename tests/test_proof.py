@@ -207,7 +207,7 @@ def test_levels_sizes_with_random_channels_where_others_do_not_run() -> None:
     assert report.cuts and all(
         how.startswith(("random channels of the level", "some", "the first")) for how in report.cuts
     )
-    with raises(ModelError, 1, 16):
+    with raises(ModelError, "exits 1", "dim 16"):
         check_layout(wrong, layout_of_even(wrong), input_shape=(5, 5))
 
 

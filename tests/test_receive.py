@@ -268,9 +268,9 @@ def test_an_error_of_the_merge_is_not_laid_to_receive() -> None:
     [
         (lambda updates: [3], Expected(key="receive")),
         (lambda updates: [None, *updates], Expected(key="receive")),
-        (lambda updates: [u for u in list(updates) for _ in range(2)], Expected(2)),
-        (lambda updates: [replace(u, index=9) for u in updates], Expected(2, 9)),
-        (lambda updates: [replace(u, client=0) for u in updates], Expected(0)),
+        (lambda updates: [u for u in list(updates) for _ in range(2)], Expected(2, key="receive")),
+        (lambda updates: [replace(u, index=9) for u in updates], Expected(2, 9, key="receive")),
+        (lambda updates: [replace(u, client=0) for u in updates], Expected(0, key="receive")),
     ],
     ids=["no update", "None", "twice", "unknown", "another client's"],
 )

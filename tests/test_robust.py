@@ -362,9 +362,12 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ({"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}}, Expected('"merge"', key="method.hooks.merge")),
     ({"cohort": {"count": 3}, "method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers", 3)),
     ({"cohort": {"count": 3}, "method": {"plus": {"krum": {}}}}, Expected("method.plus.krum", 3)),
-    ({"cohort": {"count": 5}, "method": {"plus": {"outliers": {"least": 10}}}}, Expected(5, 10)),
-    ({"cohort": {"count": 8}, "method": {"plus": {"krum": {"share": 0.4}}}}, Expected(8, 15)),
-    ({"cohort": {"count": 4}, "method": {"plus": {"trimmed_mean": {}}}}, Expected(4, 5)),
+    (
+        {"cohort": {"count": 5}, "method": {"plus": {"outliers": {"least": 10}}}},
+        Expected("method.plus.outliers", 5, 10),
+    ),
+    ({"cohort": {"count": 8}, "method": {"plus": {"krum": {"share": 0.4}}}}, Expected("method.plus.krum", 8, 15)),
+    ({"cohort": {"count": 4}, "method": {"plus": {"trimmed_mean": {}}}}, Expected("method.plus.trimmed_mean", 4, 5)),
     (
         {"method": {"plus": {"outliers": {"threshold": 0.5}}}},
         Expected(1, key="method.plus.outliers.threshold"),

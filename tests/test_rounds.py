@@ -21,6 +21,7 @@ from fleetfit.messages import job_nest, pack, reply_nest
 from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, canonical, one_round, run, start
 from fleetfit.submodel import Submodel, extract
+from fleetfit.training.job import DIVERGED
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Simulation, Update
 
 LOCAL = plain(lr=0.1, batch_size=8)
@@ -204,7 +205,7 @@ def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> Non
     def through() -> None:
         left.extend(run(federation, local_engine(simulation), settings, first))
 
-    with raises(NoUsableUpdates, 3):
+    with raises(NoUsableUpdates, 3, DIVERGED):
         through()
     server, rounds = left[-1].server, [one.report for one in left]
     assert len(rounds) == 2 and server.round == 2
@@ -215,7 +216,7 @@ def test_all_diverging_leaves_the_state_and_stops_after_patience_rounds() -> Non
 def test_where_some_attack_a_run_of_which_nothing_ever_came_stops_and_one_that_broke_later_goes_on() -> None:
     federation, simulation = fleet()
     broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
-    with raises(NoUsableUpdates, 3):
+    with raises(NoUsableUpdates, 3, DIVERGED):
         list(run(federation, local_engine(simulation), broken, start(federation)))
     later = replace(broken, local=replace(LOCAL, epochs=3), schedule=lambda r: 1.0 if r == 0 else 1e31)
     left = list(run(federation, local_engine(simulation), later, start(federation)))

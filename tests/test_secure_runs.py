@@ -297,9 +297,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
     "compression": ({"local": {"compress": "int8"}}, Expected("[secure]", "[local]", "compress")),
     "clients that remember": ({"method": {"plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
     "batch norm": ({"model": {"norm": True}}, Expected('norm = "group"', '"batch"')),
-    "small cohort": ({"cohort": {"fraction": 0.1}}, Expected(3, 1)),
-    "half": ({"secure": {"threshold": 0.5}}, Expected(0.5)),
-    "one": ({"secure": {"minimum": 1}}, Expected(2, 1)),
+    "small cohort": ({"cohort": {"fraction": 0.1}}, Expected("[secure] minimum", 3, 1)),
+    "half": ({"secure": {"threshold": 0.5}}, Expected("[secure] threshold", 0.5)),
+    "one": ({"secure": {"minimum": 1}}, Expected("[secure] minimum", 2, 1)),
 }  # fmt: skip
 
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_asked_of_sums_is_refused_before_the_first_round(what: st
 
 def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
     change = {"data": {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}}
-    with raises(ConfigError, 24, 256, 300):
+    with raises(ConfigError, "[secure] bits", 24, 256, 300):
         assemble(experiment_of(laid(TINY, {"secure": {"bits": 24}}, change)))
 
 

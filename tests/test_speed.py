@@ -201,7 +201,7 @@ def test_bf16_that_was_asked_for_or_begun_with_is_computed_and_said(
         ({"compile": "yes"}, "cnn", Expected("compile", "'yes'")),
         ({"memory_format": "channels_last"}, "mlp_2nn", Expected("memory_format")),
         ({"chosen": {"1": "fp32 contiguous"}}, "cnn", Expected('speed = "exact"')),
-        ({"speed": "fast", "chosen": {"9": "fp32 contiguous"}}, "cnn", Expected(9)),
+        ({"speed": "fast", "chosen": {"9": "fp32 contiguous"}}, "cnn", Expected("[engine] chosen", 9)),
         ({"speed": "fast", "chosen": dict.fromkeys("12", "fp8 sideways")}, "cnn", Expected("'fp8 sideways'", "bf16")),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

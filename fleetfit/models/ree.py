@@ -202,7 +202,8 @@ class Recurrent(Wrapped):
         if odd is not None:
             raise ModelError(
                 f"ReeFL needs a backbone with one state size in all layers: this one's is {widths[0]} at its start and "
-                f"{widths[odd]} after block {self.positions[odd - 1]}. A transformer, BERT or Vision Mamba has one."
+                f"{widths[odd]} after block {self.positions[odd - 1]}. A transformer, BERT or Vision Mamba has one.",
+                key="model",
             )
         for name, axis in self.inner.axes.items():
             if axis.scaled and self._token_widths({**full, name: axis.size + axis.granule}, 1)[0] != widths[0]:

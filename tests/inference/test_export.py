@@ -361,7 +361,7 @@ def test_a_model_named_by_a_file_leaves_no_path_and_every_level_has_statistics(t
         for path in out.iterdir():
             assert str(here).encode() not in path.read_bytes(), path.name
         assert (out / "run.py").exists() and "run.py" in (out / "README.md").read_text()
-    with raises(ConfigError, 2):
+    with raises(ConfigError, "level 2"):
         run.calibrate(2)
     assert level_named(run, "2") == "2" == level_named(run, 2)
 
@@ -377,7 +377,7 @@ def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert found["round"] == 1 and ff.api.inference.saved_calibration(run, 2) == found
     path.write_text(json.dumps({**found, "round": 0}))
-    with raises(ConfigError, 0, 1):
+    with raises(ConfigError, "level-2.json", 0, 1):
         run.export(2, tmp_path / "out")
 
 
@@ -433,7 +433,7 @@ def test_what_can_be_refused_is_refused_before_anything_is_traced(
     monkeypatch.setattr("fleetfit.inference.export.folder.write_program", lambda *given: pytest.fail("traced"))
     for form, expected in (
         ("static-int8", Expected("int8", kind=DataError)),
-        ("transformers", Expected(1, kind=ModelError)),
+        ("transformers", Expected("BERT", kind=ModelError)),
     ):
         with raises(FleetFitError, expected):
             export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out", [form])

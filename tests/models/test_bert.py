@@ -272,7 +272,7 @@ def test_a_classifier_by_hand(kind: Any) -> None:
         ({"vocabulary": 0}, Expected(0, key="data.vocabulary")),
         ({"attention_heads": 5}, Expected("attention_heads", 12, 5, key="hidden")),
         ({"heads": "some"}, Expected('"whole"', '"fixed"', key="heads")),
-        ({"intermediate": 17, "heads": "fixed"}, Expected(3)),
+        ({"intermediate": 17, "heads": "fixed"}, Expected(3, key="granule")),
         ({"layers": -1}, Expected(1, key="layers")),
         ({"head": "pooled"}, Expected('"linear"', '"pooler"', '"norm"', key="head")),
     ],

@@ -291,5 +291,5 @@ def test_names_and_keys() -> None:
     proven(msdnet(3, 2, head_layers=0, **TWO), (2, 8, 8), (1, 2, 3))
     with raises(ModelError, 1, key="layers"):
         msdnet(layers=0)
-    with raises(ModelError, 4):
+    with raises(ModelError, 6, 4, key="granule"):
         msdnet(norm="group", group=4)

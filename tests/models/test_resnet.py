@@ -123,7 +123,7 @@ def test_other_depths_are_refused(depth: int) -> None:
 def test_other_norms_and_groups_are_refused() -> None:
     with raises(ModelError, '"batch"', '"group"', key="norm"):
         resnet(norm="layer")
-    with raises(ModelError, 5):
+    with raises(ModelError, 16, 5, key="granule"):
         resnet(norm="group", group=5)
     with raises(ModelError, 1, 0, key="group"):
         resnet(norm="group", group=0)

@@ -116,5 +116,5 @@ def test_keys_come_from_a_configuration() -> None:
     assert made != vgg16(5, (1, 28, 28), wide=63)
     with raises(ModelError, key="input_shape"):
         vgg16(input_shape=(7,))
-    with raises(ModelError, 3):
+    with raises(ModelError, 64, 3, key="granule"):
         vgg16(norm="group", group=3)
