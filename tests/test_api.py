@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.api.comparison import ComparisonPlan, label
+from fleetfit.api.compare import ComparisonPlan, format_label
 from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
@@ -500,9 +500,9 @@ def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_sa
     table = tomllib.loads(HEADS.replace("DIFFERS", "8 clients"))
     with pytest.raises(ConfigError, match=r'different kinds.*"ScaleFL" pooler, "ReeFL" norm.*one model.head'):
         ComparisonPlan(table, "x")
-    assert ComparisonPlan(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").count == 2
+    assert len(ComparisonPlan(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head")), "x").runs) == 2
     alike = {**table, "model": {"name": "bert_tiny", "head": "norm"}}
-    assert ComparisonPlan(alike, "x").count == 2
+    assert len(ComparisonPlan(alike, "x").runs) == 2
     rows = [{key: value for key, value in row.items() if key != "model"} for row in table["compare"]["row"]]
     tuned = {**alike, "compare": {**table["compare"], "row": rows, "tune": {"model.head": ["norm", "linear"]}}}
     with pytest.raises(ConfigError, match="different kinds"):
@@ -568,8 +568,8 @@ def test_a_wrong_table_is_a_sentence_before_anything_runs(tmp_path: Path, text: 
 
 
 def test_labels_of_settings() -> None:
-    assert label((("data.name", "cifar10"), ("data.partition.alpha", 1.0))) == "cifar10, alpha = 1.0"
-    assert label(()) == ""
+    assert format_label((("data.name", "cifar10"), ("data.partition.alpha", 1.0))) == "cifar10, alpha = 1.0"
+    assert format_label(()) == ""
 
 
 def test_a_run_file_and_its_resolved_form_give_the_same_state(tmp_path: Path, done: ff.Run) -> None:
