@@ -329,7 +329,7 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
             f"straight line between evaluations ({often}); in brackets the speed-up over the first row."
         )
     if "waste" in plan.columns:
-        notes.append("Waste: 1 - what came back / what was sent, in percent, mean over the rounds.")
+        notes.append("Waste: 1 - elements returned / elements sent, in percent, mean over the rounds.")
     notes += [f"Tuned on validation data: {', '.join(filter(None, key))}: {value}." for key, value in tuned.items()]
     if plan.printed:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
