@@ -259,7 +259,7 @@ def verbs_page() -> str:
         "# Every verb",
         MADE.format("fleetfit/cli/"),
         "What `fleetfit VERB --help` prints. Exit codes: 0, all is well; 1, something unforeseen; 2, a mistake that a "
-        "sentence explains; 130, stopped by Ctrl-C; 141, the reader of the output went away ([errors](errors.md)).",
+        "sentence explains; 130, stopped by Ctrl-C ([errors](errors.md)).",
         "Before any verb: " + ", ".join(f"`{p.opts[0]}` ({(p.help or '').rstrip('.')})" for p in root.params[:3]) + ".",
     ]
     for name, command in verbs_of(root, "fleetfit"):

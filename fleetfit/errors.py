@@ -53,8 +53,9 @@ class DataError(FleetFitError):
     """A data set, one of its files, or a partition is wrong.
 
     Attributes:
-        row: Row of the file, from 1; None where no single row is wrong.
-        column: Name of the column; None likewise.
+        row: Row of the file as the message counts it: lines and rows of text from 1, rows of Parquet from 0; None where
+            no single row is wrong.
+        column: Name of the column or array; None likewise.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class DataError(FleetFitError):
         column: str | None = None,
     ) -> None:
         super().__init__(message, key=key, path=path)
-        self.row, self.column = row, column
+        self.row, self.column = None if row is None else int(row), column
 
 
 class ModelError(FleetFitError):
@@ -118,7 +119,7 @@ class Unexpected(RunError):
         self.details, self.foreign = details, foreign
 
 
-class MissingExtra(FleetFitError, ImportError):
+class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportError has a `path`, too
     """A feature needs an optional dependency that is not installed.
 
     Attributes:

@@ -308,7 +308,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
-    assert err.strip() == f"fleetfit: stopped. Nothing half was written; go on with: fleetfit resume {tmp_path / 'run'}"
+    rest = f"continue with: fleetfit resume {tmp_path / 'run'}"
+    assert err.strip() == f"fleetfit: stopped. Nothing is half written; {rest}"
 
 
 def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:

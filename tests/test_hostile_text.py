@@ -48,7 +48,7 @@ from hostile import (
 import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.api.progress import RoundFacts, Rounds, as_html
-from fleetfit.cli import door, main, printing
+from fleetfit.cli import main, output
 from fleetfit.engines.flower import launcher, logs
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
 from fleetfit.inference.export import to_transformers
@@ -474,7 +474,7 @@ def test_a_table_is_printable_in_every_form(text: str, capsys: pytest.CaptureFix
     table = Table((text, "b"), ((text, "1"), ("x", text)), text, (text,), ((text, 2),))
     for form in (table.to_markdown(), table.to_csv(), table.to_html()):
         check_text(form)
-    printing.show(table)
+    output.print_table(table)
     check_text(capsys.readouterr().out)
 
 
@@ -525,8 +525,8 @@ def test_a_terminal_gets_the_codes_of_rich_alone(root: Path, text: str, monkeypa
     bar = Rounds(text, ff.load(root / "finished").experiment)
     bar(report)
     bar.close()
-    printing.show(Table((text, "b"), ((text, "1"),), text, (text,)))
-    printing.say(text)
+    output.print_table(Table((text, "b"), ((text, "1"),), text, (text,)))
+    output.print_line(text)
     printed = screen.getvalue()
     assert ("\x1b[" in printed and "\\u00" in printed) or "\\u20" in printed
     check_text(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", printed).replace("\n", ""), 10**6)
@@ -560,16 +560,10 @@ def test_the_log_of_a_fleet_is_printable(text: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:9]))
-def test_a_record_and_a_kept_traceback_are_printable(
-    text: str, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_printable(text: str, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("fleetfit").warning("%s of %d", text, 3)
     assert caplog.messages[0].endswith(" of 3")
     check_text(caplog.messages[0])
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    door._kept(f"Traceback\n{text}")
-    (kept,) = tmp_path.iterdir()
-    check_text(kept.read_text(), 10**8)
 
 
 def test_what_flower_logs_keeps_its_colours_alone() -> None:
@@ -582,7 +576,7 @@ def test_what_flower_logs_keeps_its_colours_alone() -> None:
 
 
 def test_nothing_is_printed_past_what_makes_it_printable() -> None:
-    """Each call that prints stands here, so that a new one is thought of: the rest goes through `say` and `show`."""
+    """Each call that prints stands here, so that a new one is thought of: the rest goes through `cli.output`."""
     package = Path(ff.__file__).parent
     found = []
     for path in sorted(package.rglob("*.py")):
@@ -598,10 +592,9 @@ _PRINTS = re.compile(r"^print$|\.echo$|console\.print$|std(out|err)(\.buffer)?\.
 KNOWN = (
     "api/progress.py: print(text,",  # made printable in the line before
     "api/progress.py: self._bar.console.print(text,",
-    "cli/__init__.py: print('fleetfit: stopped.'",
-    "cli/printing.py: console.print(",  # a Table is printable
-    "cli/printing.py: print(json.dumps(value, indent=2)",  # ASCII
-    "cli/streams.py: print(line,",
+    "cli/output.py: console.print(",  # a Table is printable
+    "cli/output.py: print(json.dumps(value, indent=2)",  # ASCII
+    "cli/output.py: print(line,",
     "cli/verbs.py: typer.echo(__version__)",
     "cli/verbs.py: typer.echo(context.get_help())",
     "engines/flower/launcher.py: sys.stderr.buffer.write(_make_printable(line))",

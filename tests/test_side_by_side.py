@@ -302,7 +302,7 @@ def test_ctrl_c_or_a_kill_stops_all_and_loses_nothing(place: Path, how: signal.S
     if how == signal.SIGINT:
         assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
         assert err.strip() == (
-            f"fleetfit: stopped. Nothing half was written; go on with: fleetfit compare {place / 'file.toml'} "
+            f"fleetfit: stopped. Nothing is half written; continue with: fleetfit compare {place / 'file.toml'} "
             f"--out {place / 'out'} --jobs 2"
         )
         assert gone(place, 2) and gone(place, 3), "nothing goes on behind the back of who stopped it"

@@ -1,23 +1,45 @@
 """Arguments and options that several verbs have, each with its one help text."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fleetfit import paths
-from fleetfit.cli.streams import said
+from fleetfit.errors import ConfigError, FleetFitError
+
+
+def forward_config_errors(parser: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Return a parser of an argument whose errors reach `main` as they are.
+
+    A `ConfigError` is a `ValueError`, and typer would replace its message.
+    """
+
+    @functools.wraps(parser)
+    def parse(text: str) -> Path:
+        try:
+            return parser(text)
+        except ConfigError as error:
+            raise FleetFitError(str(error), key=error.key, path=error.path) from None
+
+    return parse
+
+
+parse_folder = forward_config_errors(paths.folder)
+parse_input_file = forward_config_errors(paths.file_to_read)
+parse_output_file = forward_config_errors(paths.file_to_write)
 
 RunFile = Annotated[
     Path | None,
     typer.Argument(
         help="Run file (TOML). Without one, ScaleFL on handwritten digits.",
-        parser=said(paths.file_to_read),
+        parser=parse_input_file,
         metavar="[FILE]",
     ),
 ]
-Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=said(paths.folder), metavar="FOLDER")]
+Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=parse_folder, metavar="FOLDER")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
@@ -25,12 +47,15 @@ Overrides = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="Folder to write; it must be new or empty.", parser=said(paths.folder), metavar="FOLDER"
+        "--out",
+        help="Folder to write; it must be new or empty.",
+        parser=parse_folder,
+        metavar="FOLDER",
     ),
 ]
 GoesOn = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder to write, or to go on with.", parser=said(paths.folder), metavar="FOLDER"),
+    typer.Option("--out", help="Folder to write, or to go on with.", parser=parse_folder, metavar="FOLDER"),
 ]
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")

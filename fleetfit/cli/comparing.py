@@ -35,15 +35,15 @@ def compared(
         record: Folder where the results are kept as well.
     """
     from fleetfit import api
-    from fleetfit.cli import display
+    from fleetfit.cli import display, output
 
     given = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
     options = [str(part) for option, value in given.items() if value is not None for part in (option, value)]
     options += [part for one in overrides or () for part in ("--set", one)] + (["--fast"] if fast else [])
     again = shlex.join(["fleetfit", *verb, *options])
-    with display.interruptible(again), contextlib.closing(display.ComparedRuns(quiet, jobs)) as on_run:
+    with output.explain_interrupt(again), contextlib.closing(display.ComparedRuns(quiet, jobs)) as on_run:
         if not quiet:
-            display.say("Every row and setting is checked before the first run.")
+            output.print_line("Every row and setting is checked before the first run.")
         found = api.compare(
             file, out=out, overrides=with_speed(overrides, fast), jobs=jobs, against=against, record=record,
             on_run=on_run, on_progress=on_run.progress,

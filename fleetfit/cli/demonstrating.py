@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fleetfit import paths
-from fleetfit.cli.arguments import GoesOn, Jobs, Quiet
+from fleetfit.cli.arguments import GoesOn, Jobs, Quiet, parse_output_file
 from fleetfit.cli.comparing import compared
-from fleetfit.cli.streams import said
 from fleetfit.errors import ConfigError
 
 RUN_FILE = Path(__file__).with_name("demo.toml")
@@ -22,7 +20,7 @@ def demo(
         Path | None,
         typer.Option(
             help="Train nothing: write the run file, to be changed and run with `fleetfit compare FILE`.",
-            parser=said(paths.file_to_write),
+            parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
@@ -36,15 +34,15 @@ def demo(
 
     Forty clients, four budgets; one to three minutes. The same command goes on where it was cut off.
     """
-    from fleetfit.cli import display
+    from fleetfit.cli import output
 
     if write is not None:
         written(write)
-        display.say(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")
+        output.print_line(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")
         return
     compared(RUN_FILE, ["demo"], out=out, jobs=jobs, overrides=overrides, quiet=quiet)
     if not quiet:
-        display.say("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
+        output.print_line("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
 
 
 def written(path: Path) -> None:

@@ -1,10 +1,7 @@
 """What a person sees: live progress, tables, where the run folder is."""
 
-import contextlib
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,8 @@ from fleetfit.api import Comparison, Run
 from fleetfit.api.compare import ComparisonProgress
 from fleetfit.api.progress import Rounds, bars
 from fleetfit.api.runs import proceed
-from fleetfit.cli.interrupts import Interrupted
+from fleetfit.cli.output import explain_interrupt, print_line, print_notes, print_table
 from fleetfit.cli.planning import Shown
-from fleetfit.cli.printing import say as say
-from fleetfit.cli.printing import show as show
 from fleetfit.errors import make_printable
 from fleetfit.report import drawing
 from fleetfit.report.page import NAME as PAGE
@@ -29,55 +24,20 @@ _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "en
                "avg", "full")  # fmt: skip
 
 
-def part(found: str | Table) -> None:
-    """Print a part of a report; text is broken into lines of the output's width, which keep their indent."""
-    if isinstance(found, Table):
-        show(found)
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _TEXT_WIDTH
-    for line in found.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()))
-        say(textwrap.fill(line, width, subsequent_indent=f"{indent}    ", break_long_words=False,
-                          break_on_hyphens=False))  # fmt: skip
-
-
-def notes(sentences: Iterable[str]) -> None:
-    """Print what a person must know beforehand."""
-    for note in sentences:
-        say(f"Note: {note}")
-
-
-def drawn(files: Sequence[Path], known: Sequence[str]) -> None:
-    """Print which pictures were drawn, and what is to be known of them."""
-    notes(known)
-    for file in files:
-        say(f"Drawn: {file}")
-
-
 def plan(found: Shown) -> None:
     """Print a plan, and what is to be known beforehand."""
-    notes(found.notes)
-    show(plan_table(found.plan, found.title, found.latencies, found.how))
+    print_notes(found.notes)
+    print_table(plan_table(found.plan, found.title, found.latencies, found.how))
 
 
 # ---- progress ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def interruptible(command: str = "") -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that says how to go on, or that nothing was written."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        said = f"Nothing half was written; go on with: {command}" if command else "Nothing was written."
-        raise Interrupted(f"stopped. {said}") from None
-
-
 def trained(target: Run, quiet: bool) -> None:
     """Run the rounds that are left with live progress, then print the result."""
-    notes(target.notes)
+    print_notes(target.notes)
     if not quiet:
-        say(f"Run folder: {target.folder}")
+        print_line(f"Run folder: {target.folder}")
     progress = None if quiet else Rounds("", target.experiment)
 
     def finished(summary: Mapping[str, Any]) -> None:
@@ -85,7 +45,7 @@ def trained(target: Run, quiet: bool) -> None:
             progress.close()
         _numbers(summary)
 
-    with interruptible(f"fleetfit resume {target.folder}"):
+    with explain_interrupt(f"fleetfit resume {target.folder}"):
         try:
             proceed(target, progress, on_result=finished)
         finally:
@@ -101,19 +61,19 @@ def result(found: Run) -> None:
 
 
 def _numbers(summary: Mapping[str, Any]) -> None:
-    show(level_table(summary))
-    show(total_table(summary))
+    print_table(level_table(summary))
+    print_table(total_table(summary))
     sys.stdout.flush()
 
 
 def _where(folder: Path) -> None:
     if drawing.available():
-        say(f"Plots: {folder}/plots")
+        print_line(f"Plots: {folder}/plots")
     else:
-        say('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')
+        print_line('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')
     if (folder / PAGE).is_file():
-        say(f"Page: {folder / PAGE}")
-    say(f"Run folder: {folder}")
+        print_line(f"Page: {folder / PAGE}")
+    print_line(f"Run folder: {folder}")
 
 
 # ---- comparisons ---------------------------------------------------------------------------------------------------
@@ -137,11 +97,11 @@ class ComparedRuns:
         for note in run.notes:
             if (run.experiment.name, note) not in self._known:
                 self._known.add((run.experiment.name, note))
-                say(f"{heading}: {note}")
+                print_line(f"{heading}: {note}")
         if self._quiet:
             return None
         if run.finished:
-            say(f"{heading}: finished before.")
+            print_line(f"{heading}: finished before.")
             return None
         return Rounds(heading, run.experiment, self._bars, lambda: self._left)
 
@@ -164,7 +124,7 @@ class ComparedRuns:
         if self._bars is not None:
             self._bars.console.print(make_printable(text), markup=False, soft_wrap=True, highlight=False)
         else:
-            say(text)
+            print_line(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -191,10 +151,10 @@ def runs_in_words(found: ComparisonProgress) -> str:
 
 def compared(found: Comparison) -> None:
     """Print the tables of a comparison."""
-    show(levels_of_rows({key: [run.summary for run in runs] for key, runs in found.runs.items()}))
+    print_table(levels_of_rows({key: [run.summary for run in runs] for key, runs in found.runs.items()}))
     for table in found.tables:
-        show(table, None if table is found.table else 100)
-    say(f"Results: {found.results}")
+        print_table(table, None if table is found.table else 100)
+    print_line(f"Results: {found.results}")
     _where(found.folder)
 
 
@@ -211,7 +171,7 @@ def columns(found: Mapping[str, Any], score: str) -> None:
         ]
         rows += [_level_row(name, entry, score) for name, entry in values["levels"].items()]
         of = f" of {found['data']}, {values['samples']} samples" if "data" in found else ""
-        show(Table((f"{found['split']} data{of}", f"{norm} batch-norm statistics"), tuple(rows)))
+        print_table(Table((f"{found['split']} data{of}", f"{norm} batch-norm statistics"), tuple(rows)))
 
 
 def _level_row(name: str, entry: Mapping[str, Any], score: str) -> tuple[str, str]:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfit import paths
-from fleetfit.cli.streams import said
+from fleetfit.cli.arguments import parse_folder, parse_input_file, parse_output_file
 from fleetfit.errors import ConfigError, MissingExtra
 
 app = typer.Typer(
@@ -21,21 +20,27 @@ app = typer.Typer(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(help="Folder to write; new or empty.", parser=said(paths.folder), metavar="FOLDER")
+        Path,
+        typer.Argument(help="Folder to write; new or empty.", parser=parse_folder, metavar="FOLDER"),
     ],
     run_file: Annotated[
         Path | None,
         typer.Option(
-            "--run", help="Run file that becomes its run.toml.", parser=said(paths.file_to_read), metavar="FILE"
+            "--run",
+            help="Run file that becomes its run.toml.",
+            parser=parse_input_file,
+            metavar="FILE",
         ),
     ] = None,
 ) -> None:
     """Write the thin folder that `flwr run` takes: pyproject.toml, run.toml, and an example of a node's file."""
-    from fleetfit.cli import display
+    from fleetfit.cli import output
     from fleetfit.engines.flower.app_folder import write_app
 
     write_app(folder, run_file)
-    display.say(f"Written: {folder}. Edit {folder / 'run.toml'}, then start it: flwr run {folder} SUPERLINK --stream")
+    output.print_line(
+        f"Written: {folder}. Edit {folder / 'run.toml'}, then start it: flwr run {folder} SUPERLINK --stream"
+    )
 
 
 @app.command()
@@ -44,7 +49,7 @@ def certificates(
         Path,
         typer.Argument(
             help="Folder for ca.crt, ca.key, server.pem and server.key.",
-            parser=said(paths.folder),
+            parser=parse_folder,
             metavar="FOLDER",
         ),
     ],
@@ -52,11 +57,11 @@ def certificates(
     days: Annotated[int, typer.Option(min=1, help="Until the server's certificate expires.")] = 365,
 ) -> None:
     """Make an authority and the SuperLink's certificate. Nodes get ca.crt; ca.key stays with you."""
-    from fleetfit.cli import display
+    from fleetfit.cli import output
     from fleetfit.engines.flower.certificates import make_certificates
 
     make_certificates(folder, host, days)
-    display.say(f"Written: {folder}. Give each node ca.crt, and keep ca.key where nobody else can read it.")
+    output.print_line(f"Written: {folder}. Give each node ca.crt, and keep ca.key where nobody else can read it.")
 
 
 @app.command()
@@ -65,38 +70,40 @@ def key(
         Path,
         typer.Argument(
             help="The private key; its public half is written beside, with .pub.",
-            parser=said(paths.file_to_write),
+            parser=parse_output_file,
             metavar="FILE",
         ),
     ],
 ) -> None:
     """Make a node's key pair. Register the .pub: flwr supernode register FILE.pub SUPERLINK."""
-    from fleetfit.cli import display
+    from fleetfit.cli import output
     from fleetfit.engines.flower.certificates import make_node_key
 
     make_node_key(file)
-    display.say(f"Written: {file} stays on the node; register {file}.pub with the SuperLink.")
+    output.print_line(f"Written: {file} stays on the node; register {file}.pub with the SuperLink.")
 
 
 @app.command()
 def member(
     file: Annotated[
         Path,
-        typer.Argument(help="The node's key for secure rounds.", parser=said(paths.file_to_write), metavar="FILE"),
+        typer.Argument(help="The node's key for secure rounds.", parser=parse_output_file, metavar="FILE"),
     ],
     authority: Annotated[
         Path,
         typer.Option(
-            help="Folder of the fleet's authority, as for certificates.", parser=said(paths.folder), metavar="FOLDER"
+            help="Folder of the fleet's authority, as for certificates.",
+            parser=parse_folder,
+            metavar="FOLDER",
         ),
     ],
 ) -> None:
     """Make a node's key for secure rounds, signed by the fleet's authority, which the server must not have."""
-    from fleetfit.cli import display
+    from fleetfit.cli import output
     from fleetfit.engines.flower.certificates import make_member
 
     make_member(file, authority)
-    display.say(
+    output.print_line(
         f"Written: {file}. Bring it to the node, and name it there under [secure] member. Keep "
         f"{authority / 'members.key'} away from the server: whoever has it can invent members."
     )
@@ -106,19 +113,20 @@ def member(
 def node(
     file: Annotated[
         Path,
-        typer.Argument(help="The node's configuration (TOML).", parser=said(paths.file_to_read), metavar="FILE"),
+        typer.Argument(help="The node's configuration (TOML).", parser=parse_input_file, metavar="FILE"),
     ],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")] = "",
     ca: Annotated[
         Path | None,
         typer.Option(
             help="Authority of its certificate; the system's by default.",
-            parser=said(paths.file_to_read),
+            parser=parse_input_file,
             metavar="FILE",
         ),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="The node's private key.", parser=said(paths.file_to_read), metavar="FILE")
+        Path | None,
+        typer.Option(help="The node's private key.", parser=parse_input_file, metavar="FILE"),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS; for trials on one machine.")] = False,
     listen: Annotated[str, typer.Option(help="Address of the node's own API; 0: a free port.")] = "127.0.0.1:0",
@@ -127,11 +135,11 @@ def node(
 ) -> None:
     """Run a device's node until Ctrl-C; it trains whatever the server sends and its configuration allows."""
     if check:
-        from fleetfit.cli import display
+        from fleetfit.cli import output
         from fleetfit.engines.flower.node import Node
         from fleetfit.engines.flower.settings import read_settings
 
-        display.say(Node(read_settings(file)).introduced())
+        output.print_line(Node(read_settings(file)).introduced())
         return
     from fleetfit.engines.flower.connection import Connection
     from fleetfit.engines.flower.launcher import run_node
@@ -150,14 +158,16 @@ def resume(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Run folder, on the machine of the SuperLink.", parser=said(paths.folder), metavar="FOLDER"
+            help="Run folder, on the machine of the SuperLink.",
+            parser=parse_folder,
+            metavar="FOLDER",
         ),
     ],
     superlink: Annotated[str, typer.Argument(help="Its name in Flower's config; the default one if left out.")] = "",
 ) -> None:
     """Go on with a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""
     from fleetfit.api.fleet import check_run
-    from fleetfit.cli import display
+    from fleetfit.cli import output
     from fleetfit.engines.flower.app_folder import write_app
 
     found = check_run(folder).path.resolve()
@@ -166,7 +176,7 @@ def resume(
         raise MissingExtra("flower", "Going on with a fleet's run")
     with tempfile.TemporaryDirectory(prefix="fleetfit-") as place:
         write_app(Path(place) / "app", None, {"run-file": "", "resume": str(found)}, name="fleetfit-resume")
-        display.say(f"Going on with {found}.")
+        output.print_line(f"Going on with {found}.")
         code = subprocess.call([str(flwr), "run", str(Path(place) / "app"), *([superlink] if superlink else []),
                                 "--stream"])  # fmt: skip
     raise typer.Exit(code)

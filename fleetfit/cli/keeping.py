@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fleetfit import paths, stored
-from fleetfit.cli.streams import said
+from fleetfit import stored
+from fleetfit.cli.arguments import parse_folder
 from fleetfit.errors import ConfigError
 from fleetfit.report.text import Table, percent, size
 from fleetfit.stored import ClearedRun, StoredRun
@@ -21,7 +21,9 @@ def runs(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Where to look; a run, or a comparison, too.", parser=said(paths.folder), metavar="[FOLDER]"
+            help="Where to look; a run, or a comparison, too.",
+            parser=parse_folder,
+            metavar="[FOLDER]",
         ),
     ] = stored.RUNS,
     clear: Annotated[
@@ -42,7 +44,7 @@ def runs(
     A comparison is one line; name its folder to see its runs. With --clear-checkpoints old checkpoints are removed,
     after a question: of a finished run the newest that can be read stays, of any other run all stay.
     """
-    from fleetfit.cli import printing
+    from fleetfit.cli import output
 
     if not clear:
         given = {"--last": last, "--unfinished": unfinished, "--yes": yes}
@@ -50,7 +52,7 @@ def runs(
             raise ConfigError(f"{', '.join(o for o, on in given.items() if on)}: only with --clear-checkpoints.")
         found = stored.runs(folder)
         if as_json:
-            printing.say_json([one.to_dict() for one in found])
+            output.print_json([one.to_dict() for one in found])
         else:
             _show(listed(found, folder))
         return
@@ -63,22 +65,22 @@ def runs(
             _ask(going)
     gone = [stored.removed(one) for one in going]
     if as_json:
-        printing.say_json([_plain(one) for one in gone])
+        output.print_json([_plain(one) for one in gone])
     elif any(one.files for one in going):
         for before, one in zip(going, gone, strict=True):
             if one.kept and not before.kept:
-                printing.say(f"Kept: {one.folder}: {one.kept}.")
-        printing.say(f"Removed: {_amount(gone)}.")
+                output.print_line(f"Kept: {one.folder}: {one.kept}.")
+        output.print_line(f"Removed: {_amount(gone)}.")
 
 
 def _show(table: Table) -> None:
-    from fleetfit.cli import printing
+    from fleetfit.cli import output
 
     if table.rows:
-        printing.show(table)
+        output.print_table(table)
     else:
         for line in (table.title, *table.notes):
-            printing.say(line)
+            output.print_line(line)
 
 
 def listed(found: Sequence[StoredRun], folder: Path) -> Table:
@@ -145,10 +147,10 @@ def _ask(going: Sequence[ClearedRun]) -> None:
     """
     if not sys.stdin.isatty():
         raise ConfigError("nobody is there to ask whether these checkpoints should go: give --yes.")
-    from fleetfit.cli import printing
+    from fleetfit.cli import output
 
     if not typer.confirm(f"Remove {_amount(going)}?"):
-        printing.say("Nothing was removed.")
+        output.print_line("Nothing was removed.")
         raise typer.Exit
 
 

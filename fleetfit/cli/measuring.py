@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fleetfit.cli import streams
+from fleetfit.cli import output
 from fleetfit.cli.planning import Shown
 from fleetfit.cost import Latency, Timed, latencies_in_turn
 from fleetfit.errors import ConfigError
@@ -117,7 +117,7 @@ class _PassesShown:
         what = f"{_counted(passes, 'pass', 'passes')} of {_counted(models, 'model', 'models')}"
         self._bar: Progress | None = None
         if not sys.stderr.isatty():
-            streams.say(f"measuring {what}.")
+            output.print_sentence(f"measuring {what}.")
             return
         columns = TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.percentage:.0f}%")
         self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), auto_refresh=False,
@@ -137,7 +137,9 @@ class _PassesShown:
         if now - self._said >= _LINE_S and done < self._all:
             self._said = now
             left = duration((now - self._began) * (self._all - done) / done)
-            streams.say(f"measured {done // self._models:,} of {self._all // self._models:,} passes; {left} left.")
+            output.print_sentence(
+                f"measured {done // self._models:,} of {self._all // self._models:,} passes; {left} left."
+            )
 
     def close(self) -> None:
         """Leave the terminal as it was."""

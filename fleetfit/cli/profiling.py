@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetfit import paths
-from fleetfit.cli.arguments import RunFile
-from fleetfit.cli.streams import said
+from fleetfit.cli.arguments import RunFile, parse_output_file
 from fleetfit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +38,8 @@ def profile(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads for a job, as in the node's configuration.")] = 1,
     out: Annotated[
-        Path, typer.Option(help="Budget file to write.", parser=said(paths.file_to_write), metavar="FILE")
+        Path,
+        typer.Option(help="Budget file to write.", parser=parse_output_file, metavar="FILE"),
     ] = Path("budget.toml"),
     force: Annotated[bool, typer.Option("--force", help="Write it although it is there.")] = False,
     overrides: Annotated[
@@ -59,24 +58,24 @@ def profile(
     file. Exit code 2, and no file, where no level fits.
     """
     from fleetfit.api.profiling import Machine, profile, wished
-    from fleetfit.cli import display
+    from fleetfit.cli import output
 
     if model is not None and file is not None:
         raise ConfigError("profile takes a run file or --model, not both.")
-    with display.interruptible():
+    with output.explain_interrupt():
         found = profile(
             file if model is None else _tables(model, budgets, cost),
             wishes=wished(step_s, latency_s, memory, energy_j),
             machine=Machine(device, threads, limit_s),
             facts=_facts(model is not None, input_shape, classes, task, vocabulary),
-            out=out, force=force, say=display.say,
+            out=out, force=force, say=output.print_line,
             overrides=[*(overrides or ()), *(["engine.speed=fast"] if fast else [])],
         )  # fmt: skip
-    display.show(found.table)
-    display.say(f"Energy: {found.energy}. Within: {found.wishes}.")
+    output.print_table(found.table)
+    output.print_line(f"Energy: {found.energy}. Within: {found.wishes}.")
     for note in found.affords.notes:
-        display.say(note)
-    display.say(f'Written: {out}. A node takes it with budget = "{out.name}".')
+        output.print_line(note)
+    output.print_line(f'Written: {out}. A node takes it with budget = "{out.name}".')
 
 
 def _tables(model: str, budgets: str, cost: str) -> dict[str, Any]:

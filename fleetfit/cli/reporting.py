@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfit import paths
-from fleetfit.cli.streams import said
+from fleetfit.cli.arguments import parse_folder, parse_output_file
 
 
 def report(
@@ -14,7 +13,7 @@ def report(
         list[Path],
         typer.Argument(
             help="Run folders, or folders of comparisons; several go on one page.",
-            parser=said(paths.folder),
+            parser=parse_folder,
             metavar="RUN...",
         ),
     ],
@@ -23,7 +22,7 @@ def report(
         typer.Option(
             "--out",
             help="The file; report.html in the folder by default, of several folders in the working folder.",
-            parser=said(paths.file_to_write),
+            parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
@@ -33,6 +32,6 @@ def report(
     The page is one file of HTML that opens from disk and loads nothing. It also works for a run that is not finished.
     """
     from fleetfit.api import write_report
-    from fleetfit.cli import display
+    from fleetfit.cli import output
 
-    display.say(f"Page: {write_report(*folders, out=out)}")
+    output.print_line(f"Page: {write_report(*folders, out=out)}")

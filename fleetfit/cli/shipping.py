@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fleetfit import paths
-from fleetfit.cli.arguments import Folder
-from fleetfit.cli.streams import only_the_result, said
+from fleetfit.cli.arguments import Folder, parse_folder, parse_output_file
+from fleetfit.cli.output import redirect_stdout
 
 app = typer.Typer()
 
@@ -57,7 +56,9 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="CSV file to write, a line for each sample.", parser=said(paths.file_to_write), metavar="FILE"
+            help="CSV file to write, a line for each sample.",
+            parser=parse_output_file,
+            metavar="FILE",
         ),
     ] = None,
 ) -> None:
@@ -66,12 +67,12 @@ def predict(
     By default the level's last exit answers. With --adaptive every exit answers, nothing is computed twice. With --stop
     a sample leaves at the first exit that is sure enough.
     """
-    from fleetfit.cli import display, predicting
+    from fleetfit.cli import output, predicting
 
     asked = predicting.PredictOptions(folder, level, adaptive, stop, best, client, data, split.value, batch_size, out)
-    display.show(predicting.predicted(asked))
+    output.print_table(predicting.predicted(asked))
     if out is not None:
-        display.say(f"Written: {out}")
+        output.print_line(f"Written: {out}")
 
 
 @app.command()
@@ -99,18 +100,18 @@ def calibrate(
 
     Written into the run folder (inference/level-N.json), where `predict --stop`, `export` and `pictures` find it.
     """
-    from fleetfit.cli import display, predicting, printing
+    from fleetfit.cli import output, predicting
 
     mode = "anytime" if anytime else "budgeted"
-    with only_the_result() if as_json else contextlib.nullcontext():
+    with redirect_stdout() if as_json else contextlib.nullcontext():
         found = predicting.calibrated(
             folder, level, budget, cost and cost.value, mode, measure.value, temperature, client, data
         )
     if as_json:
-        printing.say_json(found.numbers())
+        output.print_json(found.numbers())
         return
     for table in predicting.calibration_tables(found):
-        display.show(table)
+        output.print_table(table)
 
 
 @app.command()
@@ -119,7 +120,10 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", help="Folder to write; it must be new or empty.", parser=said(paths.folder), metavar="FOLDER"
+            "--out",
+            help="Folder to write; it must be new or empty.",
+            parser=parse_folder,
+            metavar="FOLDER",
         ),
     ],
     level: LevelName = None,
@@ -151,18 +155,18 @@ def export(
 
     Every form is checked against the model on test samples before anything is left behind.
     """
-    from fleetfit.cli import display, predicting
+    from fleetfit.cli import output, predicting
 
     asked = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
              "executorch": executorch}  # fmt: skip
     forms = [form for form, wanted in asked.items() if wanted]
-    found = predicting.exported(folder, level, out, data, forms, display.say)
-    display.show(predicting.export_table(found))
-    display.say(f"Written: {out}")
+    found = predicting.exported(folder, level, out, data, forms, output.print_line)
+    output.print_table(predicting.export_table(found))
+    output.print_line(f"Written: {out}")
     if push is not None:
         from fleetfit.inference.export.hub import push as upload
 
-        display.say(f"Uploaded: {upload(out, push, private=not public)}")
+        output.print_line(f"Uploaded: {upload(out, push, private=not public)}")
 
 
 @app.command()
@@ -173,7 +177,7 @@ def attention(
         Path | None,
         typer.Option(
             help="Picture to write (.png, .pdf, .svg); FOLDER/plots/attention.png by default.",
-            parser=said(paths.file_to_write),
+            parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
@@ -184,9 +188,9 @@ def attention(
     Takes the newest checkpoint. Three maps for each block: the class token's, the modulated one's, the classified
     one's (ReeFL, appendix E).
     """
-    from fleetfit.cli import display, picturing
+    from fleetfit.cli import output, picturing
 
-    display.say(f"Drawn: {picturing.attention(folder, samples, out, data)}")
+    output.print_line(f"Drawn: {picturing.attention(folder, samples, out, data)}")
 
 
 @app.command()
@@ -214,7 +218,10 @@ def pictures(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Folder to write; FOLDER/plots by default.", parser=said(paths.folder), metavar="FOLDER"
+            "--out",
+            help="Folder to write; FOLDER/plots by default.",
+            parser=parse_folder,
+            metavar="FOLDER",
         ),
     ] = None,
     ending: Annotated[str, typer.Option("--format", help="png, pdf or svg.")] = "png",
@@ -226,9 +233,9 @@ def pictures(
     checkpoint. Samples by the exit where they left have a blue border if they are right there, an orange one if only
     the last exit is. Nothing but pictures is written.
     """
-    from fleetfit.cli import display, picturing
+    from fleetfit.cli import output, picturing
 
-    display.drawn(
+    output.print_figure_paths(
         *picturing.pictures(
             folder, picturing.asked(level, budget, cost, measure, temperature, classes, share), out, ending, data
         )

@@ -7,16 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetfit import paths
-from fleetfit.cli.arguments import Fast, Folder, GoesOn, Jobs, Out, Overrides, Quiet, RunFile, with_speed
+from fleetfit.cli.arguments import (
+    Fast,
+    Folder,
+    GoesOn,
+    Jobs,
+    Out,
+    Overrides,
+    Quiet,
+    RunFile,
+    parse_folder,
+    parse_input_file,
+    parse_output_file,
+    with_speed,
+)
 from fleetfit.cli.comparing import compared
 from fleetfit.cli.demonstrating import demo
 from fleetfit.cli.fleet import app as flower
 from fleetfit.cli.keeping import runs as kept_runs
+from fleetfit.cli.output import redirect_stdout, setup_logging
 from fleetfit.cli.profiling import profile
 from fleetfit.cli.reporting import report
 from fleetfit.cli.shipping import app as shipping
-from fleetfit.cli.streams import hear, only_the_result, said
 from fleetfit.errors import ConfigError, did_you_mean, truncate
 
 if TYPE_CHECKING:
@@ -54,7 +66,7 @@ def _start(
         LogLevel, typer.Option("--log", help="From which level on what is logged is printed.")
     ] = LogLevel.warning,
 ) -> None:
-    hear(log.value)
+    setup_logging(log.value)
     if version:
         from fleetfit import __version__
 
@@ -74,11 +86,11 @@ def run(
     and page. A run that was cut off goes on with `fleetfit resume FOLDER`.
     """
     from fleetfit.api import runs
-    from fleetfit.cli import display
+    from fleetfit.cli import display, output
 
     asked = runs.described(file, with_speed(overrides, fast))
-    prepared = runs.prepare(asked, out, None if quiet else display.say)
-    display.notes(runs.gone(asked))
+    prepared = runs.prepare(asked, out, None if quiet else output.print_line)
+    output.print_notes(runs.gone(asked))
     display.trained(prepared, quiet)
 
 
@@ -86,11 +98,11 @@ def run(
 def resume(folder: Folder, quiet: Quiet = False) -> None:
     """Go on with a run that was cut off; the result equals that of an unbroken run bit for bit."""
     from fleetfit.api import load
-    from fleetfit.cli import display
+    from fleetfit.cli import display, output
 
     found = load(folder)
     if found.finished:
-        display.say(f"{folder} is finished already.")
+        output.print_line(f"{folder} is finished already.")
         display.result(found)
     else:
         display.trained(found, quiet)
@@ -99,7 +111,8 @@ def resume(folder: Folder, quiet: Quiet = False) -> None:
 @app.command()
 def watch(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of a run or a comparison.", parser=said(paths.folder), metavar="FOLDER")
+        Path,
+        typer.Argument(help="Folder of a run or a comparison.", parser=parse_folder, metavar="FOLDER"),
     ],
     once: Annotated[bool, typer.Option("--once", help="Only say how far it is.")] = False,
 ) -> None:
@@ -118,7 +131,7 @@ def compare(
         Path,
         typer.Argument(
             help="Run file with [[compare.row]], [compare.grid], [compare.tune].",
-            parser=said(paths.file_to_read),
+            parser=parse_input_file,
             metavar="FILE",
         ),
     ],
@@ -134,7 +147,7 @@ def compare(
         Path | None,
         typer.Option(
             help="Also keep the results, once all is finished, in this folder as NAME.json, to be committed.",
-            parser=said(paths.folder),
+            parser=parse_folder,
             metavar="FOLDER",
         ),
     ] = None,
@@ -198,7 +211,7 @@ def plan(
         Path | None,
         typer.Option(
             help="Write the plan as TOML, to be used as fleet.levels.",
-            parser=said(paths.file_to_write),
+            parser=parse_output_file,
             metavar="FILE",
         ),
     ] = None,
@@ -210,7 +223,7 @@ def plan(
     of ScaleFL Eq. 1 for any budgets; the options from --budgets to --batch-size belong to it, and keys of the model are
     set with --set model.KEY=VALUE.
     """
-    from fleetfit.cli import display, planning
+    from fleetfit.cli import display, output, planning
 
     asked = planning.PlanOptions(
         model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
@@ -235,7 +248,7 @@ def plan(
             )
         plans = planning.of_run_file(file, overrides or ())
     for one in plans:
-        with display.interruptible():
+        with output.explain_interrupt():
             display.plan(one if measuring is None else measuring.of_plan(one))
     if save is not None:
         if len(plans) > 1:
@@ -256,15 +269,15 @@ def _measuring(latency: bool, passes: int, threads: int) -> "Measuring | None":
 
 
 def _show_paper(name: str, measuring: "Measuring | None") -> None:
-    from fleetfit.cli import display
+    from fleetfit.cli import output
     from fleetfit.papers import paper_table
 
     found = paper_table(name)
     if measuring is not None:
-        with display.interruptible():
+        with output.explain_interrupt():
             found = measuring.of_table(found)
     for table in found.as_text():
-        display.show(table)
+        output.print_table(table)
 
 
 app.command()(profile)
@@ -274,13 +287,13 @@ app.command()(report)
 
 def _save(found: "Plan", path: Path) -> None:
     from fleetfit import files
-    from fleetfit.cli import display
+    from fleetfit.cli import output
 
     try:
         files.write_where_told(path, found.to_toml())
     except OSError as error:
         raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.") from None
-    display.say(f'Saved. Use it in a run file: [fleet] levels = "{path}".')
+    output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{path}".')
 
 
 @app.command("eval")
@@ -293,16 +306,16 @@ def evaluate(
 ) -> None:
     """Evaluate the newest checkpoint of a run again. Nothing is written."""
     from fleetfit.api import load
-    from fleetfit.cli import display, printing
+    from fleetfit.cli import display, output
     from fleetfit.records import jsonable
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
-    with only_the_result() if as_json else contextlib.nullcontext():
+    with redirect_stdout() if as_json else contextlib.nullcontext():
         run = load(folder)
         columns = run.evaluate(**sections)
     if as_json:
-        printing.say_json(jsonable(columns))
+        output.print_json(jsonable(columns))
     else:
         display.columns(columns, run.assembly.federation.problem.task.score)
 
@@ -350,9 +363,9 @@ def listing(
     name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
 ) -> None:
     """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""
-    from fleetfit.cli import listing, printing
+    from fleetfit.cli import listing, output
 
-    printing.show(listing.listed(kind.value) if name is None else listing.keys_of(kind.value, name))
+    output.print_table(listing.listed(kind.value) if name is None else listing.keys_of(kind.value, name))
 
 
 @app.command("check-model")
@@ -372,7 +385,7 @@ def check_model(
     Says what belongs to which axis, what was inferred and what is declared, which exits there are, and what every level
     costs. Keys of the model are set with --set model.KEY=VALUE, such as --set model.vocabulary=1000 for tokens.
     """
-    from fleetfit.cli import checking, display
+    from fleetfit.cli import checking, output
 
     for part in checking.checked(checking.CheckOptions(name, classes, input_shape, task, overrides or ())):
-        display.part(part)
+        output.print_block(part)

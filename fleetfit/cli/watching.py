@@ -13,8 +13,8 @@ from fleetfit import files
 from fleetfit.api import Run, load
 from fleetfit.api.compare.plan import is_running, list_planned_runs
 from fleetfit.api.progress import Rounds, bars
-from fleetfit.cli import display
-from fleetfit.cli.interrupts import Interrupted
+from fleetfit.cli import display, output
+from fleetfit.cli.output import UserInterrupt
 from fleetfit.errors import RunError
 
 LOOK_S = 1.0
@@ -45,7 +45,7 @@ class _Watched:
             if self._shown is not None:
                 self._shown.close()
             if self.title:
-                display.say(f"{self.title}: finished.")
+                output.print_line(f"{self.title}: finished.")
 
     def _rounds(self, run: Run) -> None:
         metrics = run.folder / "metrics.jsonl"
@@ -57,7 +57,7 @@ class _Watched:
             self._size = size
             reports = run.files.metrics()
             if reports and reports[-1]["round"] < self._told:
-                display.say(f"{self.title or run.folder} goes on after round {reports[-1]['round']}.")
+                output.print_line(f"{self.title or run.folder} goes on after round {reports[-1]['round']}.")
                 self._told = reports[-1]["round"]
             self._show(run, reports, first=known < 0)
 
@@ -109,7 +109,7 @@ def watch(folder: Path, once: bool = False) -> None:
 
 def _follow(folder: Path, found: Sequence[_Watched], once: bool) -> None:
     if not once and is_running(folder):
-        display.say(f"Watching {folder}; Ctrl-C leaves it alone.")
+        output.print_line(f"Watching {folder}; Ctrl-C leaves it alone.")
     try:
         while True:
             alive = is_running(folder)  # first: what it wrote before it ended is looked at then
@@ -119,7 +119,7 @@ def _follow(folder: Path, found: Sequence[_Watched], once: bool) -> None:
                 break
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped watching; {folder} goes on.") from None
+        raise UserInterrupt(f"stopped watching; {folder} goes on.") from None
     finally:
         for one in found:
             one.close()
@@ -131,18 +131,18 @@ def _conclude(folder: Path, found: Sequence[_Watched], alive: bool) -> None:
     if len(found) == 1 and not found[0].title:
         (one,) = found
         if one.finished and one.run is not None:
-            display.say(f"{folder} is finished.")
+            output.print_line(f"{folder} is finished.")
             display.result(one.run)
         elif alive:
-            display.say(f"{folder} is at work, {one.how_far}.")
+            output.print_line(f"{folder} is at work, {one.how_far}.")
         else:
-            display.say(f"{folder} was stopped {one.how_far}; go on with: fleetfit resume {folder}")
+            output.print_line(f"{folder} was stopped {one.how_far}; go on with: fleetfit resume {folder}")
         return
     done = sum(one.finished for one in found)
     of = f"{done} of {len(found)} runs are finished"
     if alive:
-        display.say(f"{folder} is at work: {of}.")
+        output.print_line(f"{folder} is at work: {of}.")
     elif done == len(found):
-        display.say(f"{folder} is finished: {of}. Its table: {folder / 'table.md'}")
+        output.print_line(f"{folder} is finished: {of}. Its table: {folder / 'table.md'}")
     else:
-        display.say(f"{folder} was stopped: {of}; the same fleetfit compare command goes on.")
+        output.print_line(f"{folder} was stopped: {of}; the same fleetfit compare command goes on.")

@@ -42,9 +42,9 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
     """
     refuse_on_windows('engine.name = "processes"', 'engine.name = "local" gives the same bits, in one process.')
     if workers is not None and workers < 1:
-        raise ConfigError(f"engine.workers must be at least 1, got {workers}.")
+        raise ConfigError(f"engine.workers must be at least 1, got {workers}.", key="engine.workers")
     if threads < 1:
-        raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+        raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
     accelerator_named(device)
     check_rebuildable(simulation, "processes")
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]

@@ -398,7 +398,8 @@ def declarations_of(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
     said = getattr(architecture, "declared", {})
     if not isinstance(said, Mapping):
         raise ModelError(
-            f'declared must be declarations by parameter name pattern, such as {{"*.qkv.*": blocked(3)}}; got {said!r}.'
+            f'declared must map patterns of names to declarations, such as {{"*.qkv.*": blocked(3)}}, got {said!r}.',
+            key="declared",
         )
     found = {}
     for pattern, value in said.items():

@@ -157,12 +157,14 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
             raise ConfigError(
                 f'[cohort] choose: "{truncate(name)}" would never be asked, since the method chooses clients in a '
                 "way of "
-                "its own; leave it out."
+                "its own; leave it out.",
+                key="cohort.choose",
             )
         elif hook not in decided:
             raise ConfigError(
                 f'both the method and "{name}" set hook "{hook}". Say whose wins with method.hooks.{hook} = '
-                '"module:function".'
+                '"module:function".',
+                key=f"method.hooks.{hook}",
             )
     needs, own_data = method.needs_budgets and option.needs_budgets, method.own_data or option.own_data
     return replace(
@@ -213,7 +215,10 @@ _JOINED: Mapping[str, Callable[..., Any]] = {
 
 def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
     if hook not in HOOKS:
-        raise ConfigError(f'a method has no hook "{hook}"; it has {", ".join(HOOKS)}.{did_you_mean(hook, HOOKS)}')
+        raise ConfigError(
+            f'a method has no hook "{hook}"; it has {", ".join(HOOKS)}.{did_you_mean(hook, HOOKS)}',
+            key=f"method.hooks.{hook}",
+        )
     if callable(value):
         return value
     known = _CHOICES.get(hook, {})
@@ -224,7 +229,8 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
     listed = f"one of {', '.join(known)}, or " if known else ""
     raise ConfigError(
         f'method.hooks.{hook} must be {listed}"module:function", got {truncate(repr(value))}.'
-        f"{did_you_mean(str(value), known)}"
+        f"{did_you_mean(str(value), known)}",
+        key=f"method.hooks.{hook}",
     )
 
 

@@ -36,7 +36,9 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
     """
     check_temperature(temperature)
     if ramp < 0 or share < 0:
-        raise ConfigError(f"depthfl's ramp and share must be at least 0, got {ramp} and {share}.")
+        raise ConfigError(
+            f"depthfl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
+        )
     if share == 0:
         idle("temperature", "ramp", because="share = 0 switches the distillation off")
     base = feddyn(alpha) if alpha else Method(weight=by_count)

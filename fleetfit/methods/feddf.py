@@ -108,5 +108,7 @@ def device_with_data(federation: Federation) -> Device:
     """
     device = federation.device
     if device is None or device.unlabelled is None:
-        raise ConfigError('feddf distils on data of the server: set [data] server, such as { name = "cifar100" }.')
+        raise ConfigError(
+            'feddf distils on data of the server: set [data] server, such as { name = "cifar100" }.', key="data.server"
+        )
     return replace(device, data=device.unlabelled.to(device.accelerator))

@@ -50,7 +50,7 @@ def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
         damped: Take a movement that is missing for zero, as ReeFL's code does, and not for nothing to mix in.
     """
     if not 0 <= beta <= 1:
-        raise ConfigError(f"inclusivefl's beta must be between 0 and 1, got {beta}.")
+        raise ConfigError(f"inclusivefl's beta must be between 0 and 1, got {beta}.", key="beta")
     if beta == 0:
         idle("damped", because="beta = 0 switches the momentum distillation off")
     return Method(

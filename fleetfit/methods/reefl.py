@@ -67,7 +67,9 @@ def reefl(
     check_temperature(temperature)
     check_range("zeta", zeta, 0, 1)
     if ramp < 0 or share < 0:
-        raise ConfigError(f"reefl's ramp and share must be at least 0, got {ramp} and {share}.")
+        raise ConfigError(
+            f"reefl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
+        )
     if share == 0:
         idle("temperature", "ramp", because="share = 0 switches the distillation off")
     if not ree:

@@ -39,7 +39,7 @@ def scalefl(
     """
     check_temperature(temperature)
     if not 0 <= beta < 1 or not 0 <= warmup <= 1:
-        raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.")
+        raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.", key="beta")
     if beta == 0:
         idle("temperature", "warmup", because="beta = 0 switches the distillation off")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)

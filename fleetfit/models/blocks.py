@@ -30,9 +30,9 @@ def granule_of(norm: str, group: int) -> int:
         ModelError: The norm is unknown or the group empty.
     """
     if norm not in ("batch", "group"):
-        raise ModelError(f'norm must be "batch" or "group", got {norm!r}.')
+        raise ModelError(f'norm must be "batch" or "group", got {norm!r}.', key="norm")
     if group < 1:
-        raise ModelError(f"group (channels per group of the group norm) must be at least 1, got {group}.")
+        raise ModelError(f"group (channels per group of the group norm) must be at least 1, got {group}.", key="group")
     if norm == "batch":
         used.idle("group", because='norm is "batch"')
     return group if norm == "group" else 1

@@ -311,7 +311,7 @@ def thinned(strides: Sequence[int], total: int) -> tuple[int, ...]:
             kept[i] = 1
     if math.prod(kept) != total:
         most = math.prod(strides)
-        raise ModelError(f"stride must be a power of two from 1 to {most}, got {total}.")
+        raise ModelError(f"stride must be a power of two from 1 to {most}, got {total}.", key="stride")
     return tuple(kept)
 
 

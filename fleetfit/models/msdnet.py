@@ -164,7 +164,9 @@ class Msdnet(Architecture):
 
     def __post_init__(self) -> None:
         if min(self.layers, self.scales, self.base, self.growth, self.head_channels) < 1:
-            raise ModelError("layers, scales, base, growth and head_channels of an MSDNet must be at least 1.")
+            raise ModelError(
+                "layers, scales, base, growth and head_channels of an MSDNet must be at least 1.", key="layers"
+            )
         granule = granule_of(self.norm, self.group)
         first = {
             axis: i for i, steps in reversed(list(enumerate(self.steps))) for step in steps for axis in _made(step)

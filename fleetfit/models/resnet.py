@@ -104,7 +104,8 @@ class ResNet(Architecture):
     def __post_init__(self) -> None:
         if self.depth < 8 or (self.depth - 2) % 6:
             raise ModelError(
-                f"a ResNet for small images has depth 6n+2 (8, 14, 20, 32, 56, 110, ...), got {self.depth}."
+                f"a ResNet for small images has depth 6n+2 (8, 14, 20, 32, 56, 110, ...), got {self.depth}.",
+                key="depth",
             )
         n, granule = (self.depth - 2) // 6, granule_of(self.norm, self.group)
         axes = {stage: Axis(size, granule, block=i * n) for i, (stage, size) in enumerate(_STAGES.items())}

@@ -90,7 +90,7 @@ class FourStages(Architecture):
 
     def __post_init__(self) -> None:
         if self.stem not in ("small", "large"):
-            raise ModelError(f'stem must be "small" (3x3) or "large" (7x7 and pooling), got {self.stem!r}.')
+            raise ModelError(f'stem must be "small" (3x3) or "large" (7x7 and pooling), got {self.stem!r}.', key="stem")
         granule = granule_of(self.norm, self.group)
         begins = accumulate(self.per_stage[:-1], initial=0)
         axes = {f"stage{s}": Axis(self.base << (s - 1), granule, block=b) for s, b in enumerate(begins, 1)}

@@ -106,7 +106,10 @@ class Vgg(Architecture):
 
     def __post_init__(self) -> None:
         if len(self.input_shape) != 3:
-            raise ModelError(f"VGG-16 takes images, whose shape is (channels, height, width), got {self.input_shape}.")
+            raise ModelError(
+                f"VGG-16 takes images, whose shape is (channels, height, width), got {self.input_shape}.",
+                key="input_shape",
+            )
         granule = granule_of(self.norm, self.group)
         axes = {f"layer{i}": Axis(times * self.base, granule, block=i) for i, times in enumerate(_TIMES)}
         axes |= {f"layer{i}": Axis(self.wide, block=i) for i in (len(_TIMES), len(_TIMES) + 1)}

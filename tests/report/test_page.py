@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fleetfit as ff
-from fleetfit.cli import door
+from fleetfit.cli.main import run_command
 from fleetfit.errors import RunError
 from fleetfit.report import page
 from fleetfit.report.page import reading, single, traces, where, writing
@@ -418,10 +418,10 @@ def test_a_place_that_cannot_be_written_is_said(finished: Path, tmp_path: Path) 
 
 def test_the_verb_says_where_the_page_is(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copied / "report.html").unlink()
-    assert door.passed(["report", str(copied)]) == 0
+    assert run_command(["report", str(copied)]) == 0
     assert capsys.readouterr().out.strip() == f"Page: {copied / 'report.html'}"
     assert (copied / "report.html").is_file()
-    assert door.passed(["report", str(copied / "none")]) != 0
+    assert run_command(["report", str(copied / "none")]) != 0
 
 
 # ---- size, and the library -------------------------------------------------------------------------------------------

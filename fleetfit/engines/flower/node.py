@@ -284,7 +284,8 @@ class Node:
         if self._member is None:
             raise RunError(
                 "this node has no key of a member: write one with fleetfit flower member, and name it in its "
-                "configuration under [secure] member."
+                "configuration under [secure] member.",
+                key="secure.member",
             )
         _check_names(header, self.settings.allow)
         message = bytes(parts.get("secure", b""))
@@ -354,7 +355,7 @@ class Node:
 
 def _part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | bytearray:
     if name not in parts:
-        raise RunError(f'a message has no part "{name}".')
+        raise RunError(f'a message has no part "{name}".', key=name)
     return parts[name]
 
 
@@ -399,7 +400,8 @@ def _check_names(header: Header, allow: list[str]) -> None:
         if ":" in text and text not in allow and names.anchored(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
-                "allow in the node's configuration."
+                "allow in the node's configuration.",
+                key="allow",
             )
 
 

@@ -77,7 +77,7 @@ def checked_header(nest: Any) -> Header:
             raise RunError(f"a message's header has the key {one_line(repr(key), 40)}; keys must be text.")
     for key, kind in wanted.items():
         if not isinstance(nest.get(key), kind):
-            raise RunError(f'a message\'s "{key}" is missing or of a wrong type.')
+            raise RunError(f'a message\'s "{key}" is missing or of a wrong type.', key=key)
     return nest
 
 

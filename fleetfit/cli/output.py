@@ -1,0 +1,144 @@
+"""What the command line prints: results on stdout, sentences on stderr."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetfit.errors import make_printable
+
+if TYPE_CHECKING:
+    from fleetfit.report.text import Table
+
+_PLAIN_WIDTH = 160  # characters of a table where the output is not a terminal
+_TEXT_WIDTH = 110  # characters of a line of text there
+
+
+# ---- stderr --------------------------------------------------------------------------------------------------------
+
+
+class UserInterrupt(Exception):
+    """Ctrl-C ended a verb; the message says how to continue."""
+
+
+def print_sentence(sentence: str) -> None:
+    """Print a sentence to stderr, on one line; failures are ignored."""
+    with contextlib.suppress(OSError, ValueError):
+        line = make_printable(f"fleetfit: {' '.join(sentence.split())}")
+        line = f"\n{line}" if sentence.startswith("stopped.") and sys.stderr.isatty() else line  # behind the ^C
+        print(line, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def explain_interrupt(command: str = "") -> Iterator[None]:
+    """Turn Ctrl-C into a sentence: the command that continues, or that nothing was written."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rest = f"Nothing is half written; continue with: {command}" if command else "Nothing was written."
+        raise UserInterrupt(f"stopped. {rest}") from None
+
+
+class _SentenceHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_sentence(record.getMessage())
+
+
+def setup_logging(level: str = "warning") -> None:
+    """Print what the package logs to stderr, from a level on."""
+    logger = logging.getLogger("fleetfit")
+    if not any(isinstance(handler, _SentenceHandler) for handler in logger.handlers):
+        logger.addHandler(_SentenceHandler())
+    logger.setLevel(level.upper())
+
+
+@contextlib.contextmanager
+def redirect_stdout() -> Iterator[None]:
+    """Send stdout to stderr meanwhile, that of plug-ins and workers too: only JSON may reach stdout then."""
+    sys.stdout.flush()
+    is_real = sys.stdout is sys.__stdout__
+    saved = os.dup(1) if is_real else -1
+    try:
+        if is_real:
+            os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if is_real:
+            sys.stderr.flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+# ---- stdout --------------------------------------------------------------------------------------------------------
+
+
+def print_line(text: str) -> None:
+    """Print text."""
+    print(make_printable(text), flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, which is ASCII; no text in it is cut."""
+    print(json.dumps(value, indent=2), flush=True)
+
+
+def print_table(table: "Table", width: int | None = None) -> None:
+    """Print a table with its title and notes.
+
+    Args:
+        table: The table; headings above columns are printed above their own.
+        width: Maximal characters of a line; by default those of the terminal.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    from fleetfit.report.tables import OF_THE_PAPER
+
+    rich = RichTable()
+    above = [name for name, span in table.groups for _ in range(span)] or [""] * len(table.columns)
+    for group, column in zip(above, table.columns, strict=True):
+        rich.add_column(escape(f"{group}\n{column}" if any(above) else column), overflow="fold")
+    for row in table.rows:
+        rich.add_row(*map(escape, row), style="dim" if row and row[0].endswith(OF_THE_PAPER) else None)
+    available = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    if width is not None:
+        available = min(width, available or shutil.get_terminal_size().columns)
+    console = Console(highlight=False, width=available)
+    if table.title:
+        console.print(f"\n[bold]{escape(table.title)}[/bold]", soft_wrap=True)
+    console.print(rich)
+    for note in table.notes:
+        console.print(escape(note), soft_wrap=True)
+
+
+def print_block(block: "str | Table") -> None:
+    """Print a table, or text whose lines are wrapped at the output's width and keep their indent."""
+    if not isinstance(block, str):
+        print_table(block)
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _TEXT_WIDTH
+    for line in block.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        print_line(textwrap.fill(line, width, subsequent_indent=f"{indent}    ", break_long_words=False,
+                                 break_on_hyphens=False))  # fmt: skip
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes, a line each."""
+    for note in notes:
+        print_line(f"Note: {note}")
+
+
+def print_figure_paths(paths: Sequence[Path], notes: Sequence[str]) -> None:
+    """Print the notes on figures, and the files that hold them."""
+    print_notes(notes)
+    for path in paths:
+        print_line(f"Drawn: {path}")
