@@ -17,8 +17,6 @@ from fleetfit import files
 from fleetfit.api.compare.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
 from fleetfit.api.compare.plan import (
     ComparisonPlan,
-    PlannedRun,
-    TunedValues,
     check_rows,
     format_label,
     hold_folder,
@@ -39,8 +37,7 @@ from fleetfit.config import Experiment
 from fleetfit.config.naming import sharing_data
 from fleetfit.errors import NoUsableUpdates
 from fleetfit.paths import slug
-from fleetfit.report.differences import Difference
-from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
+from fleetfit.report.results import ComparisonResults, read_results
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training.devices import give_back_freed_memory
 
@@ -49,14 +46,6 @@ __all__ = [
     "ComparisonPlan",
     "ComparisonProgress",
     "ComparisonResults",
-    "Difference",
-    "OnProgress",
-    "OnRun",
-    "PlannedRun",
-    "RunResult",
-    "TriedValues",
-    "TunedValues",
-    "TuningResult",
     "check_rows",
     "compare",
     "format_label",

@@ -34,7 +34,6 @@ from fleetfit.api.compare.plan import (
     DryRun,
     PlannedRun,
     RowSetting,
-    SuppressedNotes,
     TunedValues,
     make_tables,
 )
@@ -405,8 +404,9 @@ class _Executor:
             self._on_progress(self._eta.progress)
 
     def _make_task(self, planned: PlannedRun) -> "_Task":
-        measured, folder = self._dry_run.measured[planned.group], self._folders[planned.place]
-        return _Task(planned.title, planned.table, measured, folder, self._dry_run.suppressed, self._group)
+        measured, suppressed = self._dry_run.measured[planned.group], self._dry_run.suppressed[planned.group]
+        folder = str(self._folders[planned.place])
+        return _Task(planned.title, planned.table, measured, folder, suppressed, self._group)
 
     def _load_existing(self, planned: PlannedRun) -> Run | None:
         """Return the run that the folder has already, or None.
@@ -509,12 +509,12 @@ def _rank(plan: ComparisonPlan, tried: Sequence[TriedValues]) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class _Task:
-    """Everything that the process of a run needs.
+    """A run with everything that its process needs, as plain values but for objects in `table`.
 
     Attributes:
         title: The title of the run.
         table: Its run file.
-        measured: What was measured for it before.
+        measured: Measurements for its row and setting.
         folder: Its folder.
         suppressed: Notes that it leaves out.
         group: Name of the comparison's folder.
@@ -523,13 +523,13 @@ class _Task:
     title: str
     table: Mapping[str, Any]
     measured: Mapping[str, list[float]]
-    folder: Path
-    suppressed: SuppressedNotes
+    folder: str
+    suppressed: Sequence[str]
     group: str
 
     def start(self) -> Run:
         """Return the run, new or to resume, assembled."""
-        if (self.folder / "config.toml").is_file():
+        if (Path(self.folder) / "config.toml").is_file():
             run = load(self.folder, **_find_objects(self.table))
             run.experiment = with_callbacks(run.experiment, checked(self.table).callbacks)
         else:
@@ -537,20 +537,10 @@ class _Task:
             experiment = with_measured(experiment, {**self.measured, **experiment.fleet.measured})
             run = prepare(experiment, self.folder)
         if not run.finished:
-            run.__dict__["assembly"] = self.suppressed.drop(self.table, run.assembly)
+            notes = tuple(note for note in run.assembly.notes if note not in self.suppressed)
+            run.__dict__["assembly"] = replace(run.assembly, notes=notes)
         run._compared = (self.title, self.group)
         return run
-
-    def to_table(self) -> dict[str, Any]:
-        """Return plain values."""
-        suppressed = {"shared": self.suppressed.shared, "used": sorted(self.suppressed.used)}
-        return {**vars(self), "measured": dict(self.measured), "folder": str(self.folder), "suppressed": suppressed}
-
-    @staticmethod
-    def from_table(table: Mapping[str, Any]) -> "_Task":
-        """Return the task that `to_table` gave."""
-        shared, used = table["suppressed"]["shared"], frozenset(table["suppressed"]["used"])
-        return _Task(**{**table, "folder": Path(table["folder"]), "suppressed": SuppressedNotes(shared, used)})
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------
@@ -638,7 +628,7 @@ class _Worker:
     def start(self, number: int, task: _Task) -> None:
         """Send it a task."""
         self.task, self._on_round = (number, task), None
-        self._send(task.to_table())
+        self._send(vars(task))
 
     def _send(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # `receive` notices a dead process
@@ -728,7 +718,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -> None:
-    task = _Task.from_table(messages.get())
+    task = _Task(**messages.get())
     try:
         run = task.start()
         send(notes=list(run.notes))

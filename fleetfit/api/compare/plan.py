@@ -419,44 +419,17 @@ def _read_sections(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SuppressedNotes:
-    """Notes on unused keys that a run leaves out: all rows share the key, and another run uses it.
-
-    Attributes:
-        shared: The tables that all rows share.
-        used: Their keys that some run uses.
-    """
-
-    shared: Mapping[str, Any]
-    used: frozenset[str]
-
-    def drop(self, table: Mapping[str, Any], assembly: Assembly) -> Assembly:
-        """Return the assembly of a run without these notes."""
-        dropped = {str(unused) for unused in assembly.unused if self._covers(table, unused.key)}
-        return replace(
-            assembly,
-            unused=tuple(unused for unused in assembly.unused if str(unused) not in dropped),
-            notes=tuple(note for note in assembly.notes if note not in dropped),
-        )
-
-    def _covers(self, table: Mapping[str, Any], unused: str) -> bool:
-        keys = [key for key in leaves(self.shared) if covers(unused, key)]
-        same = all(value_at(table, key) == value_at(self.shared, key) for key in keys)
-        return bool(keys) and same and self.used.issuperset(keys)
-
-
-@dataclass(frozen=True)
 class DryRun:
-    """What the check of all rows found.
+    """The result of the check of all rows.
 
     Attributes:
         notes: Notes on keys that all rows share and no run uses.
-        suppressed: Notes that the runs leave out.
-        measured: What was measured for each row and setting, here or by earlier runs in the folder.
+        suppressed: For each row and setting its notes on unused keys that all rows share and another run uses.
+        measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
     """
 
     notes: Sequence[str]
-    suppressed: SuppressedNotes
+    suppressed: Mapping[RowSetting, Sequence[str]]
     measured: Mapping[RowSetting, Mapping[str, list[float]]]
 
 
@@ -478,20 +451,28 @@ def check_rows(
         FleetFitError: A run cannot be assembled.
     """
     measured: dict[RowSetting, dict[str, list[float]]] = {}
-    unused: dict[RowSetting, tuple[Unused, ...]] = {}
+    unused: dict[RowSetting, list[tuple[Unused, ...]]] = {}
     for run in plan.first_runs:
-        measured[run.group] = _read_measured(run, folder)
-        assemblies = []
-        for values in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may be unused with the first values only
-            assembly = _assemble(plan, run, plan.tuning[values], measured[run.group])
+        measured[run.group], unused[run.group] = _read_measured(run, folder), []
+        for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have no effect with some values only
+            assembly = _assemble(plan, run, plan.tuning[position], measured[run.group])
             measured[run.group] |= assembly.experiment.fleet.measured
-            assemblies.append(assembly)
-        if on_assembly is not None:
-            on_assembly(run, assemblies[0])
-        unused_in_all = set.intersection(*({one.key for one in assembly.unused} for assembly in assemblies))
-        unused[run.group] = tuple(one for one in assemblies[0].unused if one.key in unused_in_all)
+            unused[run.group].append(assembly.unused)
+            if position == 0 and on_assembly is not None:
+                on_assembly(run, assembly)
     notes, used = _check_keys(plan, unused)
-    return DryRun(notes, SuppressedNotes(merged(plan.base, plan.change), frozenset(used)), measured)
+    shared = merged(plan.base, plan.change)
+
+    def is_used_elsewhere(run: PlannedRun, unused: str) -> bool:
+        keys = [key for key in leaves(shared) if covers(unused, key)]
+        same = all(value_at(run.table, key) == value_at(shared, key) for key in keys)
+        return bool(keys) and same and used.issuperset(keys)
+
+    suppressed = {
+        run.group: [str(one) for some in unused[run.group] for one in some if is_used_elsewhere(run, one.key)]
+        for run in plan.first_runs
+    }
+    return DryRun(notes, suppressed, measured)
 
 
 def _assemble(
@@ -521,13 +502,15 @@ def _read_measured(run: PlannedRun, folder: Path | None) -> dict[str, list[float
     return measured
 
 
-def _check_keys(plan: ComparisonPlan, unused: Mapping[RowSetting, tuple[Unused, ...]]) -> tuple[list[str], set[str]]:
+def _check_keys(
+    plan: ComparisonPlan, unused: Mapping[RowSetting, Sequence[Sequence[Unused]]]
+) -> tuple[list[str], set[str]]:
     """Refuse keys that no run uses; return notes on the shared ones, and the shared keys that some run uses."""
 
     def find_unused(key: str, runs: Sequence[PlannedRun]) -> Unused | None:
         reason = None
-        for run in runs:
-            reason = next((one for one in unused[run.group] if covers(one.key, key)), None)
+        for some in (some for run in runs for some in unused[run.group]):
+            reason = next((one for one in some if covers(one.key, key)), None)
             if reason is None:
                 return None
         return reason
@@ -548,14 +531,15 @@ def _check_keys(plan: ComparisonPlan, unused: Mapping[RowSetting, tuple[Unused, 
         refuse(leaves(change), runs, where, f"{place}.")
     first = plan.first_runs
     refuse([key for key in plan.grid if key != "seed"], first, "[compare.grid]", "compare.grid.")
-    refuse([key for key, _ in plan.tuning[0]], first, "[compare.tune]", "compare.tune.")
+    tuned = [key for key, _ in plan.tuning[0]]
+    refuse(tuned, first, "[compare.tune]", "compare.tune.")
     refuse(leaves(plan.change), first, "--set", "")
     reasons = {
         key: find_unused(key, [run for run in first if value_at(run.table, key) == value_at(plan.base, key)])
         for key in leaves(plan.base)
     }
     notes = [*plan.list_dropped_keys(), *dict.fromkeys(str(one) for one in reasons.values() if one is not None)]
-    return notes, {*leaves(plan.change), *(key for key, reason in reasons.items() if reason is None)}
+    return notes, {*leaves(plan.change), *(key for key, reason in reasons.items() if reason is None)} - {*tuned}
 
 
 def list_plans(file: str | Path, overrides: Sequence[str] = ()) -> list[tuple[list[str], Assembly]]:
