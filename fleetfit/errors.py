@@ -232,6 +232,26 @@ def format_exception(error: BaseException, most: int = 300) -> str:
     return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
 
 
+def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:
+    """Return the message of a foreign exception in one line, cut after `most` characters; its type if it is empty.
+
+    Args:
+        error: Any exception; `str` of a plug-in's own class may fail.
+        typed: Whether the type comes before the message.
+        most: Number of characters to keep.
+    """
+    name = type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    try:
+        message = " ".join(str(error).split())[:most]
+    except Exception:
+        message = "its message cannot be read"
+    if not message:
+        return name
+    return f"{name}: {message}" if typed else message
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a hint such as ` Did you mean "rounds"?`, or an empty string when no name is close."""
     if len(word) > 200:  # the comparison takes time quadratic in the length

@@ -336,16 +336,13 @@ class ListKind(StrEnum):
 
 
 def listed_kind(text: str) -> ListKind:
-    """Return the kind of a name, also of one that it had before."""
-    from fleetfit import renamed
-
-    name = renamed.kind(text)
-    if name not in list(ListKind):
+    """Return the kind of a name."""
+    if text not in list(ListKind):
         known = ", ".join(ListKind)
         raise typer.BadParameter(
-            f'"{truncate(text)}" cannot be listed; there are {known}.{did_you_mean(name, ListKind)}'
+            f'"{truncate(text)}" cannot be listed; there are {known}.{did_you_mean(text, ListKind)}'
         )
-    return ListKind(name)
+    return ListKind(text)
 
 
 def _kinds() -> list[str]:

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ from torch import Tensor
 
 from fleetfit.data import cache
 from fleetfit.data.cache import Allocate, kept
-from fleetfit.errors import DataError, import_optional
+from fleetfit.errors import DataError, format_cause, import_optional
+from fleetfit.machine import available_cores
 
 _LARGE_BYTES = 8192  # average file size from which threads pay
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
 """What Pillow decodes by itself. For others it may start a program: for EPS Ghostscript, which runs what is in it."""
-_MOST_SAID = 300  # characters of a decoder's own message
 _ORIENTATION, _QUARTER_TURNS = 0x112, range(5, 9)  # the tag of EXIF, and its values that swap width and height
 _MOST_PIXELS = 1 << 26
 """Of an image: 8192 x 8192. A small file can claim any size."""
@@ -89,7 +88,7 @@ def opened(encoded: bytes, place: Origin, upright: bool = False) -> Any:
         picture = pillow.open(io.BytesIO(encoded), formats=FORMATS)
     except Exception as error:  # Pillow's readers raise whatever they come across
         raise DataError(
-            f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {_said(error)}",
+            f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {format_cause(error)}",
             path=place.path,
             row=place.row,
         ) from error
@@ -130,11 +129,9 @@ def _turn_upright(picture: Any, place: Origin) -> None:
 
 
 def _undecodable(place: Origin, error: Exception) -> DataError:
-    return DataError(f"{place} holds no image that can be decoded: {_said(error)}", path=place.path, row=place.row)
-
-
-def _said(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
+    return DataError(
+        f"{place} holds no image that can be decoded: {format_cause(error)}", path=place.path, row=place.row
+    )
 
 
 def fill(target: NDArray[np.uint8], picture: Any, place: Origin, box: Box | None, flip: bool = False) -> None:
@@ -172,8 +169,7 @@ def fill(target: NDArray[np.uint8], picture: Any, place: Origin, box: Box | None
 
 def cores() -> int:
     """Return how many threads decode, at most 8."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, own)
+    return min(8, available_cores())
 
 
 def threads_pay(encoded: Sequence[bytes]) -> bool:

@@ -33,6 +33,7 @@ from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
+from fleetfit.machine import available_cores
 from fleetfit.messages import job_nest, pack, state_nest, unpack
 from fleetfit.submodel import Submodel
 from fleetfit.training.devices import keep_freed_memory
@@ -156,8 +157,7 @@ class Actors(Pool):
                 # A folder of its own, for this user only, in the place whose name is short: those of sockets must be.
                 short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108
                 self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir=short, ignore_cleanup_errors=True)
-                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-                library.init(num_cpus=cores, _temp_dir=self._folder.name, **quiet)
+                library.init(num_cpus=available_cores(), _temp_dir=self._folder.name, **quiet)
         self._started = True
 
     def _room(self) -> int:

@@ -32,12 +32,12 @@ from fleetfit.api.compare.results import (
     write_record,
 )
 from fleetfit.api.progress import Wanted, shown_runs
-from fleetfit.api.runs import RUNS
 from fleetfit.config import Experiment
 from fleetfit.config.naming import sharing_data
 from fleetfit.errors import NoUsableUpdates
 from fleetfit.paths import slug
 from fleetfit.report.results import ComparisonResults, read_results
+from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training.devices import give_back_freed_memory
 

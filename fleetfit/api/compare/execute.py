@@ -43,7 +43,7 @@ from fleetfit.api.fingerprint import CHANGED, Fingerprint, difference, recorded
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, prepare, proceed
 from fleetfit.config import Experiment, to_table
-from fleetfit.config.assembly import as_recorded, with_callbacks, with_measured
+from fleetfit.config.build.run import as_recorded, with_callbacks, with_measured
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import checked, leaves, merged, value_at
 from fleetfit.config.writing import objects_in

@@ -25,8 +25,10 @@ from fleetfit.api.described import settled
 from fleetfit.api.results import load
 from fleetfit.api.runs import covers
 from fleetfit.config import Assembly, Experiment, assemble
-from fleetfit.config.assembly import spec_of_method, with_measured
-from fleetfit.config.naming import check_keys, function_of, sharing_data
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.build.run import with_measured
+from fleetfit.config.naming import check_keys, find_function, sharing_data
 from fleetfit.config.reading import (
     anchored,
     changes_of,
@@ -39,7 +41,6 @@ from fleetfit.config.reading import (
     value_at,
 )
 from fleetfit.config.tables import located, read_table
-from fleetfit.config.unused import Unused
 from fleetfit.config.writing import dumped
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.method import build, hyperparameters
@@ -341,7 +342,7 @@ class ComparisonPlan:
     def _check_run(self, run: PlannedRun) -> None:
         try:
             experiment = checked(run.table)
-            build(spec_of_method(experiment))
+            build(build_method_spec(experiment))
             check_keys(experiment)
         except FleetFitError as error:
             raise ConfigError(f"{run.name}: {error}", key=error.key, path=error.path) from None
@@ -451,7 +452,7 @@ def check_rows(
         FleetFitError: A run cannot be assembled.
     """
     measured: dict[RowSetting, dict[str, list[float]]] = {}
-    unused: dict[RowSetting, list[tuple[Unused, ...]]] = {}
+    unused: dict[RowSetting, list[tuple[UnusedKey, ...]]] = {}
     for run in plan.first_runs:
         measured[run.group], unused[run.group] = _read_measured(run, folder), []
         for position in dict.fromkeys([0, len(plan.tuning) - 1]):  # a key may have no effect with some values only
@@ -503,11 +504,11 @@ def _read_measured(run: PlannedRun, folder: Path | None) -> dict[str, list[float
 
 
 def _check_keys(
-    plan: ComparisonPlan, unused: Mapping[RowSetting, Sequence[Sequence[Unused]]]
+    plan: ComparisonPlan, unused: Mapping[RowSetting, Sequence[Sequence[UnusedKey]]]
 ) -> tuple[list[str], set[str]]:
     """Refuse keys that no run uses; return notes on the shared ones, and the shared keys that some run uses."""
 
-    def find_unused(key: str, runs: Sequence[PlannedRun]) -> Unused | None:
+    def find_unused(key: str, runs: Sequence[PlannedRun]) -> UnusedKey | None:
         reason = None
         for some in (some for run in runs for some in unused[run.group]):
             reason = next((one for one in some if covers(one.key, key)), None)
@@ -680,7 +681,7 @@ def _find_head(table: Mapping[str, Any]) -> str | None:
     section = checked(table).model
     if not isinstance(section.name, str):
         return None
-    parameter = hyperparameters(function_of("models", section.name)[0]).get("head")
+    parameter = hyperparameters(find_function("models", section.name)[0]).get("head")
     return None if parameter is None else str(section.settings.get("head", parameter.default))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MOST_CLASSES
 from fleetfit.data.encoded import Origin
-from fleetfit.errors import DataError, FleetFitError, import_optional
+from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
 from fleetfit.paths import check_file
 
 _READS = ("images", "Reading images from Parquet files")
@@ -21,7 +21,6 @@ LONGEST = 1000
 _FEW_ROWS = 1_000_000  # more than these must have left something in the file
 _PER_BYTE = 8  # rows, at most
 _LARGE_BYTES, _RATIO = 1 << 30, 200  # a column that is larger must not be so many times as large as the file
-_MOST_SAID = 300  # characters of a library's own message
 
 
 class File:
@@ -47,9 +46,9 @@ class File:
         except FleetFitError:
             raise
         except Exception as error:
-            said = (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
             raise DataError(
-                f"{self.path} cannot be read as Parquet{f' ({what})' if what else ''}: {said}", path=self.path
+                f"{self.path} cannot be read as Parquet{f' ({what})' if what else ''}: {format_cause(error)}",
+                path=self.path,
             ) from error
 
     def _check_size(self, column: str) -> None:

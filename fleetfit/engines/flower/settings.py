@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fleetfit import files, names, renamed
+from fleetfit import files, names
 from fleetfit.config.reading import anchored, is_budget_file, read_budget, validated
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
 from fleetfit.config.tables import read_table
@@ -104,7 +104,7 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.expanded(path).resolve()
     folder = path.parent
-    written = renamed.renewed(read_table(path), renamed.NODE_FILE)
+    written = read_table(path)
     table = anchored(written, folder)
     if isinstance(table.get("data"), dict) and "partition" not in written["data"]:
         table["data"].pop("partition", None)  # of a simulation, found with data at a path
