@@ -17,7 +17,7 @@ from tiny import tiny_federation
 
 import fleetfit as ff
 from fleetfit import rounds
-from fleetfit.api.comparison import ComparisonPlan
+from fleetfit.api.compare import ComparisonPlan
 from fleetfit.config import assemble, experiment_of
 from fleetfit.config.naming import check_keys
 from fleetfit.config.reading import anchored, read_table
@@ -75,9 +75,7 @@ def entries(path: Path) -> list[tuple[str, dict]]:
     if "compare" not in table:
         return [(path.stem, table)]
     found = {}
-    for entry in ComparisonPlan(
-        table, path.stem
-    ).entries():  # what differs in seed or partition only has the same levels
+    for entry in ComparisonPlan(table, path.stem).runs:  # what differs in seed or partition only has the same levels
         data, model = (str(entry.table.get(part, {}).get("name")) for part in ("data", "model"))
         key = (entry.row, data, model, str(entry.table.get("fleet")))
         if "peft" in entry.table:  # there levels are given, which neither data nor what is fine-tuned change

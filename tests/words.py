@@ -121,10 +121,10 @@ def shrink() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["shrink"]:
         shrink()
-    known = read_names()
-    for name in sorted(find_names() - known):
+    names, known = find_names(), read_names()
+    for name in sorted(names - known):
         print(f"new name: {name} ({explain_refusal(name.split()[1])})")
-    removable = len(known - find_names())
+    removable = len(known - names)
     for kind, path, lines in (("phrase", PROSE, find_phrases()), ("match", WORDING, find_matches())):
         allowed = read_counts(path)
         for place, numbers in lines.items():
