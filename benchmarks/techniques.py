@@ -16,8 +16,7 @@ from torch import Tensor
 
 from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, random_data
-from fleetfit.config import assemble
-from fleetfit.config.load import load_experiment
+from fleetfit.config import assemble, load_experiment
 from fleetfit.rounds import one_round, start
 from fleetfit.training import run_job
 from fleetfit.values import Failure, Job, Update

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetfit import names
-from fleetfit.api.comparison import ComparisonPlan
+from fleetfit.api.compare import ComparisonPlan
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.load import read_table, resolve_paths
 from fleetfit.config.parse import parse_experiment
@@ -67,7 +67,7 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     if "compare" not in table:
         yield path.stem, parse_experiment(table)
         return
-    for entry in ComparisonPlan(table, path.stem).entries():
+    for entry in ComparisonPlan(table, path.stem).runs:
         yield f"{entry.row}, {entry.setting}", parse_experiment(entry.table)
 
 
@@ -195,7 +195,7 @@ def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if "compare" not in table:
         yield path.stem, table
         return
-    for entry in ComparisonPlan(table, path.stem).entries():
+    for entry in ComparisonPlan(table, path.stem).runs:
         yield f"{entry.row}; {entry.setting}", dict(entry.table)
 
 

@@ -20,12 +20,11 @@ from fleetfit.api.described import NODES, planned_for
 from fleetfit.api.listening import listeners
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, new_folder, proceed, proven
-from fleetfit.config import Assembly, Experiment
+from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.build.run import assemble_fleet, compute_cohort_size
 from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.links import count_asked_clients
-from fleetfit.config.load import load_experiment
 from fleetfit.config.naming import build_component
 from fleetfit.config.participants import build_node_clients, find_common_data, make_fleet_of_nodes
 from fleetfit.config.schema import EngineSection, GroupSection

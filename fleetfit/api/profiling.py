@@ -27,9 +27,8 @@ import tomli_w
 import torch
 
 from fleetfit.api.runs import check_single
-from fleetfit.config import Experiment
+from fleetfit.config import Experiment, load_experiment
 from fleetfit.config.build.run import LevelPlan, plan_levels
-from fleetfit.config.load import load_experiment
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
