@@ -323,7 +323,7 @@ def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "data", "engines"])
 def test_every_key_is_explained(kind: str) -> None:
     for name in names.available(kind):
-        assert all(meaning for _, _, meaning in listing.keys_of(kind, name).rows), name
+        assert all(meaning for _, _, meaning in listing.make_key_table(kind, name).rows), name
 
 
 def test_shells_complete_verbs_and_kinds() -> None:

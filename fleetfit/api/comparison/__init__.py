@@ -22,10 +22,10 @@ from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, R
 from fleetfit.api.comparison.reported import Comparison, Runs, reported
 from fleetfit.api.comparison.same_data import SameData
 from fleetfit.api.comparison.tuned import candidates, chosen
-from fleetfit.api.described import settled
-from fleetfit.api.progress import Wanted, shown_runs
+from fleetfit.api.metadata import fill_in_defaults
+from fleetfit.api.progress import ProgressOption, make_comparison_progress
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import RUNS, OnRound, proceed
+from fleetfit.api.run import OnRound, run_remaining_rounds
 from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.assembly import as_recorded
 from fleetfit.config.naming import sharing_data
@@ -36,6 +36,7 @@ from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunErro
 from fleetfit.paths import slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
+from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training.devices import give_back_freed_memory
 
@@ -78,7 +79,7 @@ def compare(
     against: str | None = None,
     record: str | Path | None = None,
     on_progress: OnProgress | None = None,
-    progress: Wanted = "auto",
+    progress: ProgressOption = "auto",
     **sections: Any,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
@@ -111,7 +112,7 @@ def compare(
     """
     plan = planned(file, overrides, **sections)
     path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
-    on_run = shown_runs(progress) if on_run is None else on_run
+    on_run = make_comparison_progress(progress) if on_run is None else on_run
     reference = plan.reference(against)
     _check_jobs(plan, jobs)
     kept = None if record is None else record_path(path, record)
@@ -346,7 +347,7 @@ class _RowRunner:
         if found is not there:
             try:
                 if not found.finished:
-                    proceed(found, on_round)
+                    run_remaining_rounds(found, on_round)
             except NoUsableUpdates as error:
                 self._failed(asked, error)
                 found._let_go()
@@ -383,7 +384,7 @@ class _RowRunner:
         run_side_by_side(tasks, self._jobs, began, done, failed)
 
     def _task(self, asked: _Asked) -> RowTask:
-        known = self._rehearsal.with_known(asked.entry, settled(checked(asked.table))).fleet.measured
+        known = self._rehearsal.with_known(asked.entry, fill_in_defaults(checked(asked.table))).fleet.measured
         return RowTask(asked.title, asked.table, known, asked.place, self._rehearsal.spared, self._rehearsal.name)
 
     def _there(self, asked: _Asked) -> Run | None:
@@ -396,7 +397,7 @@ class _RowRunner:
         if not (place / "config.toml").is_file():
             return None
         found = load(place, **find_objects(asked.table))
-        same = as_recorded(settled(checked(asked.table)), found.experiment)
+        same = as_recorded(fill_in_defaults(checked(asked.table)), found.experiment)
         if to_table(found.experiment) != to_table(same):  # not the text: keys may have come since it was written
             raise RunError(
                 f"{place} holds a run of something else: {_difference(found.experiment, same)}. Choose another "

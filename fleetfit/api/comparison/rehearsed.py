@@ -14,9 +14,9 @@ from typing import Any
 
 from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, nested
 from fleetfit.api.comparison.tuned import NO_VALIDATION
-from fleetfit.api.described import settled
+from fleetfit.api.metadata import fill_in_defaults
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import covers, prepare
+from fleetfit.api.run import is_related_key, prepare
 from fleetfit.config import Assembly, Experiment, assemble, to_table
 from fleetfit.config.assembly import with_callbacks, with_measured
 from fleetfit.config.reading import checked, leaves, merged, value_at
@@ -48,7 +48,7 @@ class Spared:
 
     def _is_for_others(self, table: Mapping[str, Any], unused: str) -> bool:
         """Tell whether a run has a key, which it does not use, from what all rows share, and another run uses it."""
-        keys = [key for key in leaves(self.shared) if covers(unused, key)]
+        keys = [key for key in leaves(self.shared) if is_related_key(unused, key)]
         same = all(value_at(table, key) == value_at(self.shared, key) for key in keys)
         return bool(keys) and same and self.used.issuperset(keys)
 
@@ -94,7 +94,7 @@ class RowTask:
             found = load(self.place, **find_objects(self.table))
             found.experiment = with_callbacks(found.experiment, checked(self.table).callbacks)
         else:
-            found = prepare(with_measured(settled(checked(self.table)), self.measured), self.place)
+            found = prepare(with_measured(fill_in_defaults(checked(self.table)), self.measured), self.place)
         if not found.finished:
             found.__dict__["assembly"] = self.spared.without(self.table, found.assembly)
         found._compared = (self.title, self.group)
@@ -210,7 +210,7 @@ class Rehearsal:
         """Return why no run of several uses a key; None where one does."""
         why = None
         for entry in entries:
-            why = next((one for one in self._unused_in(entry) if covers(one.key, key)), None)
+            why = next((one for one in self._unused_in(entry) if is_related_key(one.key, key)), None)
             if why is None:
                 return None
         return why
@@ -230,7 +230,7 @@ class Rehearsal:
     def _assembled(self, entry: ComparedRun, choice: Any) -> Assembly:
         table: Mapping[str, Any] = merged(entry.table, nested(choice))
         try:
-            found = assemble(self.with_known(entry, settled(checked(table))))
+            found = assemble(self.with_known(entry, fill_in_defaults(checked(table))))
             if self._plan.tuning != [()]:
                 _check_validation(found)
         except FleetFitError as error:

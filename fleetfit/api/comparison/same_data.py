@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 
-from fleetfit.api.fingerprint import CHANGED, Fingerprint, difference, recorded
+from fleetfit.api.metadata import CHANGED, Fingerprint, format_difference, read_fingerprint
 from fleetfit.api.results import Run
 from fleetfit.config import to_table
 
@@ -29,13 +29,13 @@ class SameData:
 
     def known(self, title: str, run: Run) -> str:
         """Take a run in; return what differs from the first one with the same `[data]`, in a sentence, or ""."""
-        data = recorded(run.files)
+        data = read_fingerprint(run.files)
         if data is None:
             return ""
         said = to_table(run.experiment).get("data", {})
         section = {key: value for key, value in said.items() if key not in _OF_A_RUN}
         first = self._known.setdefault(json.dumps(section, sort_keys=True, default=str), _Known(title, data))
-        found = difference(first.data, data)
+        found = format_difference(first.data, data)
         if not found:
             return ""
         titles = first.others.setdefault(found, [])

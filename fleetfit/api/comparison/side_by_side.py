@@ -23,7 +23,7 @@ from typing import Any
 from fleetfit import errors
 from fleetfit.api.comparison.rehearsed import RowTask, Spared
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import OnRound, proceed
+from fleetfit.api.run import OnRound, run_remaining_rounds
 from fleetfit.config.naming import sharing_data
 from fleetfit.errors import FleetFitError, NoUsableUpdates, RunError, Unexpected
 from fleetfit.names import blamed, what_it_raised
@@ -213,7 +213,7 @@ def _run(asked: "queue.SimpleQueue[Any]", say: Callable[..., None]) -> None:
         say(notes=list(found.notes))
         asked.get()  # until it has been announced
         if not found.finished:
-            proceed(found, lambda report: say(round=dict(report)))
+            run_remaining_rounds(found, lambda report: say(round=dict(report)))
         found._let_go()
     except ConnectionError:
         raise
