@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from fleetfit.machine import available_cores
+
 PACKAGES = ("torch", "numpy", "ray", "flwr", "pfl")
 
 
@@ -21,17 +23,13 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def described() -> str:
     """Return processor, cores and versions in a line."""
     import torch
 
     return (
-        f"{cores()} of {psutil.cpu_count()} cores of {processor()} ({torch.backends.cpu.get_cpu_capability()}), "
+        f"{available_cores()} of {psutil.cpu_count()} cores of {processor()} "
+        f"({torch.backends.cpu.get_cpu_capability()}), "
         f"{platform.system()}, Python {sys.version.split()[0]}, {', '.join(_versions())}"
     )
 

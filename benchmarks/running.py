@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks import written
-from benchmarks.machine import Watch, cores, described, processor
+from benchmarks.machine import Watch, described, processor
 from benchmarks.measuring import Figure, Options, shown
+from fleetfit.machine import available_cores
 from fleetfit.training.devices import keep_freed_memory
 
 
@@ -55,7 +56,7 @@ def run(parts: list[str], repetitions: int | None, quick: bool, check: bool, wri
     if write:
         for each in found:
             if not each.error:
-                written.write(each.part, each.figures, f"{cores()} cores of {processor()}, {each.machine}")
+                written.write(each.part, each.figures, f"{available_cores()} cores of {processor()}, {each.machine}")
         print(f"\nwritten down: {written.FILE}")
     if check:
         complaints, notes = written.compared({each.part: each.figures for each in found}, known, processor())

@@ -113,7 +113,7 @@ class Mean:
             RunError: The weight is negative or not finite.
         """
         if not 0 <= weight < float("inf"):
-            raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.")
+            raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.", key="weight")
         flat = flat_of(state).to(self._device)
         if (submodel, untrained) != self._group:
             self._close()

@@ -241,7 +241,8 @@ def drawn(levels: np.ndarray, share: float, among: str | Sequence[int], seed: in
     missing = [level for group in groups for level in group if level not in there]
     if missing:
         raise ConfigError(
-            f"[attack] among: no client is of level {missing[0]}; there are {', '.join(map(str, there))}."
+            f"[attack] among: no client is of level {missing[0]}; there are {', '.join(map(str, there))}.",
+            key="attack.among",
         )
     found: list[int] = []
     for group in groups:
@@ -251,7 +252,8 @@ def drawn(levels: np.ndarray, share: float, among: str | Sequence[int], seed: in
     if not found:
         raise ConfigError(
             f"[attack] share: {share:g} of {int((levels >= 0).sum())} clients is nobody. Set a larger share, or leave "
-            "[attack] out."
+            "[attack] out.",
+            key="attack.share",
         )
     return tuple(sorted(found))
 
@@ -287,7 +289,8 @@ class Attackers:
         if isinstance(data.x, Encoded):
             raise ConfigError(
                 f"[attack] kind: this attack changes samples, and {data.name} leaves its images encoded on disk; use a "
-                "data set that fits into memory, or an attack on updates."
+                "data set that fits into memory, or an attack on updates.",
+                key="attack.kind",
             )
         xs, ys, dealt, at = [data.x], [data.y], list(parts), len(data.x)
         for client in self.clients:

@@ -53,8 +53,9 @@ class DataError(FleetFitError):
     """A data set, one of its files, or a partition is wrong.
 
     Attributes:
-        row: Row of the file, from 1; None where no single row is wrong.
-        column: Name of the column; None likewise.
+        row: Row of the file as the message counts it: lines and rows of text from 1, rows of Parquet from 0; None where
+            no single row is wrong.
+        column: Name of the column or array; None likewise.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class DataError(FleetFitError):
         column: str | None = None,
     ) -> None:
         super().__init__(message, key=key, path=path)
-        self.row, self.column = row, column
+        self.row, self.column = None if row is None else int(row), column
 
 
 class ModelError(FleetFitError):
@@ -118,7 +119,7 @@ class Unexpected(RunError):
         self.details, self.foreign = details, foreign
 
 
-class MissingExtra(FleetFitError, ImportError):
+class MissingExtra(FleetFitError, ImportError):  # type: ignore[misc]  # ImportError has a `path`, too
     """A feature needs an optional dependency that is not installed.
 
     Attributes:
@@ -229,6 +230,26 @@ def format_exception(error: BaseException, most: int = 300) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {one_line(str(error), most)}{place}"
+
+
+def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:
+    """Return the message of a foreign exception in one line, cut after `most` characters; its type if it is empty.
+
+    Args:
+        error: Any exception; `str` of a plug-in's own class may fail.
+        typed: Whether the type comes before the message.
+        most: Number of characters to keep.
+    """
+    name = type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    try:
+        message = " ".join(str(error).split())[:most]
+    except Exception:
+        message = "its message cannot be read"
+    if not message:
+        return name
+    return f"{name}: {message}" if typed else message
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -495,7 +495,7 @@ def check_samples(data: Data, split: str) -> None:
         DataError: It has none.
     """
     if not len(data.split(split)):
-        raise DataError(f"{data.name} has no {split} samples.")
+        raise DataError(f"{data.name} has no {split} samples.", key="split")
 
 
 def _tags(federation: Federation, wanted: EvaluationScope, norms: Sequence[str], own: np.ndarray) -> Iterator[Tag]:

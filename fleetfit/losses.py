@@ -62,7 +62,7 @@ def masked_cross_entropy(present: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 def check_temperature(temperature: float) -> None:
     """Refuse a temperature that is not above zero."""
     if not temperature > 0:
-        raise ConfigError(f"the temperature must be above 0, got {temperature}.")
+        raise ConfigError(f"the temperature must be above 0, got {temperature}.", key="temperature")
 
 
 def mutual_distillation(logits: Sequence[Tensor], y: Tensor, task: Task, share: float, temperature: float) -> Tensor:

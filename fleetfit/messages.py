@@ -35,7 +35,7 @@ from torch import Tensor
 from fleetfit.errors import FleetFitError, RunError, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.method import is_portable
-from fleetfit.state import DTYPES, FlatState, Shapes, content, joined, put_together, rebuilt, shapes_of, taken_apart
+from fleetfit.state import DTYPES, FlatState, Shapes, content, joined, put_together, shapes_of, taken_apart
 from fleetfit.submodel import Submodel, cut, kept_with, misfit, plain, recut, submodel_of
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
 
@@ -169,14 +169,14 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
     Args:
         message: The bytes.
         bounded: Refuse, before it is read, a header whose nest would take more than 16 times the message's bytes and
-            1 MiB: for what comes from another machine. Otherwise a message of format 1 is read, too.
+            1 MiB: for what comes from another machine.
 
     Raises:
         RunError: The message is damaged, of another format, or beyond the bounds.
     """
     buffer = message if isinstance(message, bytearray) else bytearray(message)
     version = format_of(buffer)
-    if version != FORMAT and (version != 1 or bounded):
+    if version != FORMAT:
         raise RunError(_of_another_format(version, buffer))
     length = int.from_bytes(buffer[8:_START], "little")
     if length > len(buffer) - _START:
@@ -187,8 +187,6 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
     except (ValueError, RecursionError) as error:
         raise RunError(f"a message has an unreadable header: {one_line(str(error))}") from None
     try:
-        if version == 1:
-            return _first_format(plain, buffer, _START + length)
         if not isinstance(plain, list) or len(plain) != 2:
             raise ValueError("its header does not say what lies behind it")
         return put_together(plain[1], _buffers(plain[0], buffer, _START + length), left)
@@ -208,30 +206,12 @@ def format_of(message: bytes | bytearray) -> int:
 
 
 def _of_another_format(version: int, message: bytes | bytearray) -> str:
-    """Return the sentence that names the version to install; format 1 did not say which one had written it."""
     ours = ".".join(map(str, _release()))
-    if version < FORMAT:
-        return (
-            f"a message of format {version} came from an earlier FleetFit than the one here, {ours}, which speaks "
-            f"format {FORMAT}. Install FleetFit {ours} on the side that sent it."
-        )
     theirs = ".".join(map(str, message[5:8]))
     return (
         f"a message of format {version} came from FleetFit {theirs}; the one here, {ours}, speaks format {FORMAT}. "
         f"Install FleetFit {theirs} here, or {ours} on the side that sent it."
     )
-
-
-def packed_as(version: int, nest: Mapping[str, Any]) -> bytes:
-    """Return a nest of numbers and text as a message of an earlier format, for a sender who reads no other.
-
-    Args:
-        version: Format of what he sent, 1.
-        nest: Without tensors and tuples.
-    """
-    text = json.dumps(nest, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return _MAGIC + bytes([version, 0, 0, 0]) + len(text).to_bytes(8, "little") + text
 
 
 def _memory_left(buffer: bytearray, end: int) -> int:
@@ -266,21 +246,6 @@ def _buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tensor]:
         end = start + n * DTYPES[name].itemsize
         found[name], start = whole[start:end].view(DTYPES[name]), end
     return found
-
-
-def _first_format(plain: Any, buffer: bytearray, at: int) -> Any:
-    """Return the nest of a message of format 1, whose tensors follow each other as its header names them."""
-    whole = torch.frombuffer(buffer, dtype=torch.uint8)
-
-    def leaf(word: str, inner: Any) -> Tensor:
-        nonlocal at
-        name, shape = inner
-        dtype = DTYPES[name]
-        start = at + -at % dtype.itemsize
-        at = start + math.prod(shape) * dtype.itemsize
-        return whole[start:at].view(dtype).view(shape)
-
-    return rebuilt(plain, leaf)
 
 
 # ---- jobs and updates --------------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from fleetfit import paths, renamed, used
-from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_expected, truncate
+from fleetfit import paths
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_cause, format_expected, truncate
+from fleetfit.factories import copy_declarations
 
 OWN = Path(__file__).parent
 """The package's folder."""
@@ -146,7 +147,6 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
     if ":" in name:
-        name = renamed.place_said(name)
         place, _, attribute = name.rpartition(":")
         if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in available(kind):
             return resolve(kind, attribute)  # by the path of a module of its own, which a row may have had once
@@ -191,7 +191,7 @@ def _module_by_name(place: str, name: str) -> ModuleType:
     except (FleetFitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # also sys.exit, which would end this process without a word
-        raise ConfigError(f'"{name}": importing {place} failed: {first_line(error, typed=True)}') from error
+        raise ConfigError(f'"{name}": importing {place} failed: {format_cause(error, typed=True)}') from error
     _note(found, name)
     return found
 
@@ -218,7 +218,7 @@ def _module_of_file(place: str, name: str) -> ModuleType:
         sys.modules.pop(key, None)
         if isinstance(error, FleetFitError | KeyboardInterrupt):
             raise
-        raise ConfigError(f'"{name}": importing {path} failed: {first_line(error, typed=True)}') from error
+        raise ConfigError(f'"{name}": importing {path} failed: {format_cause(error, typed=True)}') from error
     _note(module, name)
     return module
 
@@ -268,6 +268,7 @@ def _entry(make: Callable[..., _T], name: str, row: Row) -> Callable[..., _T]:
     made.__module__, made.__doc__ = make.__module__, f"{row.what}\n{doc}"
     made.__annotations__ = {key: hint for key, hint in hints.items() if key not in row.fixed}
     made.__signature__ = kept  # type: ignore[attr-defined]
+    copy_declarations(make, made)
     return made
 
 
@@ -277,7 +278,6 @@ _plug_ins: dict[str, str] = {}
 """File of a plug-in's module -> how the configuration calls it."""
 _OWN = f"{OWN}{os.sep}"
 _INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-_MOST_SAID = 300  # characters of an error's own message
 
 
 def _note(module: ModuleType, name: str) -> None:
@@ -307,21 +307,7 @@ def what_it_raised(error: BaseException) -> str:
     """Return what a plug-in did, as the end of a sentence."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}), which would end the whole program; raise an error instead"
-    return f"raised {first_line(error, typed=True)}"
-
-
-def first_line(error: BaseException, typed: bool = False) -> str:
-    """Return an error's message in one line, with its type before it if asked for; an error may have none."""
-    try:
-        said = " ".join(str(error).split())[:_MOST_SAID]
-    except Exception:  # of somebody's own class
-        said = "its message cannot be read"
-    if isinstance(error, SystemExit):
-        return f"it called sys.exit({error.code!r})"
-    name = type(error).__name__
-    if not typed:
-        return said or name
-    return f"{name}: {said}" if said else name
+    return f"raised {format_cause(error, typed=True)}"
 
 
 def anchored(name: str, folder: Path) -> str:
@@ -378,10 +364,8 @@ def call(
             and (parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL)
         ):
             raise ConfigError(f'{where} {name} needs "{key}".')
-    said = {key: value for key, value in values.items() if key in parameters and value != parameters[key].default}
     try:
-        with used.calling(where, said):
-            return function(**arguments)
+        return function(**arguments)
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
         raise ConfigError(f"{blamed(error) or f'{where} {name}'} {what_it_raised(error)}.") from error
 

@@ -407,7 +407,9 @@ def _round_of_sums(
     assert settings.secure is not None
     before, sums = replace(server, round=server.round + 1), getattr(engine, "sums", None)
     if sums is None:
-        raise ConfigError(f"[secure]: the engine {type(engine).__name__} gives updates, and no sums of them.")
+        raise ConfigError(
+            f"[secure]: the engine {type(engine).__name__} gives updates, and no sums of them.", key="secure"
+        )
     settings.secure.begin(server.round)
     with watch.on("training"):
         summed: Summed = sums(jobs, server.state)
@@ -512,7 +514,7 @@ class _Replies:
             ConfigError: It is none of this round's, or was given on before.
         """
         if not isinstance(update, Update):
-            raise ConfigError(f"receive must give on updates, got {type(update).__name__}.")
+            raise ConfigError(f"receive must give on updates, got {type(update).__name__}.", key="receive")
         job = self._waiting.pop(update.index, None)
         if job is None or (update.round, update.client) != (job.round, job.client):
             raise ConfigError(

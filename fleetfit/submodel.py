@@ -122,7 +122,8 @@ def rising(axis: str, kept: Iterable[int]) -> Channels:
     if not _rises(found):
         raise ModelError(
             f'the method\'s channels hook must give the channels of axis "{axis}" in rising order, each once; '
-            f"it gave {found}."
+            f"it gave {found}.",
+            key="channels",
         )
     return found
 
@@ -161,7 +162,7 @@ def submodel_of(nest: Any) -> Submodel:
     if not isinstance(channels, dict):
         raise ModelError("a sub-model is no table of channels and exits.")
     if not _counts(exits) or not all(isinstance(axis, str) for axis in channels):
-        raise ModelError("a sub-model's exits are no list of whole numbers, or its axes have no names.")
+        raise ModelError("a sub-model's exits are no list of whole numbers, or its axes have no names.", key="exits")
     return Submodel({axis: _channels(kept) for axis, kept in channels.items()}, tuple(exits))
 
 
@@ -170,7 +171,7 @@ def _channels(nest: Any) -> Channels:
         return range(nest["from"], nest["to"])
     if _counts(nest):
         return tuple(nest)
-    raise ModelError("a sub-model's channels are no list, or range, of whole numbers.")
+    raise ModelError("a sub-model's channels are no list, or range, of whole numbers.", key="channels")
 
 
 def _counts(nest: Any) -> bool:
@@ -444,20 +445,26 @@ def _numel(shape: Sequence[int]) -> int:
 def _check_fits(layout: Layout, submodel: Submodel) -> None:
     for axis, kept in submodel.channels.items():
         if axis not in layout.axes:
-            raise ModelError(f'a sub-model names axis "{axis}"; the model has {", ".join(layout.axes)}.')
+            raise ModelError(
+                f'a sub-model names axis "{axis}"; the model has {", ".join(layout.axes)}.', key="channels"
+            )
         size, granule = layout.axes[axis].size, layout.axes[axis].granule
         if not len(kept) or min(kept) < 0 or max(kept) >= size or len(set(kept)) != len(kept):
-            raise ModelError(f'kept channels of axis "{axis}" must be distinct and in 0..{size - 1}, got {kept!r}.')
+            raise ModelError(
+                f'kept channels of axis "{axis}" must be distinct and in 0..{size - 1}, got {kept!r}.', key="channels"
+            )
         if layout.axes[axis].scaled and granule > 1:
             _check_granules(axis, list(kept), granule)
     if not submodel.exits or any(e not in layout.exits for e in submodel.exits):
-        raise ModelError(f"a sub-model has exits {submodel.exits}; the model has {layout.exits}.")
+        raise ModelError(f"a sub-model has exits {submodel.exits}; the model has {layout.exits}.", key="exits")
 
 
 def _check_granules(axis: str, kept: list[int], granule: int) -> None:
     for i in range(0, len(kept), granule):
         if kept[i] % granule or kept[i : i + granule] != list(range(kept[i], kept[i] + granule)):
-            raise ModelError(f'kept channels of axis "{axis}" must be whole granules of {granule}, got {kept}.')
+            raise ModelError(
+                f'kept channels of axis "{axis}" must be whole granules of {granule}, got {kept}.', key="channels"
+            )
 
 
 def cut(layout: Layout, submodel: Submodel) -> Cut:

@@ -149,5 +149,7 @@ def task_named(name: str) -> Task:
         ConfigError: There is none.
     """
     if name not in _TASKS:
-        raise ConfigError(f'there is no task "{name}"; there are {", ".join(_TASKS)}.{did_you_mean(name, _TASKS)}')
+        raise ConfigError(
+            f'there is no task "{name}"; there are {", ".join(_TASKS)}.{did_you_mean(name, _TASKS)}', key="task"
+        )
     return _TASKS[name]

@@ -223,14 +223,14 @@ def line_in(error: BaseException) -> str:
 @pytest.mark.parametrize(
     ("net", "shape", "expected"),
     [
-        (FUSED, "5", '{"qkv.weight": blocked(3), "qkv.bias": blocked(3)}'),
-        (GATES, "4,5", '"lstm.weight_hh_l0": blocked(4)'),
-        (FLAT, "1,5", '{"fc.weight": interleaved(5)}'),
-        (BESIDE, "5", '{"fc.weight": segments(5, "wide")}'),
+        (FUSED, (5,), '{"qkv.weight": blocked(3), "qkv.bias": blocked(3)}'),
+        (GATES, (4, 5), '"lstm.weight_hh_l0": blocked(4)'),
+        (FLAT, (1, 5), '{"fc.weight": interleaved(5)}'),
+        (BESIDE, (5,), '{"fc.weight": segments(5, "wide")}'),
     ],
     ids=["fused", "gates", "flatten", "concatenation"],
 )
-def test_the_line_that_the_error_names_mends_the_model(report: Report, net: str, shape: str, expected: str) -> None:
+def test_the_line_that_the_error_names_mends_the_model(report: Report, net: str, shape: tuple[int, ...], expected: str) -> None:
     """All tensors that lack a declaration are asked for at once, each in the likeliest way for where it is."""
     with pytest.raises(ModelError, match=r"dimension \d of size \d+") as caught:
         report(single(net), "Single", shape)

@@ -373,7 +373,6 @@ def test_a_memory_names_a_sub_model_of_this_model(
 
 
 def test_files_without_a_checksum_are_read(finished: Callable[[str], Path], tmp_path: Path) -> None:
-    """As earlier versions wrote them."""
     unbroken, folder = finished("decoupled"), tmp_path / "run"
     stopped_run(settings("decoupled"), folder, after=2)
     for path in checkpoints(folder):

@@ -227,8 +227,6 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
         ("full", None, None),
     ):
         assert 0 <= call("Run.accuracy", done, kind, level, norm) <= 1
-    with pytest.warns(DeprecationWarning, match="predict_exits"):
-        call("Run.predict", done, x, adaptive=True)
     for budget, mode, measure in ((0.9, "budgeted", "max"), ("1 M", "anytime", "entropy"), (0.9, "budgeted", "margin")):
         call("Run.calibrate", done, level=4, budget=budget, cost="multiply_adds", mode=mode, measure=measure,
              temperature=True, client=None, data=data)  # fmt: skip

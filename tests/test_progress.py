@@ -249,7 +249,7 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: py
         patch.setattr(verbs.time, "sleep", meanwhile)
         assert at_work(run)
         said = watched(run, capsys)
-        assert "goes on" not in said
+        assert "was resumed" not in said
     assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("round")] == [
         "round 1/3", "round 2/3", "round 3/3"
     ]  # fmt: skip
@@ -294,7 +294,7 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(
     assert [one.title for one in announced(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
     said = watched(tmp_path / "both", capsys)
     assert "[1/2] a, seed 3: finished." in said and "[2/2] c, seed 3  round 2/3" in said
-    assert "was stopped: 1 of 2 runs are finished; the same fleetfit compare command goes on." in said
+    assert "was stopped: 1 of 2 runs are finished; the same fleetfit compare command continues it." in said
     ff.compare(file, out=tmp_path / "both")
     assert "is finished: 2 of 2 runs are finished." in watched(tmp_path / "both", capsys)
 
@@ -309,7 +309,7 @@ def test_a_list_of_runs_that_is_damaged_is_said(nest: Any, tmp_path: Path) -> No
 def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["watch", str(tmp_path)])
-    assert "is no folder of a run or a comparison" in capsys.readouterr().err
+    assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ NODES = "nodes.json"
 
 def fill_in_defaults(experiment: Experiment) -> Experiment:
     """Return the experiment as `config.toml` describes it, so that a resumed run has the same bits."""
-    return experiment_of(dump_with_defaults(experiment))
+    return experiment_of(dump_with_defaults(experiment), is_complete=True)
 
 
 def dump_with_defaults(experiment: Experiment) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import torch
 
 from fleetfit.api.run import check_single_run, load_experiment
 from fleetfit.config import Experiment
-from fleetfit.config.assembly import Beforehand, beforehand
+from fleetfit.config.build.run import Beforehand, beforehand
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost

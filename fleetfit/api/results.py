@@ -2,7 +2,6 @@
 
 import logging
 import tomllib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from fleetfit import renamed, rounds
+from fleetfit import rounds
 from fleetfit.api import inference
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.metadata import (
@@ -24,7 +23,7 @@ from fleetfit.api.metadata import (
 )
 from fleetfit.api.progress import RoundFacts, format_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
-from fleetfit.config.assembly import assemble_fleet
+from fleetfit.config.build.run import assemble_fleet
 from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
@@ -189,20 +188,16 @@ class Run:
     # -- inference
 
     @own_mode()
-    def predict(self, x: Tensor, level: int | str | None = None, *, adaptive: bool = False) -> Tensor:
+    def predict(self, x: Tensor, level: int | str | None = None) -> Tensor:
         """Return a level's last logits [B, classes].
 
         Args:
             x: Samples [B, ...], as `Data.batch` returns them.
             level: 1..L, or its name; the largest by default.
-            adaptive: The old name of `predict_exits`, which is still read.
 
         Raises:
             ConfigError: There is no such level, or x holds other samples than the run's.
         """
-        if adaptive:
-            warnings.warn("predict(x, adaptive=True) is predict_exits(x) now.", DeprecationWarning, stacklevel=2)
-            return cast(Tensor, self.predict_exits(x, level))  # what it was: an iterator
         return next(predictions(inference.served(self, level), inference.checked_samples(self, x), every=False))
 
     def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
@@ -381,7 +376,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
     """
     files = RunFolder.open(folder)
     try:
-        table = renamed.renewed(tomllib.loads(files.text("config.toml")), say=renamed.silently)
+        table = tomllib.loads(files.text("config.toml"))
     except ValueError as error:  # a number that is too long is one that is no TOMLDecodeError
         raise RunError(f"{files.path / 'config.toml'} is damaged: {error}.") from None
     except RecursionError:
@@ -398,14 +393,13 @@ def load(folder: str | Path, **sections: Any) -> Run:
     _keep_stored_pixels(table)
     if "data" in sections:
         sections["data"] = with_values(sections["data"], read_sample_shape(files))
-    sections = renamed.renewed(sections)
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:
         again = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
             f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
         )
-    return Run(files, experiment_of(table, **sections))
+    return Run(files, experiment_of(table, is_complete=True, **sections))
 
 
 def _keep_stored_pixels(table: dict[str, Any]) -> None:

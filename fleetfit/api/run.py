@@ -26,8 +26,8 @@ from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config import secure as secure_file
-from fleetfit.config.assembly import with_callbacks
-from fleetfit.config.unused import Unused
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.run import with_callbacks
 from fleetfit.config.writing import dumped
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
@@ -178,7 +178,7 @@ def check_single_run(experiment: Experiment, verb: str) -> None:
 _CONTRADICTIONS = ("method.hooks.", "method.plus.", "cohort.choose")
 
 
-def check_requested_keys(unused: Iterable[Unused], experiment: Experiment) -> None:
+def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) -> None:
     """Refuse unused keys that an override or a keyword has set, or that contradict the method.
 
     Args:

@@ -56,7 +56,8 @@ def triggered(data: Data, indices: Tensor, target: int, side: int) -> tuple[Tens
     if not len(others):
         raise ConfigError(
             f"[attack] target: all test images of {data.name} are of class {target}, and no other shows whether it is "
-            "taken for that. Choose another target."
+            "taken for that. Choose another target.",
+            key="attack.target",
         )
     return with_square(data, data.stored(others), side), torch.full((len(others),), target)
 
@@ -68,10 +69,13 @@ def with_square(data: Data, x: Tensor, side: int) -> Tensor:
         ConfigError: They are no images, or smaller than the square.
     """
     if x.ndim != 4 or data.vocabulary:
-        raise ConfigError(f"[attack] kind: a backdoor is a square in images; {data.name} has none.")
+        raise ConfigError(f"[attack] kind: a backdoor is a square in images; {data.name} has none.", key="attack.kind")
     if side >= min(x.shape[-2:]):
         size = "x".join(map(str, x.shape[-2:]))
-        raise ConfigError(f"[attack] trigger: the images of {data.name} are {size}, got a square of {side} pixels.")
+        raise ConfigError(
+            f"[attack] trigger: the images of {data.name} are {size}, got a square of {side} pixels.",
+            key="attack.trigger",
+        )
     largest = 255 if x.dtype == torch.uint8 else float(x.max() if isinstance(data.x, Encoded) else data.x.max())
     marked = x.clone()
     marked[..., -side:, -side:] = largest

@@ -24,7 +24,8 @@ def registered(clients: Clients, hostile: np.ndarray) -> Clients:
     if clients.reported is None:
         raise ConfigError(
             "[attack] kind: false_budget is a lie about what clients tell, and this method never asks for budgets. "
-            'Choose another attack ("false_level"), or another method.'
+            'Choose another attack ("false_level"), or another method.',
+            key="attack.kind",
         )
     reported = clients.reported.copy()
     reported[hostile] = np.maximum(reported[hostile], 1.0)

@@ -36,6 +36,11 @@ def check_target(data: Data, target: int) -> None:
         ConfigError: It is none, or labels are no classes.
     """
     if data.task != "classification":
-        raise ConfigError(f"[attack] kind: this attack needs classes; the task of {data.name} is {data.task}.")
+        raise ConfigError(
+            f"[attack] kind: this attack needs classes; the task of {data.name} is {data.task}.", key="attack.kind"
+        )
     if not 0 <= target < data.classes:
-        raise ConfigError(f"[attack] target: {data.name} has classes 0 to {data.classes - 1}, got {target}.")
+        raise ConfigError(
+            f"[attack] target: {data.name} has classes 0 to {data.classes - 1}, got {target}.",
+            key="attack.target",
+        )

@@ -139,7 +139,9 @@ def check_layout(
             proved, and the architecture does not say why (`size_dependent`).
     """
     if example is None and input_shape is None:
-        raise ModelError("check_layout needs input_shape, the shape of one sample, or an example batch.")
+        raise ModelError(
+            "check_layout needs input_shape, the shape of one sample, or an example batch.", key="input_shape"
+        )
     shape = tuple(input_shape or ())
     key = None if example is not None else _key(architecture, layout, levels, (*shape, -1, seed))
     if key is not None and key in _reports:

@@ -14,13 +14,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fleetfit.cli.output import UserInterrupt, print_sentence, setup_logging
-from fleetfit.errors import FleetFitError, Unexpected, make_printable
+from fleetfit.errors import FleetFitError, Unexpected, format_cause, make_printable
+from fleetfit.machine import is_out_of_memory
 
 if TYPE_CHECKING:
     import typer
 
 FAULT, MISTAKE, STOPPED = 1, 2, 130
-_OUT_OF_MEMORY = ("allocate memory", "out of memory", "not enough memory", "bad_alloc")  # in messages of PyTorch
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -150,12 +150,8 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         hint = f' Try "{context.command_path} --help".' if context is not None else ""
         return f"{error.format_message()}{hint}", MISTAKE
-    message = names.first_line(error)
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and (type(error).__name__ == "OutOfMemoryError" or any(words in message for words in _OUT_OF_MEMORY))
-    ):
-        return f"out of memory: {message}. Use smaller batches, fewer workers or a smaller model.", MISTAKE
+    if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
+        return f"out of memory: {format_cause(error)}. Use smaller batches, fewer workers or a smaller model.", MISTAKE
     if isinstance(error, OSError) and paths.known(error):
         files = [paths.shown(os.fsdecode(n)) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)]
         return f"{' or '.join(files) or 'the output'} cannot be used: {paths.why(error)}.", MISTAKE
@@ -163,7 +159,7 @@ def describe_error(error: BaseException) -> tuple[str, int]:
     if plug_in is not None:
         return f"{plug_in} {names.what_it_raised(error)}. --traceback prints its traceback.", MISTAKE
     return (
-        f"this is a fault of FleetFit, not yours: {names.first_line(error, typed=True)}. Please report it to your "
+        f"this is a fault of FleetFit, not yours: {format_cause(error, typed=True)}. Please report it to your "
         "FleetFit distributor, with the traceback that --traceback prints.",
         FAULT,
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit import names, paths, used
+from fleetfit import names, paths
 from fleetfit.config.availability import availability_of
 from fleetfit.config.computing import Computing
 from fleetfit.config.fleet import (
@@ -290,9 +290,6 @@ def conditions_of(experiment: Experiment, who: Expected) -> Conditions:
 # ---- simulated clients; clients that are expected; nodes -----------------------------------------------------------
 
 
-REAL_TIME = "The deadline is one of real time, since no group has a profile: results differ from run to run."
-
-
 class SimulatedClients:
     """Clients whose data are parts of one data set, dealt to budget groups; see `Participants`."""
 
@@ -300,8 +297,7 @@ class SimulatedClients:
 
     def __init__(self, experiment: Experiment, method: Method) -> None:
         """Load the data and divide them."""
-        with used.looking():
-            check_keys(experiment)
+        check_keys(experiment)
         self._experiment = experiment
         self._whole = load_data(experiment.data)
         self.data: Data | DataDescription = self._whole
@@ -362,7 +358,7 @@ class SimulatedClients:
 
 
 class ExpectedClients:
-    """The clients that a run file describes, perhaps without their data; see `fleetfit.config.assembly.Expected`."""
+    """The clients that a run file describes, perhaps without their data; see `Expected`."""
 
     def __init__(self, experiment: Experiment, data: Data | DataDescription) -> None:
         """Divide the data, if they are there."""

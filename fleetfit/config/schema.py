@@ -1,6 +1,6 @@
 """The typed description of a run: every key of a run file with its type, range and default.
 
-A section is a value; `reading` merges sections, `checking` has the messages, and `assembly` says what becomes of them.
+A section is a value; `reading` merges sections, and `assembly` says what becomes of them.
 """
 
 import math

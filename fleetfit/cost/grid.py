@@ -84,7 +84,9 @@ def kind_of(cost: str) -> CostKind:
         ConfigError: There is no such cost.
     """
     if cost not in COSTS:
-        raise ConfigError(f'"{cost}" is no cost; choose one of {", ".join(COSTS)}.{did_you_mean(cost, COSTS)}')
+        raise ConfigError(
+            f'"{cost}" is no cost; choose one of {", ".join(COSTS)}.{did_you_mean(cost, COSTS)}', key="cost"
+        )
     return COSTS[cost]
 
 
@@ -149,7 +151,7 @@ class Grid:
         unknown = [e for e in exits if e not in self.positions]
         if unknown or abs(self.widths[column] - width) > 1e-9 or not exits:
             raise ModelError(f"the cost grid has no width {width} with exits {tuple(exits)}; widths go by 0.01 up to "
-                             f"1, exits are among {self.positions}.")  # fmt: skip
+                             f"1, exits are among {self.positions}.", key="width")  # fmt: skip
         rows = [self.positions.index(e) for e in exits]
         return float(self.trunk[rows[-1], column] + self.heads[rows, column].sum())
 

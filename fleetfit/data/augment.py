@@ -67,9 +67,11 @@ def check_augmentation(name: str, x: Tensor | Encoded) -> None:
     """
     known = (*AUGMENTATIONS, RESIZED_CROP)
     if name not in known:
-        raise DataError(f'augment = "{name}" is unknown; choose among {", ".join(known)}.{did_you_mean(name, known)}')
+        raise DataError(
+            f'augment = "{name}" is unknown; choose among {", ".join(known)}.{did_you_mean(name, known)}', key="augment"
+        )
     if x.ndim != 4:
-        raise DataError(f'augment = "{name}" needs images [N, C, H, W], got x of shape {list(x.shape)}.')
+        raise DataError(f'augment = "{name}" needs images [N, C, H, W], got x of shape {list(x.shape)}.', key="augment")
 
 
 def picked(x: Tensor | Encoded, indices: Tensor, name: str | None, rng: torch.Generator | None) -> Tensor:

@@ -163,7 +163,8 @@ def kept(folder_name: str, build: Callable[[Path], None], load: Callable[[Path],
     except OSError as error:
         raise DataError(
             f"{folder_name} cannot be kept in {temporary.parent}: {error}. Make room there, or set the environment "
-            "variable FLEETFIT_CACHE to a folder that has room."
+            "variable FLEETFIT_CACHE to a folder that has room.",
+            path=temporary.parent,
         ) from error
     finally:
         if cache is not None:
@@ -175,7 +176,9 @@ def _empty_folder(cache: Path | None, name: str) -> Path:
         try:
             return Path(tempfile.mkdtemp(suffix=".tmp", prefix=name, dir=cache))
         except OSError as error:
-            raise DataError(f"the cache folder {cache} cannot be written to: {error}. Set FLEETFIT_CACHE.") from error
+            raise DataError(
+                f"the cache folder {cache} cannot be written to: {error}. Set FLEETFIT_CACHE.", path=cache
+            ) from error
     folder = Path(tempfile.mkdtemp(prefix="fleetfit-data-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

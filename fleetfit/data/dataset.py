@@ -140,7 +140,7 @@ class Data:
             DataError: The task is another one.
         """
         if self._targets is None:
-            raise DataError(f"{self.name}: only a regression has scaled targets; the task is {self.task}.")
+            raise DataError(f"{self.name}: only a regression has scaled targets; the task is {self.task}.", key="task")
         return self._targets
 
     def __repr__(self) -> str:
@@ -156,7 +156,9 @@ class Data:
         """
         if name not in self.splits:
             known = ", ".join(SPLITS)
-            raise DataError(f'{self.name} has no split "{name}"; it has {known}.{did_you_mean(name, SPLITS)}')
+            raise DataError(
+                f'{self.name} has no split "{name}"; it has {known}.{did_you_mean(name, SPLITS)}', key="split"
+            )
         return self.splits[name]
 
     def batch(self, indices: Tensor, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -248,7 +250,7 @@ def unlabelled(data: Data, seed: int = 0) -> Data:
     """
     train, held = data.split("train"), data.split("validation")
     if not len(train):
-        raise DataError(f"{data.name} has no training samples, so the server cannot train on it.")
+        raise DataError(f"{data.name} has no training samples, so the server cannot train on it.", key="data.server")
     if not len(held):
         order = train[torch.randperm(len(train), generator=torch_rng(seed, "held out"))]
         count = int(len(train) * _HELD_OUT)
@@ -272,38 +274,44 @@ def _check_samples(data: Data) -> None:
     given: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
     for name, value in given:
         if not isinstance(value, Tensor | Encoded if name == "x" else Tensor):
-            raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.")
+            raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.", key=name)
     if x.dtype not in _KINDS_OF_X:
-        raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.")
+        raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.", key="x")
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
         raise DataError(
-            f"{data.name}: x and y must have one entry per sample, got shapes {list(x.shape)} and {list(y.shape)}."
+            f"{data.name}: x and y must have one entry per sample, got shapes {list(x.shape)} and {list(y.shape)}.",
+            key="y",
         )
     if data.vocabulary:
         _check_tokens(data)
     groups = data.groups
     if groups is not None:
         if groups.dtype != torch.int64 or groups.shape != (len(x),):
-            raise DataError(f"{data.name}: groups must be int64 [{len(x)}], got {groups.dtype} {list(groups.shape)}.")
+            raise DataError(
+                f"{data.name}: groups must be int64 [{len(x)}], got {groups.dtype} {list(groups.shape)}.", key="groups"
+            )
         if len(groups) and int(groups.min()) < 0:
-            raise DataError(f"{data.name}: groups must not be negative, got {int(groups.min())}.")
+            raise DataError(f"{data.name}: groups must not be negative, got {int(groups.min())}.", key="groups")
 
 
 def _check_tokens(data: Data) -> None:
     x = data.x
     if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 2:
-        raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.")
+        raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.", key="x")
     if len(x) and (int(x.min()) < 0 or int(x.max()) >= data.vocabulary):
         raise DataError(
-            f"{data.name}: tokens must lie in 0..{data.vocabulary - 1}, got {int(x.min())}..{int(x.max())}."
+            f"{data.name}: tokens must be in 0..{data.vocabulary - 1}, got {int(x.min())}..{int(x.max())}.",
+            key="x",
         )
 
 
 def _check_labels(data: Data) -> None:
     if data.classes < 1:
-        raise DataError(f"{data.name}: classes must be at least 1, got {data.classes}.")
+        raise DataError(f"{data.name}: classes must be at least 1, got {data.classes}.", key="classes")
     if data.class_names and len(data.class_names) != data.classes:
-        raise DataError(f"{data.name} has {data.classes} classes but {len(data.class_names)} class names.")
+        raise DataError(
+            f"{data.name} has {data.classes} classes but {len(data.class_names)} class names.", key="class_names"
+        )
     check = {"classification": _check_classes, "next_token": _check_next, "regression": _check_targets,
              "multi_label": _check_many}.get(data.task)  # fmt: skip
     if check is not None:
@@ -313,11 +321,12 @@ def _check_labels(data: Data) -> None:
 def _check_classes(data: Data) -> None:
     y = data.y
     if y.dtype != torch.int64 or y.ndim != 1:
-        raise DataError(f"{data.name}: labels must be int64 [{len(y)}], got {y.dtype} {list(y.shape)}.")
+        raise DataError(f"{data.name}: labels must be int64 [{len(y)}], got {y.dtype} {list(y.shape)}.", key="y")
     if len(y) and (int(y.min()) < 0 or int(y.max()) >= data.classes):
         row = int(((y < 0) | (y >= data.classes)).nonzero()[0])
         raise DataError(
-            f"{data.name}: labels must lie in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}."
+            f"{data.name}: labels must be in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}.",
+            key="y",
         )
 
 
@@ -326,12 +335,13 @@ def _check_next(data: Data) -> None:
     if y.dtype != torch.int64 or x.dtype != torch.int64 or x.ndim != 2 or y.shape != x.shape:
         raise DataError(
             f"{data.name}: next-token data are int64 tokens x [N, L] and y [N, L], the token that follows each; got "
-            f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}."
+            f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}.",
+            key="y",
         )
     scored = y[y != NOT_SCORED]
     if len(scored) and (int(scored.min()) < 0 or int(scored.max()) >= data.classes):
-        raise DataError(f"{data.name}: the next token must lie in 0..{data.classes - 1}, or be {NOT_SCORED} where "
-                        f"there is none; got {int(scored.min())}..{int(scored.max())}.")  # fmt: skip
+        raise DataError(f"{data.name}: the next token must be in 0..{data.classes - 1}, or be {NOT_SCORED} where "
+                        f"nothing is scored; got {int(scored.min())}..{int(scored.max())}.", key="y")  # fmt: skip
 
 
 def _check_targets(data: Data) -> None:
@@ -339,16 +349,20 @@ def _check_targets(data: Data) -> None:
     if not y.is_floating_point() or y.ndim != 2 or y.shape[1] != data.classes:
         raise DataError(
             f"{data.name}: targets of a regression must be floats [{len(y)}, {data.classes}] (classes is their "
-            f"number), got {y.dtype} {list(y.shape)}."
+            f"number), got {y.dtype} {list(y.shape)}.",
+            key="y",
         )
     if not bool(torch.isfinite(y).all()):
         row, column = (~torch.isfinite(y)).nonzero()[0].tolist()
         raise DataError(
             f"{data.name}: the target of sample {row}, column {column}, is not finite ({y[row, column].item()}). Leave "
-            "the sample out."
+            "the sample out.",
+            key="y",
         )
     if data.targets and [len(values) for values in data.targets] != [data.classes] * 2:
-        raise DataError(f"{data.name}: targets must be {data.classes} means and as many standard deviations.")
+        raise DataError(
+            f"{data.name}: targets must be {data.classes} means and as many standard deviations.", key="targets"
+        )
 
 
 def _check_many(data: Data) -> None:
@@ -356,7 +370,8 @@ def _check_many(data: Data) -> None:
     if y.ndim != 2 or y.shape[1] != data.classes or not bool(((y == 0) | (y == 1)).all()):
         raise DataError(
             f"{data.name}: multi-label targets must be 0 or 1 in [{len(y)}, {data.classes}], got {y.dtype} "
-            f"{list(y.shape)}."
+            f"{list(y.shape)}.",
+            key="y",
         )
 
 
@@ -364,16 +379,20 @@ def _scale_and_shift(data: Data) -> tuple[Tensor | None, Tensor | None]:
     """Return scale and shift, shaped to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
     x, mean, std = data.x, tuple(data.mean), tuple(data.std)
     if len(mean) != len(std):
-        raise DataError(f"{data.name}: mean and std must have the same length, got {len(mean)} and {len(std)}.")
+        raise DataError(
+            f"{data.name}: mean and std must have the same length, got {len(mean)} and {len(std)}.", key="mean"
+        )
     if not mean:
         return (torch.tensor(1 / 255).to(x.device), None) if x.dtype == torch.uint8 else (None, None)
     if x.dtype == torch.int64:
-        raise DataError(f"{data.name}: int64 tokens cannot be normalised; leave mean and std empty.")
+        raise DataError(f"{data.name}: int64 tokens cannot be normalised; leave mean and std empty.", key="mean")
     channels = x.shape[1] if x.ndim > 1 else 1
     if len(mean) not in (1, channels):
-        raise DataError(f"{data.name}: mean and std need 1 or {channels} values (one per channel), got {len(mean)}.")
+        raise DataError(
+            f"{data.name}: mean and std need 1 or {channels} values (one per channel), got {len(mean)}.", key="mean"
+        )
     if min(std) <= 0:
-        raise DataError(f"{data.name}: std must be positive, got {std}.")
+        raise DataError(f"{data.name}: std must be positive, got {std}.", key="std")
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     shape = (1, -1) + (1,) * (x.ndim - 2)
     scale = torch.tensor([1 / (unit * s) for s in std]).view(shape)
@@ -386,7 +405,8 @@ def _checked_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tenso
     for name in splits:
         if name not in SPLITS:
             raise DataError(
-                f'{data.name}: "{name}" is no split; the splits are {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}'
+                f'{data.name}: "{name}" is no split; the splits are {", ".join(SPLITS)}.{did_you_mean(name, SPLITS)}',
+                key="splits",
             )
     total = len(data.x)
     taken = torch.zeros(total, dtype=torch.bool)
@@ -395,17 +415,21 @@ def _checked_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tenso
         indices = splits.get(name, torch.empty(0, dtype=torch.int64)).cpu()
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise DataError(
-                f'{data.name}: split "{name}" must be int64 indices [n], got {indices.dtype} {list(indices.shape)}.'
+                f'{data.name}: split "{name}" must be int64 indices [n], got {indices.dtype} {list(indices.shape)}.',
+                key="splits",
             )
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= total):
             raise DataError(
                 f'{data.name}: split "{name}" holds indices {int(indices.min())}..{int(indices.max())}, '
-                f"but there are {total} samples."
+                f"but there are {total} samples.",
+                key="splits",
             )
         seen = taken[indices]
         if bool(seen.any()):
             index = int(indices[seen][0])
-            raise DataError(f'{data.name}: sample {index} of split "{name}" is in an earlier split too; none may be.')
+            raise DataError(
+                f'{data.name}: sample {index} of split "{name}" is in an earlier split too; none may be.', key="splits"
+            )
         taken[indices] = True
         checked[name] = indices
     return checked

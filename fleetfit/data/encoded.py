@@ -14,7 +14,6 @@ import contextlib
 import functools
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,12 +27,12 @@ from torch import Tensor
 
 from fleetfit.data import cache
 from fleetfit.data.cache import Allocate, kept
-from fleetfit.errors import DataError, import_optional
+from fleetfit.errors import DataError, format_cause, import_optional
+from fleetfit.machine import available_cores
 
 _LARGE_BYTES = 8192  # average file size from which threads pay
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
 """What Pillow decodes by itself. For others it may start a program: for EPS Ghostscript, which runs what is in it."""
-_MOST_SAID = 300  # characters of a decoder's own message
 _ORIENTATION, _QUARTER_TURNS = 0x112, range(5, 9)  # the tag of EXIF, and its values that swap width and height
 _MOST_PIXELS = 1 << 26
 """Of an image: 8192 x 8192. A small file can claim any size."""
@@ -42,6 +41,22 @@ Box = tuple[float, float, float, float]
 """Left, top, right, bottom of a part of an image, in pixels."""
 Part = Callable[[int, tuple[int, int]], tuple[Box | None, bool]]
 """A row of a batch, width and height of its image -> what is cut out (None: all of it), and whether it is mirrored."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a sample comes from, for messages.
+
+    Attributes:
+        path: The file.
+        row: Its row there, from 0; None: the file holds one sample.
+    """
+
+    path: Path
+    row: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.row is None else f"row {self.row} of {self.path}"
 
 
 # ---- one image -------------------------------------------------------------------------------------------------------
@@ -57,7 +72,7 @@ def _pillow() -> Any:
     return import_optional("PIL.Image", "images", "Decoding images")
 
 
-def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
+def opened(encoded: bytes, place: Origin, upright: bool = False) -> Any:
     """Return a Pillow image, of which only the header has been read unless it is turned.
 
     Args:
@@ -72,13 +87,23 @@ def opened(encoded: bytes, place: str, upright: bool = False) -> Any:
     try:
         picture = pillow.open(io.BytesIO(encoded), formats=FORMATS)
     except Exception as error:  # Pillow's readers raise whatever they come across
-        raise DataError(f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {_said(error)}") from error
+        raise DataError(
+            f"{place} holds no image that can be decoded ({', '.join(FORMATS)}): {format_cause(error)}",
+            path=place.path,
+            row=place.row,
+        ) from error
     if picture.width * picture.height > _MOST_PIXELS:
         raise DataError(
-            f"{place} claims {picture.width}x{picture.height} pixels, more than {_MOST_PIXELS:,}; make it smaller."
+            f"{place} claims {picture.width}x{picture.height} pixels, more than {_MOST_PIXELS:,}; make it smaller.",
+            path=place.path,
+            row=place.row,
         )
     if picture.mode[0] in "IF":
-        raise DataError(f"{place} has more than 8 bits per channel (mode {picture.mode}); convert it to 8 bits.")
+        raise DataError(
+            f"{place} has more than 8 bits per channel (mode {picture.mode}); convert it to 8 bits.",
+            path=place.path,
+            row=place.row,
+        )
     if upright:
         _turn_upright(picture, place)
     return picture
@@ -94,7 +119,7 @@ def read_size(picture: Any, upright: bool) -> tuple[int, int]:
     return (picture.height, picture.width) if turned else (picture.width, picture.height)
 
 
-def _turn_upright(picture: Any, place: str) -> None:
+def _turn_upright(picture: Any, place: Origin) -> None:
     try:
         picture.load()
     except Exception as error:  # as above
@@ -103,15 +128,13 @@ def _turn_upright(picture: Any, place: str) -> None:
         import_optional("PIL.ImageOps", "images", "Decoding images").exif_transpose(picture, in_place=True)
 
 
-def _undecodable(place: str, error: Exception) -> DataError:
-    return DataError(f"{place} holds no image that can be decoded: {_said(error)}")
+def _undecodable(place: Origin, error: Exception) -> DataError:
+    return DataError(
+        f"{place} holds no image that can be decoded: {format_cause(error)}", path=place.path, row=place.row
+    )
 
 
-def _said(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
-
-
-def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, flip: bool = False) -> None:
+def fill(target: NDArray[np.uint8], picture: Any, place: Origin, box: Box | None, flip: bool = False) -> None:
     """Decode one opened image into its place.
 
     Args:
@@ -134,7 +157,10 @@ def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, f
     if picture.size != size:
         raise DataError(
             f"{place} is {picture.width}x{picture.height} pixels, the first image {size[0]}x{size[1]}; "
-            "give size = ... to bring all to one size."
+            "give size = ... to bring all to one size.",
+            key="size",
+            path=place.path,
+            row=place.row,
         )
     pixels = np.asarray(picture)
     pixels = pixels[:, ::-1] if flip else pixels
@@ -143,8 +169,7 @@ def fill(target: NDArray[np.uint8], picture: Any, place: str, box: Box | None, f
 
 def cores() -> int:
     """Return how many threads decode, at most 8."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, own)
+    return min(8, available_cores())
 
 
 def threads_pay(encoded: Sequence[bytes]) -> bool:
@@ -169,7 +194,7 @@ class Source(Protocol):
     def images(self, column: str) -> Iterator[list[bytes]]:
         """Yield the encoded images, some at a time."""
 
-    def place(self, row: int) -> str:
+    def place(self, row: int) -> Origin:
         """Return where a row is, for messages."""
 
 
@@ -201,14 +226,14 @@ def decode(
     """
     first = next((encoded for file in files for encoded in file.images(column) if encoded), None)
     if first is None:
-        raise DataError(f"{files[0].path.parent} holds no images: its files have no rows.")
+        raise DataError(f"{files[0].path.parent} holds no images: its files have no rows.", path=files[0].path.parent)
     width, height = (size, size) if size else opened(first[0], files[0].place(0), upright).size
     channels = channels or _channels(files, column)
     out = allocate((sum(file.rows for file in files), channels, height, width))
     pixels = out.view(np.ndarray)  # indexing a memory map itself is slow
     start = 0
 
-    def one(target: NDArray[np.uint8], encoded: bytes, place: str) -> None:
+    def one(target: NDArray[np.uint8], encoded: bytes, place: Origin) -> None:
         with opened(encoded, place, upright) as picture:
             fill(target, picture, place, centred(picture.width, picture.height, centre) if size else None)
 
@@ -248,7 +273,7 @@ class ImageSource(Protocol):
     def read(self, index: int) -> bytes:
         """Return one encoded image."""
 
-    def place(self, index: int) -> str:
+    def place(self, index: int) -> Origin:
         """Return where it lies, for messages."""
 
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
@@ -277,9 +302,9 @@ class Files:
         """Return one encoded image."""
         return _read(self._path(index), 0, -1)
 
-    def place(self, index: int) -> str:
+    def place(self, index: int) -> Origin:
         """Return the path of its file."""
-        return str(self._path(index))
+        return Origin(self._path(index))
 
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
         """Return plain values, and the names."""
@@ -308,10 +333,10 @@ class Rows:
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return _read(self.path, start, end - start)
 
-    def place(self, index: int) -> str:
+    def place(self, index: int) -> Origin:
         """Return the row and the file that it comes from."""
         name, first = next(source for source in reversed(self.sources) if source[1] <= index)
-        return f"row {index - first} of {name}"
+        return Origin(Path(name), index - first)
 
     def taken_apart(self) -> tuple[dict[str, Any], np.ndarray]:
         """Return plain values, and the offsets."""
@@ -326,9 +351,11 @@ def _read(path: Path, start: int, length: int) -> bytes:
             file.seek(start)
             found = file.read(length)
     except OSError as error:
-        raise DataError(f"{path} cannot be read any more: {error}. Start again; its index is made anew.") from error
+        raise DataError(
+            f"{path} can no longer be read: {error}. Start again to rebuild its index.", path=path
+        ) from error
     if 0 <= length != len(found):
-        raise DataError(f"{path} has become shorter. Start again; it is unpacked anew.")
+        raise DataError(f"{path} has become shorter. Start again to unpack it.", path=path)
     return found
 
 

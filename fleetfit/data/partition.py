@@ -100,12 +100,17 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
     if ":" in kind:
         return _by_others(data, kind, clients, seed, parameters)
     if kind not in KINDS:
-        raise DataError(f'"{kind}" is no kind of partition; there are {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}')
+        raise DataError(
+            f'"{kind}" is not a kind of partition; choose one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}',
+            key="kind",
+        )
     known = list(inspect.signature(KINDS[kind]).parameters)[3:]
     for name in parameters:
         if name not in known:
             takes = ", ".join(known) or "nothing"
-            raise DataError(f'partition "{kind}" has no "{name}"; it takes {takes}.{did_you_mean(name, known)}')
+            raise DataError(
+                f'partition "{kind}" has no "{name}"; it takes {takes}.{did_you_mean(name, known)}', key=name
+            )
     return KINDS[kind](data, clients, generator(seed, _PARTITION), **parameters)
 
 
@@ -164,11 +169,12 @@ def dirichlet(
     mean = len(labels) / clients
     least = min(10, max(1, int(mean / 2))) if minimum is None else minimum
     if not 0 < alpha < np.inf:
-        raise DataError(f"alpha must be a number above 0, got {alpha}.")
+        raise DataError(f"alpha must be a number above 0, got {alpha}.", key="alpha")
     if not 0 <= least <= mean:
         raise DataError(
             f"minimum must lie between 0 and the mean number of samples, {mean:.1f} ({len(labels)} over {clients} "
-            f"clients), got {least}."
+            f"clients), got {least}.",
+            key="minimum",
         )
     sizes = np.bincount(labels, minlength=_kinds_of_labels(data))
     for _ in range(1 + max_redraws):
@@ -178,7 +184,8 @@ def dirichlet(
     raise DataError(
         f"{1 + max_redraws} draws gave no division in which each of {clients} clients has {least} training samples "
         f"(the smallest of the last draw has {counts.sum(1).min()}): raise alpha (now {alpha}), lower minimum or have "
-        "fewer clients."
+        "fewer clients.",
+        key="minimum",
     )
 
 
@@ -200,7 +207,8 @@ def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int =
     if per_client < 1 or total > len(labels):
         raise DataError(
             f"per_client must be at least 1 and leave a sample for each shard; got {clients} clients x {per_client} "
-            f"shards of {len(labels)} samples."
+            f"shards of {len(labels)} samples.",
+            key="per_client",
         )
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -233,9 +241,11 @@ def natural(
         DataError: There are no groups, or fewer than clients.
     """
     if data.groups is None:
-        raise DataError(f"{data.name} has no natural groups; choose another kind of partition or load it with groups.")
+        raise DataError(
+            f"{data.name} has no natural groups; choose another kind of partition or load it with groups.", key="kind"
+        )
     if fewer not in ("choose", "merge"):
-        raise DataError(f'fewer must be "choose" or "merge", got {fewer!r}.')
+        raise DataError(f'fewer must be "choose" or "merge", got {fewer!r}.', key="fewer")
     groups = data.groups.cpu().numpy()
     found, sizes = np.unique(groups[data.split("train").numpy()], return_counts=True)
     found = found[sizes >= minimum]
@@ -243,7 +253,8 @@ def natural(
     if not 1 <= count <= len(found):
         raise DataError(
             f"{data.name} has {len(found)} natural groups with at least {minimum} training samples, so clients must "
-            f"lie in 1..{len(found)}; got {count}."
+            f"be in 1..{len(found)}; got {count}.",
+            key="clients",
         )
     client_of = np.full(int(groups.max(initial=0)) + 1, -1)
     if fewer == "choose":
@@ -270,9 +281,11 @@ KINDS: dict[str, Callable[..., Parts]] = {
 def _check_clients(data: Data, clients: object) -> None:
     samples = len(data.split("train"))
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise DataError(f"clients must be a whole number of at least 1, got {clients!r}.")
+        raise DataError(f"clients must be a whole number of at least 1, got {clients!r}.", key="clients")
     if clients > samples:
-        raise DataError(f"{clients} clients are more than the {samples} training samples of {data.name}.")
+        raise DataError(
+            f"{clients} clients are more than the {samples} training samples of {data.name}.", key="clients"
+        )
 
 
 # ---- divisions of others ---------------------------------------------------------------------------------------------
@@ -294,13 +307,16 @@ def _by_others(data: Data, kind: str, clients: int | None, seed: int, parameters
         if owner.shape != data.split("train").shape or owner.dtype.kind not in "iu":
             raise DataError(
                 f'partition "{kind}" must return the client of each training sample, whole numbers '
-                f"[{len(data.split('train'))}] (-1: nobody's), got {owner.dtype} {list(owner.shape)}."
+                f"[{len(data.split('train'))}] (-1: no client), got {owner.dtype} {list(owner.shape)}.",
+                key="kind",
             )
         owner = owner.astype(np.int64)
         count = max(int(owner.max(initial=-1)) + 1, clients or 1)
     empty = np.flatnonzero(np.bincount(owner[owner >= 0], minlength=count) == 0)
     if len(empty) or int(owner.min(initial=0)) < -1:
-        raise DataError(f'partition "{kind}" leaves client {empty[0] if len(empty) else int(owner.min())} no samples.')
+        raise DataError(
+            f'partition "{kind}" leaves client {empty[0] if len(empty) else int(owner.min())} no samples.', key="kind"
+        )
     if data.task in ("classification", "regression"):
         return with_followers(data, owner, count, generator(seed, _PARTITION))
     rng = generator(seed, _PARTITION)
@@ -324,7 +340,7 @@ def _by_flower(
     unknown = [key for key in settings if key not in takes]
     if unknown:
         raise DataError(f'partition "{name}" has no "{unknown[0]}"; it takes {", ".join(takes)}.'
-                        f"{did_you_mean(unknown[0], takes)}")  # fmt: skip
+                        f"{did_you_mean(unknown[0], takes)}", key=unknown[0])  # fmt: skip
     settings = {key: value for key, value in usual.items() if key in takes and value is not None} | settings
     train = data.split("train").numpy()
     rows: dict[str, Any] = {"place": np.arange(len(train))}
@@ -341,7 +357,7 @@ def _by_flower(
         for client in range(count):
             owner[np.asarray(partitioner.load_partition(client)["place"], dtype=np.int64)] = client
     except Exception as error:  # whatever a class of others comes across
-        raise DataError(f'partition "{name}" {names.what_it_raised(error)}.') from error
+        raise DataError(f'partition "{name}" {names.what_it_raised(error)}.', key="kind") from error
     return owner, count
 
 
@@ -421,7 +437,7 @@ def with_followers(data: Data, owner: Ints, clients: int, rng: np.random.Generat
 
 
 def collected(data: Data, owners: dict[str, Ints], clients: int) -> Parts:
-    """Return each client's indices of each split from the client of each sample (-1: nobody's)."""
+    """Return each client's indices of each split from the client of each sample (-1: no client)."""
     found, ends = dict[str, Tensor](), dict[str, Tensor]()
     for split, owner in owners.items():
         indices = data.split(split).numpy()
@@ -444,6 +460,8 @@ def labels_of(data: Data, split: str, kind: str) -> Ints:
         tenths: Ints = np.searchsorted(edges, target[data.split(split).numpy()], side="right").astype(np.int64)
         return tenths
     if data.task != "classification":
-        raise DataError(f'partition "{kind}" goes by class labels, but {data.name} is {data.task}; use iid or natural.')
+        raise DataError(
+            f'partition "{kind}" goes by class labels, but {data.name} is {data.task}; use iid or natural.', key="kind"
+        )
     labels: Ints = data.y.cpu().numpy()[data.split(split).numpy()]
     return labels

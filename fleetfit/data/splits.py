@@ -14,7 +14,7 @@ _HOLD_OUT = 0x401D  # keeps this use of a seed apart from every other
 
 
 def hold_out(
-    indices: NDArray[np.int64], strata: NDArray[np.int64], fraction: float, seed: int
+    indices: NDArray[np.int64], strata: NDArray[np.int64], fraction: float, seed: int, key: str = "validation"
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divide samples at random into those kept and those held out, with the same share of every stratum.
 
@@ -26,6 +26,7 @@ def hold_out(
         strata: What must stay in proportion (the label, the writer), of each of them, [n], not negative.
         fraction: How many are held out, 0 <= fraction < 1.
         seed: Not negative; the same seed gives the same division.
+        key: The parameter that the fraction comes from.
 
     Returns:
         The kept and the held out indices, each in ascending order.
@@ -34,7 +35,9 @@ def hold_out(
         DataError: The fraction or the seed is out of range.
     """
     if not 0 <= fraction < 1:
-        raise DataError(f"a fraction of the data to hold out must be at least 0 and below 1, got {fraction}.")
+        raise DataError(
+            f"{key}, the fraction of the data to hold out, must be at least 0 and below 1, got {fraction}.", key=key
+        )
     rng = generator(seed, _HOLD_OUT)
     order = rng.permutation(len(indices))
     order = order[np.argsort(strata[order], kind="stable")]
@@ -59,7 +62,9 @@ def drawn(
         DataError: There are not so many.
     """
     if not 1 <= samples <= len(indices):
-        raise DataError(f"{name}: samples must lie in 1..{len(indices)}, the training samples; got {samples}.")
+        raise DataError(
+            f"{name}: samples must be in 1..{len(indices)}, the training samples; got {samples}.", key="samples"
+        )
     return hold_out(indices, labels, 1 - samples / len(indices), seed)[0]
 
 
@@ -92,7 +97,7 @@ def completed(
     for split, share in (("test", test), ("validation", validation)):
         if split not in splits:
             rest = splits["train"]
-            splits["train"], splits[split] = hold_out(rest, strata[rest], share, seed)
+            splits["train"], splits[split] = hold_out(rest, strata[rest], share, seed, split)
     return splits
 
 
@@ -110,5 +115,5 @@ def generator(seed: int, purpose: int) -> np.random.Generator:
     """
     given: object = seed
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise DataError(f"a seed must be a whole number of at least 0, got {seed!r}.")
+        raise DataError(f"a seed must be a whole number of at least 0, got {seed!r}.", key="seed")
     return np.random.default_rng([seed, purpose])

@@ -36,7 +36,7 @@ class InProcess(KeepsMemories):
     def __init__(self, simulation: Simulation, accelerator: torch.device, threads: int) -> None:
         """Take the threads and move the data."""
         if threads < 1:
-            raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+            raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
         super().__init__()
         keep_freed_memory()
         self._simulation = on_accelerator(simulation, accelerator)

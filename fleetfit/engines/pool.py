@@ -91,7 +91,8 @@ class Pool(KeepsMemories, ABC):
                 raise ConfigError(
                     f"engine {self._name} rebuilds the method in each worker, so its functions need import paths "
                     '("package.module:function" or "file.py:function"); functions made in Python run '
-                    'with engine.name = "local".'
+                    'with engine.name = "local".',
+                    key="method",
                 )
             version, memory = self._memories.of(job.client)
             versions.append((place, replace(job, memory_version=version)))

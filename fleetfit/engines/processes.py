@@ -25,6 +25,7 @@ from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, RunError, refuse_on_windows
 from fleetfit.layout import Layout
+from fleetfit.machine import available_cores
 from fleetfit.messages import job_nest, pack, unpack
 from fleetfit.training import accelerator_named
 from fleetfit.training.devices import keep_freed_memory
@@ -42,14 +43,13 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
     """
     refuse_on_windows('engine.name = "processes"', 'engine.name = "local" gives the same bits, in one process.')
     if workers is not None and workers < 1:
-        raise ConfigError(f"engine.workers must be at least 1, got {workers}.")
+        raise ConfigError(f"engine.workers must be at least 1, got {workers}.", key="engine.workers")
     if threads < 1:
-        raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+        raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
     accelerator_named(device)
     check_rebuildable(simulation, "processes")
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = workers or (len(devices) if device.startswith("cuda") else cores)
+    count = workers or (len(devices) if device.startswith("cuda") else available_cores())
     return Processes(simulation, [devices[i % len(devices)] for i in range(count)], threads)
 
 

@@ -33,6 +33,7 @@ from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
+from fleetfit.machine import available_cores
 from fleetfit.messages import job_nest, pack, state_nest, unpack
 from fleetfit.submodel import Submodel
 from fleetfit.training.devices import keep_freed_memory
@@ -70,18 +71,20 @@ def ray(
         ConfigError: A setting is out of range, no cluster answers, or the cluster has no room for an actor.
     """
     if workers is not None and workers < 1:
-        raise ConfigError(f"engine.workers must be at least 1, got {workers}.")
+        raise ConfigError(f"engine.workers must be at least 1, got {workers}.", key="engine.workers")
     if threads < 1:
-        raise ConfigError(f"engine.threads must be at least 1, got {threads}.")
+        raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
     if device not in ("cpu", "cuda"):
         raise ConfigError(
-            f'engine.device must be "cpu" or "cuda" with engine ray, which hands out GPUs; got "{device}".'
+            f'engine.device must be "cpu" or "cuda" with engine ray, which hands out GPUs; got "{device}".',
+            key="engine.device",
         )
     cores, cards = float(threads) if cpus is None else cpus, (device == "cuda") * 1.0 if gpus is None else gpus
     if cores <= 0 or cards < 0 or (device == "cuda") != (cards > 0):
         raise ConfigError(
             f'engine.cpus must be above 0, and engine.gpus above 0 with engine.device = "cuda" and 0 without; got '
-            f'{cores:g} and {cards:g} with "{device}".'
+            f'{cores:g} and {cards:g} with "{device}".',
+            key="engine.cpus",
         )
     check_rebuildable(simulation, "ray")
     return Actors(_ray(), simulation, workers, device, threads, {"CPU": cores, "GPU": cards}, address)
@@ -120,7 +123,8 @@ class Actors(Pool):
             if not room or (workers or 0) > room:
                 raise ConfigError(
                     f"the Ray cluster has room for {room} actors with {each['CPU']:g} CPUs and {each['GPU']:g} GPUs "
-                    f"each, and {workers or 1} are wanted. Lower engine.workers, engine.cpus or engine.gpus."
+                    f"each, and {workers or 1} are wanted. Lower engine.workers, engine.cpus or engine.gpus.",
+                    key="engine.workers",
                 )
             self._size = workers or room
             nest, arrays = taken_apart(simulation.data)
@@ -146,14 +150,14 @@ class Actors(Pool):
                 except (OSError, RuntimeError, ValueError) as error:
                     raise ConfigError(
                         f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head`, or leave "
-                        "out engine.address and RAY_ADDRESS to have one started on this machine."
+                        "out engine.address and RAY_ADDRESS to have one started on this machine.",
+                        key="engine.address",
                     ) from None
             else:
                 # A folder of its own, for this user only, in the place whose name is short: those of sockets must be.
                 short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108
                 self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir=short, ignore_cleanup_errors=True)
-                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-                library.init(num_cpus=cores, _temp_dir=self._folder.name, **quiet)
+                library.init(num_cpus=available_cores(), _temp_dir=self._folder.name, **quiet)
         self._started = True
 
     def _room(self) -> int:

@@ -54,11 +54,14 @@ def scores(module: nn.Module, data: Data, split: str = "test", batch_size: int =
     """
     if data.task != "classification":
         raise ConfigError(
-            f"stopping early by confidence needs one class for each sample; the task of {data.name} is {data.task}."
+            f"stopping early by confidence needs one class for each sample; the task of {data.name} is {data.task}.",
+            key="task",
         )
     indices = data.split(split)
     if not len(indices):
-        raise DataError(f"{data.name} has no {split} samples; choose another split, or set data.validation.")
+        raise DataError(
+            f"{data.name} has no {split} samples; choose another split, or set data.validation.", key="split"
+        )
     found, labels = [], []
     with torch.no_grad():
         for x, y in batches(data, indices, batch_size):

@@ -53,7 +53,7 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
     if measure not in get_args(Measure):
         known = get_args(Measure)
         raise ConfigError(f'there is no confidence "{measure}"; there are {", ".join(known)}.'
-                          f"{did_you_mean(measure, known)}")  # fmt: skip
+                          f"{did_you_mean(measure, known)}", key="measure")  # fmt: skip
     logs = F.log_softmax(logits.float() / temperature, dim=-1)
     if measure == "max":
         return logs.amax(-1).exp()
@@ -203,11 +203,14 @@ def policy_for(
         ConfigError: The budget does not even reach the first exit, or there is no such mode or measure.
     """
     if mode not in ("budgeted", "anytime"):
-        raise ConfigError(f'there is no mode "{mode}"; there are budgeted (samples share the budget) and anytime.')
+        raise ConfigError(
+            f'there is no mode "{mode}"; there are budgeted (samples share the budget) and anytime.', key="mode"
+        )
     if not budget >= costs[0] * (1 - 1e-9):
         raise ConfigError(
             f"a sample that leaves at the first exit costs {costs[0]:g} already, {costs[0] / costs[-1]:.3f} of what "
-            f"the last exit costs; the budget is {budget:g}."
+            f"the last exit costs; the budget is {budget:g}.",
+            key="budget",
         )
     count, given = len(costs), tuple(temperatures)
     if mode == "anytime":

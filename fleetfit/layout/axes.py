@@ -1,6 +1,5 @@
 """What a model family says of itself: its axes, how it is built, what it declares; and a family made of another one."""
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -178,16 +177,12 @@ class ExitModel(nn.Module):
         new = torch.cat([token[:, None], tokens[:, 1:]], dim=1) if tokens.dim() == 3 else token
         return new if isinstance(carry, Tensor) else (new, *carry[1:])
 
-    def predict(self, x: Tensor, adaptive: bool = False) -> Tensor:
+    def predict(self, x: Tensor) -> Tensor:
         """Return the last exit's logits [B, classes]; no other classifier runs.
 
         Args:
             x: Samples [B, ...], as `forward` takes them.
-            adaptive: The old name of `predict_exits`, which is still read.
         """
-        if adaptive:
-            warnings.warn("predict(x, adaptive=True) is predict_exits(x) now.", DeprecationWarning, stacklevel=2)
-            return cast(Tensor, self.predict_exits(x))  # what it was: an iterator
         return next(predictions(self, x, every=False))
 
     def predict_exits(self, x: Tensor) -> Iterator[Tensor]:
@@ -398,7 +393,8 @@ def declarations_of(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
     said = getattr(architecture, "declared", {})
     if not isinstance(said, Mapping):
         raise ModelError(
-            f'declared must be declarations by parameter name pattern, such as {{"*.qkv.*": blocked(3)}}; got {said!r}.'
+            f'declared must map patterns of names to declarations, such as {{"*.qkv.*": blocked(3)}}, got {said!r}.',
+            key="declared",
         )
     found = {}
     for pattern, value in said.items():

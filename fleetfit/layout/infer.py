@@ -292,7 +292,9 @@ def _remembered(architecture: Hashable, chosen: tuple[int, ...], kept_out: froze
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
     allowed = tuple(architecture.positions)
     if not exits or list(exits) != sorted(set(exits)) or any(e not in allowed for e in exits):
-        raise ModelError(f"exits must be block counts among {allowed}, each once and ascending, got {exits}.")
+        raise ModelError(
+            f"exits must be block counts among {allowed}, each once and ascending, got {exits}.", key="exits"
+        )
 
 
 _Tensors = dict[str, tuple[tuple[int, ...], bool]]

@@ -66,9 +66,13 @@ def pool(
         p = min(len(_STARTS), len(beginnings(architecture))) if starts is None else len(starts)
     starts = default_starts(architecture, p) if starts is None else starts
     if not 1 <= p <= len(starts) or list(starts) != sorted(set(starts)) or starts[0] < 0:
-        raise PlanError(f"a pool of p = {p} takes {p} or more numbers of whole layers, ascending, got {list(starts)}.")
+        raise PlanError(
+            f"a pool of p = {p} takes {p} or more numbers of whole layers, ascending, got {list(starts)}.", key="starts"
+        )
     if len(widths) != len(_LETTERS) or not 0 < widths[0] < widths[1] < 1:
-        raise PlanError(f"a pool takes two width ratios between 0 and 1, for S and for M, got {list(widths)}.")
+        raise PlanError(
+            f"a pool takes two width ratios between 0 and 1, for S and for M, got {list(widths)}.", key="widths"
+        )
     found = [
         PoolModel(f"{letter}{p - i}", width, whole, narrowed(architecture, width, whole))
         for letter, width in zip(_LETTERS, widths, strict=True)
@@ -81,7 +85,8 @@ def pool(
             raise PlanError(
                 f"{same[0]} and {model.name} of the pool are the same sub-model: no channels of this model begin "
                 "between the layers that differ. Give starts at which some do: "
-                f"{', '.join(map(str, beginnings(architecture)))}."
+                f"{', '.join(map(str, beginnings(architecture)))}.",
+                key="starts",
             )
     return tuple(found)
 
@@ -109,7 +114,8 @@ def default_starts(architecture: Architecture, p: int) -> tuple[int, ...]:
         raise PlanError(
             f"a pool of p = {p} needs as many numbers of whole layers at which channels begin, and this model has "
             f"{', '.join(map(str, possible))}. Choose p up to {min(len(_STARTS), len(possible))}"
-            f"{', or give starts' if len(possible) > len(_STARTS) else ''}."
+            f"{', or give starts' if len(possible) > len(_STARTS) else ''}.",
+            key="p",
         )
     wished = [share * architecture.blocks for share in _STARTS[-p:]]
     return min(combinations(possible, p), key=lambda some: sum(abs(a - b) for a, b in zip(some, wished, strict=True)))

@@ -68,14 +68,18 @@ def adaptivefl(
         prune: To which models a device shrinks: those "contained" in the one sent, or all smaller ones of the "server".
     """
     if starts is not None and (not starts or min(starts) < tau):
-        raise ConfigError(f"adaptivefl's starts must be one or more, each at least tau = {tau}; got {list(starts)}.")
+        raise ConfigError(
+            f"adaptivefl's starts must be one or more, each at least tau = {tau}; got {list(starts)}.", key="starts"
+        )
     make = partial(pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
 
     def models(problem: Problem) -> tuple[PoolModel, ...]:
         found = make(problem.architecture)
         least = min(model.whole for model in found if model.whole is not None)
         if least < tau:
-            raise ConfigError(f"adaptivefl's pool keeps {least} layers whole, fewer than tau = {tau}: give starts.")
+            raise ConfigError(
+                f"adaptivefl's pool keeps {least} layers whole, fewer than tau = {tau}: give starts.", key="starts"
+            )
         return found
 
     assign = partial(slots, kind=choose, whole=prune == "server")
@@ -86,6 +90,7 @@ def adaptivefl(
         adapt=partial(shrunk, models=models),
         observe=partial(learn, credit=credit),
         needs_budgets=False,
+        replaces=("choose", "channels"),
     )
 
 

@@ -45,12 +45,15 @@ def heterofl(scaler: bool = False, masked: bool = False) -> Method:
 def levels_of_classes(problem: Problem, targets: Targets) -> list[Level]:
     """Return the width-only levels of a task with classes; another task has none to mask."""
     if problem.task.name != "classification":
-        raise ConfigError(f"heterofl's masked = true needs a classification; the task here is {problem.task.name}.")
+        raise ConfigError(
+            f"heterofl's masked = true needs a classification; the task here is {problem.task.name}.", key="masked"
+        )
     if class_axis(problem.layout.axes) is None:
         raise ConfigError(
             "heterofl's masked = true averages the output rows of a client's own classes, so the model needs an axis "
             'of its classes that is not scaled: call it "classes", as in {"classes": Axis(10, scaled=False)}; the '
-            f"axes here are {', '.join(problem.layout.axes)}."
+            f"axes here are {', '.join(problem.layout.axes)}.",
+            key="masked",
         )
     return split_levels(problem, targets, mode="width")
 

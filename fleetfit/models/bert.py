@@ -168,14 +168,16 @@ class Bert(Architecture):
             raise ModelError(
                 f"{heads} heads of {size} channels do not make up its width of {hidden}: transformers gives every head "
                 'of a BERT hidden / heads channels, so hidden must be divisible by heads. With [model] heads = "fixed" '
-                "every level fits."
+                "every level fits.",
+                key="heads",
             )
         if not self.encoder.bias:
             raise ModelError("its query, key and value have no biases, those of a BERT in transformers have.")
         if self.head != "pooler":
             raise ModelError(
                 f'its classifier is of the kind [model] head = "{self.head}", that of a BERT in transformers has a '
-                "pooler."
+                "pooler.",
+                key="head",
             )
         config = {
             "model_type": "bert",
@@ -243,7 +245,10 @@ def bert(
     config = config or {}
     rows, positions = int(config.get("vocab_size", vocabulary)), int(config.get("max_position_embeddings", 512))
     if max_positions is not None and config and max_positions != positions:
-        raise ModelError(f"max_positions = {max_positions} contradicts the checkpoint's {positions}; leave it out.")
+        raise ModelError(
+            f"max_positions = {max_positions} contradicts the checkpoint's {positions}; leave it out.",
+            key="max_positions",
+        )
     positions = max_positions or positions
     _check_inputs(input_shape, vocabulary, rows, positions)
     own = config.get("classifier_dropout") if dropout is None else None
@@ -265,7 +270,10 @@ def _config(checkpoint: str) -> dict[str, Any]:
     config = read_config(checkpoint, ("bert",))
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute" or config.get("is_decoder"):
-        raise ModelError(f"{checkpoint}: only encoders with absolute positions are read, not decoders or {kind} ones.")
+        raise ModelError(
+            f"{checkpoint}: only encoders with absolute positions are read, not decoders or {kind} ones.",
+            path=checkpoint,
+        )
     return config
 
 
@@ -273,12 +281,14 @@ def _check_inputs(input_shape: tuple[int, ...], vocabulary: int, rows: int, posi
     if len(input_shape) != 1 or input_shape[0] > positions:
         raise ModelError(
             f"BERT takes at most {positions} token ids per sample, of shape (L,), got samples of shape {input_shape}. "
-            "Use text data, and cut them to that length."
+            "Use text data, and cut them to that length.",
+            key="data.length",
         )
     if vocabulary < 1 or vocabulary > rows:
         raise ModelError(
             f"BERT needs token ids below {rows}, got a vocabulary of {vocabulary}"
-            + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokeniser.")
+            + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokeniser."),
+            key="data.vocabulary",
         )
 
 

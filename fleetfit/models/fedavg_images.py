@@ -108,11 +108,12 @@ class Stack(Architecture):
         sides = self.input_shape[1:]
         places = math.prod(side // halvings for side in sides)
         if not (self.convolutions or self.full):
-            raise ModelError("a stack of layers needs at least one hidden layer.")
+            raise ModelError("a stack of layers needs at least one hidden layer.", key="hidden")
         if self.convolutions and (len(sides) != 2 or places < 1):
             raise ModelError(
                 f"a model with {len(self.convolutions)} convolutions that halve needs images (channels, height, width) "
-                f"of {halvings}x{halvings} and more, got inputs of shape {self.input_shape}."
+                f"of {halvings}x{halvings} and more, got inputs of shape {self.input_shape}.",
+                key="input_shape",
             )
         named = [f"conv{i + 1}" for i in range(len(self.convolutions))] + [f"fc{i + 1}" for i in range(len(self.full))]
         sizes = (*self.convolutions, *self.full)

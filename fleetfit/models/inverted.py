@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.names import Row, entries
 
 Activation = Literal["swish", "relu6"]
@@ -311,13 +311,14 @@ def thinned(strides: Sequence[int], total: int) -> tuple[int, ...]:
             kept[i] = 1
     if math.prod(kept) != total:
         most = math.prod(strides)
-        raise ModelError(f"stride must be a power of two from 1 to {most}, got {total}.")
+        raise ModelError(f"stride must be a power of two from 1 to {most}, got {total}.", key="stride")
     return tuple(kept)
 
 
 # ---- the networks --------------------------------------------------------------------------------------------------
 
 
+@needs_group_norm
 def network(
     classes: int = 10,
     channels: int = 3,

@@ -125,11 +125,11 @@ class LanguageModel(Architecture):
     def __post_init__(self) -> None:
         if self.vocabulary < 1:
             raise ModelError("a language model reads token ids, but the data's inputs are numbers: choose a text data "
-                             "set, or another model.")  # fmt: skip
+                             "set, or another model.", key="vocabulary")  # fmt: skip
         if self.layers < 1:
-            raise ModelError(f"a language model needs at least one LSTM layer, got {self.layers}.")
+            raise ModelError(f"a language model needs at least one LSTM layer, got {self.layers}.", key="layers")
         if self.cell not in _LAYERS:
-            raise ModelError(f'cell must be "plain" or "peephole", got {self.cell!r}.')
+            raise ModelError(f'cell must be "plain" or "peephole", got {self.cell!r}.', key="cell")
         axes = {"embedding": Axis(self.size)}
         axes |= {f"layer{i + 1}": Axis(self.hidden, block=i) for i in range(self.layers)}
         object.__setattr__(self, "axes", {**axes, "classes": Axis(self.classes, scaled=False)})

@@ -105,6 +105,7 @@ def mlp(
     if hidden < 1 or layers < 1 or not 0 <= dropout < 1:
         raise ModelError(
             f"mlp needs hidden and layers of at least 1 and dropout from 0 to below 1, got {hidden}, {layers} and "
-            f"{dropout}."
+            f"{dropout}.",
+            key="hidden",
         )
     return Perceptron(classes, tuple(input_shape), hidden, layers, dropout)

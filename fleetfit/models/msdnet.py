@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes, segments
 from fleetfit.layout.axes import Declaration
-from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming
+from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm
 from fleetfit.names import Row, entries
 
 Features = tuple[Tensor, ...]
@@ -164,7 +164,9 @@ class Msdnet(Architecture):
 
     def __post_init__(self) -> None:
         if min(self.layers, self.scales, self.base, self.growth, self.head_channels) < 1:
-            raise ModelError("layers, scales, base, growth and head_channels of an MSDNet must be at least 1.")
+            raise ModelError(
+                "layers, scales, base, growth and head_channels of an MSDNet must be at least 1.", key="layers"
+            )
         granule = granule_of(self.norm, self.group)
         first = {
             axis: i for i, steps in reversed(list(enumerate(self.steps))) for step in steps for axis in _made(step)
@@ -246,6 +248,7 @@ def _made(step: ScaleStep) -> tuple[str, ...]:
     return (*made, step.down, f"{step.down}_inner") if step.down else made
 
 
+@needs_group_norm
 def msdnet(
     classes: int = 10,
     channels: int = 3,

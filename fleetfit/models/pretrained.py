@@ -69,11 +69,15 @@ def read_config(folder: str, kinds: Sequence[str]) -> dict[str, Any]:
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise ModelError(f"there is no checkpoint folder {path}. Give a folder with config.json and model.safetensors.")
+        raise ModelError(
+            f"there is no checkpoint folder {path}. Give a folder with config.json and model.safetensors.", path=path
+        )
     config = _json(path / "config.json")
     kind = config.get("model_type")
     if kind not in kinds:
-        raise ModelError(f"{path} holds a model of type {kind!r}; this architecture reads {' and '.join(kinds)}.")
+        raise ModelError(
+            f"{path} holds a model of type {kind!r}; this architecture reads {' and '.join(kinds)}.", path=path
+        )
     return config
 
 
@@ -96,7 +100,9 @@ def read_tensors(
     for ours, alternatives in names.items():
         taken = _taken(ours, alternatives, there)
         if not taken and ours not in set(may_lack):
-            raise ModelError(f'the checkpoint {folder} has no "{alternatives[0]}", so it is no whole model.')
+            raise ModelError(
+                f'the checkpoint {folder} has no "{alternatives[0]}", so it is no whole model.', path=folder
+            )
         for name, (stored, file) in taken.items():
             wanted.setdefault(file, {})[name] = stored
     found: dict[str, Tensor] = {}
@@ -131,7 +137,7 @@ def _read(file: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as opened:
             return {ours: opened.get_tensor(stored).float() for ours, stored in names.items()}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}.") from None
+        raise ModelError(f"{file} cannot be read: {error}.", path=file) from None
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -140,30 +146,35 @@ def _files(folder: Path) -> dict[str, Path]:
     if index.is_file():
         listed = _json(index).get("weight_map")
         if not isinstance(listed, dict) or not all(Path(str(f)).name == f for f in listed.values()):
-            raise ModelError(f"{index} is damaged: it has no weight_map of tensors to files of its own folder.")
+            raise ModelError(
+                f"{index} is damaged: it has no weight_map of tensors to files of its own folder.", path=index
+            )
         return {name: folder / file for name, file in listed.items()}
     if not single.is_file():
         old = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
         if old:
             raise ModelError(
                 f"{folder} holds {old[0]}, a pickle, which could run any code and is not read. Save it anew as "
-                f"safetensors: AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does."
+                f"safetensors: AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does.",
+                path=folder,
             )
-        raise ModelError(f"{folder} has no model.safetensors.")
+        raise ModelError(f"{folder} has no model.safetensors.", path=folder)
     try:
         with safe_open(single, framework="pt") as opened:
             return dict.fromkeys(opened.keys(), single)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{single} cannot be read: {error}.") from None
+        raise ModelError(f"{single} cannot be read: {error}.", path=single) from None
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"there is no {path}; a checkpoint folder has config.json and model.safetensors.") from None
+        raise ModelError(
+            f"there is no {path}; a checkpoint folder has config.json and model.safetensors.", path=path
+        ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.") from None
+        raise ModelError(f"{path} cannot be read: {error}.", path=path) from None
     if not isinstance(found, dict):
-        raise ModelError(f"{path} must hold a JSON object, got {type(found).__name__}.")
+        raise ModelError(f"{path} must hold a JSON object, got {type(found).__name__}.", path=path)
     return found

@@ -300,7 +300,9 @@ def recurrent(
     """
     if heads < 1 or bottleneck % heads or not mlp > 0:
         raise ModelError(f"Ree's bottleneck must be a multiple of its heads and mlp above 0, got {bottleneck}, {heads} "
-                         f"and {mlp}.")  # fmt: skip
+                         f"and {mlp}.", key="bottleneck")  # fmt: skip
     if at not in ("blocks", "exits") or queue not in ("modulated", "original"):
-        raise ModelError(f'Ree runs at "blocks" or "exits" and keeps "modulated" or "original", got {at} and {queue}.')
+        raise ModelError(
+            f'Ree runs at "blocks" or "exits" and keeps "modulated" or "original", got {at} and {queue}.', key="at"
+        )
     return Recurrent(architecture, tuple(input_shape), ree, modulate, at, queue, heads, bottleneck, mlp)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.names import Row, entries
 
 _STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
@@ -104,7 +104,8 @@ class ResNet(Architecture):
     def __post_init__(self) -> None:
         if self.depth < 8 or (self.depth - 2) % 6:
             raise ModelError(
-                f"a ResNet for small images has depth 6n+2 (8, 14, 20, 32, 56, 110, ...), got {self.depth}."
+                f"a ResNet for small images has depth 6n+2 (8, 14, 20, 32, 56, 110, ...), got {self.depth}.",
+                key="depth",
             )
         n, granule = (self.depth - 2) // 6, granule_of(self.norm, self.group)
         axes = {stage: Axis(size, granule, block=i * n) for i, (stage, size) in enumerate(_STAGES.items())}
@@ -116,6 +117,7 @@ class ResNet(Architecture):
         return ResNetModule(self, axes, exits)
 
 
+@needs_group_norm
 def resnet(
     classes: int = 10,
     channels: int = 3,

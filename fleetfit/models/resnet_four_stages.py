@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.models.resnet import BasicBlock
 from fleetfit.names import Row, entries
 
@@ -90,7 +90,7 @@ class FourStages(Architecture):
 
     def __post_init__(self) -> None:
         if self.stem not in ("small", "large"):
-            raise ModelError(f'stem must be "small" (3x3) or "large" (7x7 and pooling), got {self.stem!r}.')
+            raise ModelError(f'stem must be "small" (3x3) or "large" (7x7 and pooling), got {self.stem!r}.', key="stem")
         granule = granule_of(self.norm, self.group)
         begins = accumulate(self.per_stage[:-1], initial=0)
         axes = {f"stage{s}": Axis(self.base << (s - 1), granule, block=b) for s, b in enumerate(begins, 1)}
@@ -108,6 +108,7 @@ class FourStages(Architecture):
         return FourStagesModule(self, axes, exits)
 
 
+@needs_group_norm
 def four_stages(
     classes: int = 10,
     channels: int = 3,

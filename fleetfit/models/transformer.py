@@ -62,11 +62,13 @@ class Encoder:
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "attention_heads", "head_size", "intermediate"):
             if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}.")
+                raise ModelError(f"{name} must be at least 1, got {getattr(self, name)}.", key=name)
         if self.heads not in ("whole", "fixed"):
-            raise ModelError(f'heads must be "whole" or "fixed", got {self.heads!r}.')
+            raise ModelError(f'heads must be "whole" or "fixed", got {self.heads!r}.', key="heads")
         if self.activation not in _ACTIVATIONS:
-            raise ModelError(f'the activation must be one of {", ".join(_ACTIVATIONS)}, got "{self.activation}".')
+            raise ModelError(
+                f'the activation must be one of {", ".join(_ACTIVATIONS)}, got "{self.activation}".', key="activation"
+            )
 
     def axes(self, granule: int = 1) -> dict[str, Axis]:
         """Return the axes that all blocks share: hidden, attention (or head) and mlp.
@@ -266,7 +268,7 @@ def check_head(kind: str) -> None:
         ModelError: There is no such kind.
     """
     if kind not in get_args(HeadKind):
-        raise ModelError(f'head must be "linear", "pooler" or "norm", got {kind!r}.')
+        raise ModelError(f'head must be "linear", "pooler" or "norm", got {kind!r}.', key="head")
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:
@@ -332,7 +334,8 @@ def encoder_of(
     head_size = config.get("head_dim") or sizes["hidden"] // sizes["attention_heads"]
     if "head_dim" not in config and sizes["hidden"] % sizes["attention_heads"]:
         raise ModelError(
-            f"hidden must be a multiple of attention_heads, got {sizes['hidden']} and {sizes['attention_heads']}."
+            f"hidden must be a multiple of attention_heads, got {sizes['hidden']} and {sizes['attention_heads']}.",
+            key="hidden",
         )
     drops = (
         (config.get("hidden_dropout_prob", usual["dropout"]),
@@ -372,7 +375,8 @@ def _from_config(config: Mapping[str, Any], given: Mapping[str, int | None]) -> 
         if not fewer or value > found[theirs]:
             raise ModelError(
                 f"{key} = {value} contradicts the checkpoint, whose {theirs} is {found[theirs]}; leave {key} out"
-                + (", or take fewer." if fewer else ".")
+                + (", or take fewer." if fewer else "."),
+                key=key,
             )
         found[theirs] = value
     return dict(zip(("hidden", "layers", "attention_heads", "intermediate"), found.values(), strict=True))

@@ -146,10 +146,13 @@ class Vim(Architecture):
         if len(sides) != 2 or self.patch < 1 or any(side < 1 or side % self.patch for side in sides):
             raise ModelError(
                 f"Vision Mamba cuts images (channels, height, width) into patches of {self.patch} x {self.patch}, got "
-                f"inputs of shape {self.input_shape}: set patch to a divisor of both sides, or resize the images."
+                f"inputs of shape {self.input_shape}: set patch to a divisor of both sides, or resize the images.",
+                key="patch",
             )
         if least < 1:
-            raise ModelError("depth, expand, rank, state and kernel of Vision Mamba must all be at least 1.")
+            raise ModelError(
+                "depth, expand, rank, state and kernel of Vision Mamba must all be at least 1.", key="depth"
+            )
         axes = {
             "hidden": Axis(self.hidden),
             "inner": Axis(self.expand * self.hidden),

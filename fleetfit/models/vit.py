@@ -159,7 +159,8 @@ class Vit(Architecture):
         """
         if self.head != "norm":
             raise ModelError(
-                f'its classifier is of the kind [model] head = "{self.head}", that of a ViT in transformers has a norm.'
+                f'its [model] head is "{self.head}"; a ViT in transformers has a norm before its classifier.',
+                key="head",
             )
         channels, height, width = self.image
         heads, size = self.encoder.heads_at(sizes)
@@ -266,19 +267,26 @@ def _side(config: Mapping[str, Any], patch: int | None) -> int:
         raise ModelError(f"the checkpoint's patches are {said}; only square ones are read.")
     side = int(sides.pop())
     if patch is not None and config and patch != side:
-        raise ModelError(f"patch = {patch} contradicts the checkpoint's patch_size {side}; leave patch out.")
+        raise ModelError(
+            f"patch = {patch} contradicts the checkpoint's patch_size {side}; leave patch out.", key="patch"
+        )
     return side if patch is None else patch
 
 
 def _image(shape: tuple[int, ...], patch: int, channels: int | None) -> tuple[int, int, int]:
     if len(shape) != 3:
-        raise ModelError(f"a ViT takes images (channels, height, width), got samples of shape {shape}.")
+        raise ModelError(
+            f"a ViT takes images (channels, height, width), got samples of shape {shape}.", key="input_shape"
+        )
     if patch < 1 or shape[1] % patch or shape[2] % patch:
         raise ModelError(
-            f"patches of {patch} do not divide images of {shape[1]}x{shape[2]}; set [model] patch, or resize the data."
+            f"patches of {patch} do not divide images of {shape[1]}x{shape[2]}; set [model] patch, or resize the data.",
+            key="patch",
         )
     if channels not in (None, shape[0]) and shape[0] != 1:
-        raise ModelError(f"the checkpoint takes images of {channels} channels, these have {shape[0]}.")
+        raise ModelError(
+            f"the checkpoint takes images of {channels} channels, these have {shape[0]}.", key="input_shape"
+        )
     return shape[0], shape[1], shape[2]
 
 

@@ -18,7 +18,7 @@ def fedprox(mu: float = 0.01) -> Method:
         mu: Strength; adds mu / 2 * ||w - w_received||^2 to the loss.
     """
     if mu < 0:
-        raise ConfigError(f"mu must be at least 0, got {mu}.")
+        raise ConfigError(f"mu must be at least 0, got {mu}.", key="mu")
     return Method(penalty=partial(proximal, mu=mu))
 
 

@@ -169,7 +169,8 @@ def attention_of_samples(module: nn.Module, data: Data, samples: int = 4, title:
     if not 1 <= samples <= most:
         raise ConfigError(
             f"samples must be 1 to {most}, got {samples}: {data.name} has {len(there)} test images, and at most {MOST} "
-            "go into one picture."
+            "go into one picture.",
+            key="samples",
         )
     chosen = there[(2 * torch.arange(samples) + 1) * len(there) // (2 * samples)]
     images, labels = data.batch(chosen)

@@ -86,19 +86,20 @@ def panels_of_class(found: Scores, exits: Tensor, label: int, share: float | Non
     of_class = found.labels == label
     count = int(of_class.sum())
     if not count:
-        raise ConfigError(f"none of the {len(found.labels)} test samples is of class {label}.")
+        raise ConfigError(f"none of the {len(found.labels)} test samples is of class {label}.", key="label")
     wanted = max(_SHARE, min(1.0, _FEWEST / count)) if share is None else share
     if share is None:  # a default never asks for more than fits, with one sample more for each exit's rounding
         wanted = min(wanted, (MOST - len(found.logits)) / count)
     if not 0 < wanted <= 1:
-        raise ConfigError(f"share must be above 0 and at most 1, got {wanted:g}.")
+        raise ConfigError(f"share must be above 0 and at most 1, got {wanted:g}.", key="share")
     left = [(of_class & (exits == i)).nonzero()[:, 0] for i in range(len(found.logits))]
     shown = [_evenly(places, wanted) for places in left]
     total = sum(map(len, shown))
     if total > MOST:
         raise ConfigError(
             f"a share of {wanted:g} puts {total} of {count} samples into one picture, and {MOST} fit; choose a share "
-            f"up to {math.floor(1000 * (MOST - len(shown)) / count) / 1000:g}."
+            f"up to {math.floor(1000 * (MOST - len(shown)) / count) / 1000:g}.",
+            key="share",
         )
     return [Panel(len(places) / count, few) for places, few in zip(left, shown, strict=True)]
 
@@ -148,7 +149,9 @@ def chosen_classes(data: Data, wanted: Sequence[str] = ()) -> list[int]:
     for name in wanted:
         if name not in known:
             some = f"{', '.join(known[:10])}{', ...' if len(known) > 10 else ''}"
-            raise ConfigError(f'{data.name} has no class "{name}"; it has {some}.{did_you_mean(name, known)}')
+            raise ConfigError(
+                f'{data.name} has no class "{name}"; it has {some}.{did_you_mean(name, known)}', key="label"
+            )
     return [known.index(name) for name in dict.fromkeys(wanted or default)]
 
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -175,15 +176,15 @@ def _calibrated(
     return found.numbers(), found.test
 
 
-def _check_saved(numbers: dict[str, Any], test: Scores, path: object) -> None:
+def _check_saved(numbers: dict[str, Any], test: Scores, path: Path) -> None:
     """Refuse a calibration that lacks something, or is of another state of the model or another data set."""
     lacking = [key for key in ("level", "cost", "costs", "budget", "accuracies", "curve", "test") if key not in numbers]
     if lacking:
-        raise RunError(f"{path} has no {lacking[0]}. Calibrate again.")
+        raise RunError(f"{path} has no {lacking[0]}. Calibrate again.", path=path)
     then, now = numbers["accuracies"], test.accuracies
     moved = 2 / len(test.labels) + 1e-9  # another machine may round a sample or two to another class
     if len(then) != len(now) or any(abs(a - b) > moved for a, b in zip(then, now, strict=True)):
-        raise ConfigError(f"{path} is of another state of this model. Calibrate again, or give a budget.")
+        raise ConfigError(f"{path} is of another state of this model. Calibrate again, or give a budget.", path=path)
 
 
 def _file(names: Sequence[str], label: int) -> str:

@@ -45,7 +45,7 @@ class Adapted(Tuned):
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise ModelError(f"[peft] rank must be at least 1, got {self.rank}.")
+            raise ModelError(f"[peft] rank must be at least 1, got {self.rank}.", key="peft.rank")
         super().__post_init__()
 
     def made_for(self, part: nn.Module) -> nn.Module:

@@ -35,7 +35,8 @@ class Tuned(Wrapped):
             names = sorted({_NUMBER.sub(".*", name) for name, _ in self._plain.named_modules() if self._takes(name)})
             raise ModelError(
                 f"[peft] targets {', '.join(self.targets)}: no module of the backbone has such a name. Choose among "
-                f"{', '.join(names)}, or patterns of them."
+                f"{', '.join(names)}, or patterns of them.",
+                key="peft.targets",
             )
 
     # ---- for each mode to say ------------------------------------------------------------------------------------
@@ -81,7 +82,8 @@ class Tuned(Wrapped):
             raise ModelError(
                 "[peft] freezes everything but the classifiers and what it puts in, and this model has no classifier "
                 'that can be told by its name (heads.{n}) or by building with fewer exits. Declare it, such as "fc.*": '
-                f"exit_after({self.blocks})."
+                f"exit_after({self.blocks}).",
+                key="peft",
             )
         return found
 

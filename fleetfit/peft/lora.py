@@ -33,7 +33,10 @@ class Lora(Tuned):
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
-            raise ModelError(f"[peft] rank must be at least 1 and alpha above 0, got {self.rank} and {self.alpha}.")
+            raise ModelError(
+                f"[peft] rank must be at least 1 and alpha above 0, got {self.rank} and {self.alpha}.",
+                key="peft.rank" if self.rank < 1 else "peft.alpha",
+            )
         super().__post_init__()
 
     def takes(self, part: nn.Module) -> bool:

@@ -69,12 +69,19 @@ class Targets:
     def __post_init__(self) -> None:
         ratios = self.ratios
         if not ratios or ratios[-1] != 1 or min(ratios) <= 0 or list(ratios) != sorted(set(ratios)):
-            raise PlanError(f"target ratios must be above 0, strictly ascending, and end with 1, got {list(ratios)}.")
+            raise PlanError(
+                f"target ratios must be above 0, strictly ascending, and end with 1, got {list(ratios)}.", key="ratios"
+            )
         if len(self.tolerances) != len(ratios) or any(not math.isfinite(t) or t < 0 for t in self.tolerances):
-            raise PlanError(f"each of the {len(ratios)} levels needs a tolerance of at least 0, got {self.tolerances}.")
+            raise PlanError(
+                f"each of the {len(ratios)} levels needs a tolerance of at least 0, got {self.tolerances}.",
+                key="tolerances",
+            )
         for cost, most in self.ceilings.items():
             if len(most) != len(ratios) or not all(ceiling > 0 for ceiling in most):
-                raise PlanError(f"each of the {len(ratios)} levels needs a ceiling above 0 of {cost}, got {most}.")
+                raise PlanError(
+                    f"each of the {len(ratios)} levels needs a ceiling above 0 of {cost}, got {most}.", key="ceilings"
+                )
 
 
 def given_levels(
@@ -106,7 +113,8 @@ def given_levels(
     if not grows or list(widths) != sorted(widths) or (widths[-1], budgets[-1]) != (1.0, 1.0):
         raise PlanError(
             "depth grows and width does not shrink from level to level, and the last one is the full model with a "
-            f"budget of 1; got depths {list(depths)}, widths {list(widths)} and budgets {list(budgets)}."
+            f"budget of 1; got depths {list(depths)}, widths {list(widths)} and budgets {list(budgets)}.",
+            key="levels",
         )
     splits = tuple(
         LevelShape(depth, width, (blocks,) if mode == "width" else tuple(depths[: i + 1]), budget, needs=budget)
@@ -170,7 +178,8 @@ def budgets_by_cost(budgets: Sequence[Budget], cost: str, full: Callable[[str], 
         if cost not in budget:
             raise PlanError(
                 f"budget #{index + 1} names {', '.join(budget) or 'nothing'}, and must name {cost} too, which the "
-                f"levels are planned in; {cost} = 1.0 is no limit."
+                f"levels are planned in; {cost} = 1.0 is no limit.",
+                key="budgets",
             )
     found = {}
     for name in dict.fromkeys([cost, *(name for budget in said for name in budget)]):
@@ -216,7 +225,7 @@ def absolute(text: str, cost: str) -> float:
         pass
     example = f"20 {list(units)[1]}"
     raise PlanError(f'a budget of {cost} is a number, or text with a unit ({", ".join(units)}) such as "{example}"; '
-                    f'got "{text}".')  # fmt: skip
+                    f'got "{text}".', key="budget")  # fmt: skip
 
 
 # ---- levels --------------------------------------------------------------------------------------------------------
@@ -250,13 +259,13 @@ def levels_of_budgets(
     given = _checked(budgets)
     slack = np.broadcast_to(np.asarray(tolerances, dtype=np.float64), given.shape)
     if not (np.isfinite(slack) & (slack >= 0)).all():
-        raise PlanError(f"a tolerance must be a number of at least 0, got {tolerances!r}.")
+        raise PlanError(f"a tolerance must be a number of at least 0, got {tolerances!r}.", key="tolerance")
     others = {name: np.asarray(values, dtype=np.float64) for name, values in (further or {}).items()}
     if how == "cluster":
         whole = np.logical_and.reduce([affords(values, slack, 1.0) for values in (given, *others.values())])
         ratios, member = _clustered(np.minimum(given, 1.0), bool(whole.any()))
     elif isinstance(how, str) and how != "halving":
-        raise PlanError(f'levels must be "cluster", "halving" or a list of ratios, got "{how}".')
+        raise PlanError(f'levels must be "cluster", "halving" or a list of ratios, got "{how}".', key="levels")
     else:
         ratios = _halved(float((given * (1 + slack)).min())) if isinstance(how, str) else _with_full(how)
         member = assign(given, slack, ratios)
@@ -303,9 +312,11 @@ def _checked(budgets: npt.ArrayLike) -> Floats:
     given = np.atleast_1d(np.asarray(budgets, dtype=np.float64))
     wrong = np.flatnonzero(~(np.isfinite(given) & (given > 0)))
     if not given.size:
-        raise PlanError("there are no budgets: name at least one client or group.")
+        raise PlanError("there are no budgets: name at least one client or group.", key="budgets")
     if wrong.size:
-        raise PlanError(f"a budget must be a number above 0, got {given[wrong[0]]} for client {wrong[0]}.")
+        raise PlanError(
+            f"a budget must be a number above 0, got {given[wrong[0]]} for client {wrong[0]}.", key="budget"
+        )
     return given
 
 

@@ -152,12 +152,13 @@ class Plan:
         if values.get("format") not in _READ:
             raise ConfigError(
                 f"a plan of format {values.get('format')!r} cannot be read; this FleetFit knows formats "
-                f"{' and '.join(map(str, _READ))}."
+                f"{' and '.join(map(str, _READ))}.",
+                key="format",
             )
         known = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
         for key in values:
             if key not in known:
-                raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, known)}")
+                raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, known)}", key=key)
         try:
             levels = tuple(_level(entry) for entry in values["level"])
             heads = Cost(**_typed(Cost, values["early_heads"]))
@@ -291,7 +292,8 @@ def _shares(full: float, costs: Sequence[float]) -> list[float]:
     found = [c / full for c in costs]
     if found != sorted(set(found)) or any(share >= 1 for share in found):
         raise PlanError(
-            f"the given depths and widths must make each level dearer than the one before, got costs {found}."
+            f"the given depths and widths must make each level dearer than the one before, got costs {found}.",
+            key="depths",
         )
     return found
 

@@ -235,14 +235,16 @@ def search(
     if targets.splits and targets.mode == mode:
         return _settled(grid, targets, others)
     if mode not in ("both", "width", "depth"):
-        raise PlanError(f'a split must be "both", "width" or "depth", got {mode!r}.')
+        raise PlanError(f'a split must be "both", "width" or "depth", got {mode!r}.', key="split")
     if others.keys() != targets.ceilings.keys():
-        raise PlanError(f"the search needs the costs of {', '.join(targets.ceilings)}, got {', '.join(others)}.")
+        raise PlanError(
+            f"the search needs the costs of {', '.join(targets.ceilings)}, got {', '.join(others)}.", key="others"
+        )
     smaller = len(targets.ratios) - 1
     for name, given in (("depths", depths), ("widths", widths)):
         if given is not None and len(given) != smaller:
             raise PlanError(f"{len(targets.ratios)} levels need {smaller} {name} (the last level is the full model), "
-                            f"got {len(given)}.")  # fmt: skip
+                            f"got {len(given)}.", key=name)  # fmt: skip
     _check_given(grid, depths, widths)
     wanted = Search(grid, targets, mode, depths, widths, others)
     found = _find(wanted)
@@ -276,11 +278,15 @@ def _again(wanted: Search, **changes: Any) -> Search:
 def _check_given(grid: Grid, depths: Sequence[int] | None, widths: Sequence[float] | None) -> None:
     allowed = [p for p in grid.positions if p < grid.blocks]
     if depths is not None and (list(depths) != sorted(set(depths)) or any(d not in allowed for d in depths)):
-        raise PlanError(f"depths of the smaller levels must grow strictly and be among {allowed}, got {list(depths)}.")
+        raise PlanError(
+            f"depths of the smaller levels must grow strictly and be among {allowed}, got {list(depths)}.", key="depths"
+        )
     if widths is not None and (
         list(widths) != sorted(widths) or any(min(abs(w - known) for known in grid.widths) > TINY for w in widths)
     ):
-        raise PlanError(f"widths must not shrink from level to level and go by 0.01 up to 1, got {list(widths)}.")
+        raise PlanError(
+            f"widths must not shrink from level to level and go by 0.01 up to 1, got {list(widths)}.", key="widths"
+        )
 
 
 def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
@@ -297,7 +303,8 @@ def one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
         enough = float(np.ceil(off.min() * 100) / 100)
         raise PlanError(f"no depth and width cost {ratio:.3g} of the model within {tolerance:.3g}; the nearest is "
                         f"{grid.positions[row]} of {grid.blocks} blocks at width {grid.widths[column]:.2f}, costing "
-                        f"{cost[row, column]:.3f}, which a tolerance of {enough:.2f} would admit.", enough)  # fmt: skip
+                        f"{cost[row, column]:.3f}, which a tolerance of {enough:.2f} would admit.",
+                        enough, key="tolerance")  # fmt: skip
     first = np.lexsort((-rows, off[rows, columns], gap[rows, columns].round(9)))[0]
     row, column = int(rows[first]), int(columns[first])
     depth = grid.positions[row]
@@ -310,7 +317,7 @@ def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple
     if strange or targets.splits[-1].depth != grid.blocks:
         raise PlanError(f"the plan, or what is given as levels, was made for another model: it has exits "
                         f"{list(targets.splits[-1].exits)}; this model has {grid.blocks} blocks and allows exits after "
-                        f"{list(grid.positions)}.")  # fmt: skip
+                        f"{list(grid.positions)}.", key="levels")  # fmt: skip
     return tuple(_counted(split, grid, further) for split in targets.splits)
 
 

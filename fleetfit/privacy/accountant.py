@@ -137,7 +137,8 @@ def noise_for(epsilon: float, rate: float, rounds: int, delta: float, known: boo
         low, high = high, 2 * high
         if high > _MOST:
             raise ConfigError(
-                f"[privacy] epsilon: no noise makes {rounds} rounds cost {epsilon:g} at delta {delta:g}. Set more."
+                f"[privacy] epsilon: no noise makes {rounds} rounds cost {epsilon:g} at delta {delta:g}. Set more.",
+                key="privacy.epsilon",
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2

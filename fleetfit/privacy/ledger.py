@@ -73,7 +73,8 @@ class Ledger:
             raise RunError(
                 "[privacy] key_file: this is another key than the one that the run began with, and would draw other "
                 "noise for rounds that are known. Put that file back, or begin a new run, whose budget adds to this "
-                "one's."
+                "one's.",
+                key="privacy.key_file",
             )
         self.key = fingerprint(key)
         return Randomness(key, bytes.fromhex(self.salt))

@@ -93,7 +93,8 @@ class Privacy:
         if changed:
             raise RunError(
                 f"[privacy]: {', '.join(changed)}. Rounds that were trained with the one cannot be followed by rounds "
-                "with the other. Set it back, or begin a new run."
+                "with the other. Set it back, or begin a new run.",
+                key="privacy",
             )
         self.randomness, self.ledger = ledger.randomness(key), ledger
         self.write = lambda: write(self.text())

@@ -66,7 +66,9 @@ def made_key(path: str | Path) -> bytes:
         except FileExistsError:
             raise
         except OSError as error:
-            raise ConfigError(f"[privacy] key_file: {place} cannot be made: {error.strerror}.") from None
+            raise ConfigError(
+                f"[privacy] key_file: {place} cannot be made: {error.strerror}.", key="privacy.key_file", path=place
+            ) from None
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_hex(KEY_BYTES) + "\n")
             file.flush()
@@ -88,14 +90,20 @@ def key_in(path: str | Path) -> bytes:
         raise RunError(
             f"[privacy] key_file: {place} is not there, and without the key this run cannot go on: another key would "
             "draw other noise for rounds that are known. What it has spent stands in its privacy.json. Put the file "
-            "back, or begin a new run, whose budget adds to that."
+            "back, or begin a new run, whose budget adds to that.",
+            key="privacy.key_file",
+            path=place,
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"[privacy] key_file: {place} cannot be read: {error}.") from None
+        raise ConfigError(
+            f"[privacy] key_file: {place} cannot be read: {error}.", key="privacy.key_file", path=place
+        ) from None
     if os.name == "posix" and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             f"[privacy] key_file: others than you may read {place}, and whoever has the key can take the noise away. "
-            f"Make a new one, or if nobody has looked: chmod 600 {place}"
+            f"Make a new one, or if nobody has looked: chmod 600 {place}",
+            key="privacy.key_file",
+            path=place,
         )
     try:
         key = bytes.fromhex(text.strip())
@@ -104,7 +112,9 @@ def key_in(path: str | Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise ConfigError(
             f"[privacy] key_file: {place} is no key of {KEY_BYTES} bytes in hexadecimal digits. Name a file that is "
-            "not there, and it is made."
+            "not there, and it is made.",
+            key="privacy.key_file",
+            path=place,
         )
     return key
 
@@ -118,5 +128,7 @@ def outside(path: str | Path, folder: Path) -> None:
     if files.expanded(path).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"[privacy] key_file: {path} lies in the run folder {folder}. Whoever gets the folder could take the noise "
-            "away; choose a place outside of it."
+            "away; choose a place outside of it.",
+            key="privacy.key_file",
+            path=path,
         )

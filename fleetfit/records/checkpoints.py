@@ -4,8 +4,7 @@ A file holds the flat buffers that `fleetfit.state` makes of a nest, one tensor 
 of its type ("float32"), and the plain values beside them, in the header.
 
 Written here and not by the library, so that the same tensors give the same bytes in every process (the library orders
-its metadata at random), no link is followed, and the checksum can stand in the header. Files of format 1, in which each
-tensor stands by itself under the name of its place, are read too, also those without a checksum.
+its metadata at random), no link is followed, and the checksum can stand in the header.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from torch import Tensor
 from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.records import forms
-from fleetfit.state import DTYPES, content, put_together, rebuilt, taken_apart
+from fleetfit.state import DTYPES, content, put_together, taken_apart
 
 # ---- flat tensors in a safetensors file, with a checksum of the whole: the header as well as the data --------------
 
@@ -135,7 +134,7 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
 # ---- files --------------------------------------------------------------------------------------------------------
 
 FORMAT = 2
-"""Version of checkpoints; it and format 1 are read, any other is refused."""
+"""Version of checkpoints; any other is refused."""
 _KIND = "checkpoint"
 
 
@@ -158,7 +157,7 @@ def write_checkpoint(path: Path, nest: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> Any:
-    """Return what `write_checkpoint` wrote, now or in format 1.
+    """Return what `write_checkpoint` wrote.
 
     Raises:
         Damaged: It is not what was written.
@@ -166,9 +165,9 @@ def read_checkpoint(path: Path) -> Any:
     """
     tensors, about = _read(path)
     version = about.get("format", "none")
-    if about.get("fleetfit") != _KIND or version not in ("1", str(FORMAT)):
+    if about.get("fleetfit") != _KIND or version != str(FORMAT):
         raise RunError(
-            f"{path} has format {version}; this version of FleetFit reads formats 1 and {FORMAT}. Use the version of "
+            f"{path} has format {version}; this version of FleetFit reads format {FORMAT}. Use the version of "
             "FleetFit that wrote it."
         )
     if about.keys() != {"fleetfit", "format", "nest"}:
@@ -178,7 +177,7 @@ def read_checkpoint(path: Path) -> Any:
     except ValueError as error:
         raise Damaged(f"its structure cannot be read: {error}") from None
     try:
-        return _first_format(plain, tensors) if version == "1" else put_together(plain, _flat(tensors))
+        return put_together(plain, _flat(tensors))
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch
         raise Damaged(str(error)) from None
 
@@ -188,24 +187,6 @@ def _flat(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if DTYPES.get(name) != tensor.dtype or tensor.dim() != 1:
             raise ValueError(f'it has a tensor "{name}" that is no buffer of that type')
     return tensors
-
-
-def _first_format(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return a nest of format 1, which names each tensor by its place."""
-    left = dict(tensors)
-
-    def leaf(word: str, name: Any) -> Any:
-        if word not in ("$tensor", "$array") or not isinstance(name, str):
-            raise ValueError(f'"{word}" in it is unknown')
-        if name not in left:
-            raise ValueError(f'it has no tensor "{name}", or names it twice')
-        tensor = left.pop(name)
-        return tensor if word == "$tensor" else tensor.numpy()
-
-    found = rebuilt(plain, leaf, tuples="$tuple", tables="$items", deepest=200)
-    if left:
-        raise ValueError(f'it holds a tensor "{next(iter(left))}" that it does not name')
-    return found
 
 
 # ---- what the checkpoint of a run holds: the server, what the clients remember, and the last statistics ------------

@@ -185,7 +185,9 @@ def plots_in(folder: Path) -> Path:
     try:
         return files.inside(folder, "plots/any").parent
     except OSError as error:
-        raise RunError(f"no picture can be written to {folder / 'plots'}: {error.strerror or error}.") from None
+        raise RunError(
+            f"no picture can be written to {folder / 'plots'}: {error.strerror or error}.", path=folder / "plots"
+        ) from None
 
 
 def saved(figures: Mapping[str, "Figure"], folder: Path, ending: str = "png") -> list[Path]:
@@ -201,7 +203,9 @@ def saved(figures: Mapping[str, "Figure"], folder: Path, ending: str = "png") ->
             folder.mkdir(parents=True, exist_ok=True)
             draw(figure, written[-1])
         except OSError as error:
-            raise RunError(f"the picture cannot be written to {written[-1]}: {error.strerror or error}.") from None
+            raise RunError(
+                f"the picture cannot be written to {written[-1]}: {error.strerror or error}.", path=written[-1]
+            ) from None
     return written
 
 

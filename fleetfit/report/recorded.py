@@ -232,7 +232,9 @@ def summary_in(folder: RunFolder) -> dict[str, Any]:
     """
     found, path = folder.json("summary.json"), folder.path / "summary.json"
     if isinstance(found, dict) and type(found.get("format")) is int and found["format"] > FORMAT:
-        raise RunError(f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.")
+        raise RunError(
+            f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.", path=path
+        )
     try:
         _SUMMARY(found, "")
         if any(not level["blocks"] for level in found["levels"]):
@@ -241,7 +243,7 @@ def summary_in(folder: RunFolder) -> dict[str, Any]:
             raise ValueError(f"evaluate has no {found['norm'][:60]}")
     except ValueError as error:
         raise RunError(
-            f'{path} is damaged: {error}. Remove it, and "fleetfit resume {folder.path}" writes it again.'
+            f'{path} is damaged: {error}. Remove it, and "fleetfit resume {folder.path}" writes it again.', path=path
         ) from None
     return dict(found)
 
@@ -263,6 +265,7 @@ def class_counts_in(folder: RunFolder) -> list[list[int]]:
     except ValueError as error:
         raise RunError(
             f"{folder.path / 'fleet.json'} is damaged: {error}. It is only drawn: remove it, and there is no plot of "
-            "the partition."
+            "the partition.",
+            path=folder.path / "fleet.json",
         ) from None
     return counts

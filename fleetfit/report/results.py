@@ -285,15 +285,17 @@ def read_results(path: str | Path) -> ComparisonResults:
     try:
         found = json.loads(files.read_text(path))
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+        raise RunError(f"{path} cannot be read: {error.strerror}.", path=path) from None
     except (ValueError, RecursionError):
-        raise RunError(f"{path} holds no results of a comparison: it is no JSON.") from None
+        raise RunError(f"{path} holds no results of a comparison: it is no JSON.", path=path) from None
     if isinstance(found, dict) and type(found.get("format")) is int and found["format"] > FORMAT:
-        raise RunError(f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.")
+        raise RunError(
+            f"{path} has format {found['format']}; this version of FleetFit reads format {FORMAT}.", path=path
+        )
     try:
         _WHOLE(found, "")
     except ValueError as error:
-        raise RunError(f"{path} holds no results of a comparison: {error}.") from None
+        raise RunError(f"{path} holds no results of a comparison: {error}.", path=path) from None
     return results_of(found)
 
 

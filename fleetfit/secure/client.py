@@ -88,7 +88,8 @@ class SecureClient:
         if self._phase != phase:
             raise RunError(
                 f"client {self.number} was asked for its {phase} when it was not their turn: each phase of a secure "
-                "round happens once and in order, and none after a refusal."
+                "round happens once and in order, and none after a refusal.",
+                key="phase",
             )
         self._phase, self._next = "refused", following
 
@@ -166,25 +167,31 @@ class SecureClient:
             RunError: It lies, or hides too few.
         """
         if (roster.run, roster.round) != (self._run, self._round):
-            raise RunError("the roster is one of another run or round than the keys that were asked for.")
+            raise RunError("the roster is one of another run or round than the keys that were asked for.", key="roster")
         numbers = [member.client for member in roster.members]
         if any(one >= other for one, other in pairwise(numbers)):
-            raise RunError("a client is on the roster twice, or its members are in no order.")
+            raise RunError("a client is on the roster twice, or its members are in no order.", key="roster")
         for what in ("identity", "mask_key", "seal_key"):
             if len({getattr(member, what) for member in roster.members}) < len(numbers):
-                raise RunError("two members of the roster have the same key: one client under two names.")
+                raise RunError("two members of the roster have the same key: one client under two names.", key="roster")
         if self._secrets.sent not in roster.members:
             raise RunError(
-                f"the roster has other keys, or another sub-model, for client {self.number} than it has sent."
+                f"the roster has other keys, or another sub-model, for client {self.number} than it has sent.",
+                key="roster",
             )
         if len(numbers) < self._minimum:
-            raise RunError(f"the cohort has {len(numbers)} members, and at least {self._minimum} are asked for.")
+            raise RunError(
+                f"the cohort has {len(numbers)} members, and at least {self._minimum} are asked for.", key="roster"
+            )
         if roster.threshold > len(numbers):
-            raise RunError(f"a threshold of {roster.threshold} among {len(numbers)} members is never met.")
+            raise RunError(
+                f"a threshold of {roster.threshold} among {len(numbers)} members is never met.", key="roster.threshold"
+            )
         if 2 * roster.threshold <= len(numbers):
             raise RunError(
                 f"a threshold of {roster.threshold} among {len(numbers)} members is not more than half of them: two "
-                "halves could be told two stories."
+                "halves could be told two stories.",
+                key="roster.threshold",
             )
         for member in roster.members:
             self._check_member(member)
@@ -193,30 +200,34 @@ class SecureClient:
     def _check_member(self, member: Keys) -> None:
         if not keys.signed_by(self._authority, member.certificate, keys.membership(member.identity)):
             raise RunError(
-                f"the key of client {member.client} is not signed by the fleet's authority: it may be anybody."
+                f"the key of client {member.client} is not signed by the fleet's authority: it may be anybody.",
+                key="roster.member",
             )
         told = of_round(self._run, self._round, member.client, member.piece, member.mask_key, member.seal_key)
         if not keys.signed_by(member.identity, member.signature, told):
             raise RunError(
                 f"client {member.client} has not signed its keys and its sub-model as the roster has them: they were "
-                "changed, or belong to another round."
+                "changed, or belong to another round.",
+                key="roster.signature",
             )
 
     def _check_blocks(self, roster: Roster) -> None:
         """Compute the blocks, and compare what was announced with them."""
         lengths = self._lengths(roster.pieces)
         if len(dict(roster.blocks)) < len(roster.blocks):
-            raise RunError("a block was announced twice.")
+            raise RunError("a block was announced twice.", key="roster.blocks")
         for block, length in roster.blocks:
             if lengths.get(block) != length:
                 raise RunError(
-                    f"a block of {length} numbers was announced that the sub-models of the roster do not have."
+                    f"a block of {length} numbers was announced that the sub-models of the roster do not have.",
+                    key="roster.blocks",
                 )
             members = len(roster.covering(block))
             if members < self._minimum:
                 raise RunError(
                     f"a block was announced that {members} members cover, and at least {self._minimum} are asked for: "
-                    "its sum would say too much of one."
+                    "its sum would say too much of one.",
+                    key="roster.blocks",
                 )
 
     # ---- masked update
@@ -248,7 +259,9 @@ class SecureClient:
         for block in self._mine:
             length = dict(self._roster.blocks)[block]
             if len(words[block]) != length:
-                raise RunError(f"client {self.number} has {len(words[block])} words of a block of {length}.")
+                raise RunError(
+                    f"client {self.number} has {len(words[block])} words of a block of {length}.", key="update"
+                )
             out = words[block].astype("<u4")
             keys.masked(out, own_key(self._seeds[block], block), 1)
             found.append((block, out))
@@ -271,12 +284,13 @@ class SecureClient:
         members = {member.client: member for member in self._roster.members}
         dealers = [client for client, _ in dealt.sealed]
         if len(set(dealers)) < len(dealers) or not set(dealers) <= members.keys() - {self.number}:
-            raise RunError("shares came twice from one member, or from nobody on the roster.")
+            raise RunError("shares came twice from one member, or from nobody on the roster.", key="shares")
         self._dealers = {self.number, *dealers}
         if len(self._dealers) < max(self._roster.threshold, self._minimum):
             raise RunError(
                 f"{len(self._dealers)} members have dealt their shares, and at least "
-                f"{max(self._roster.threshold, self._minimum)} are asked for."
+                f"{max(self._roster.threshold, self._minimum)} are asked for.",
+                key="shares",
             )
         for dealer, text in dealt.sealed:
             key = self._seal_key(members[dealer], dealer, self.number)
@@ -285,7 +299,8 @@ class SecureClient:
             if opened is None or len(opened) != shamir.SIZE * len(kinds):
                 raise RunError(
                     f"the shares of client {dealer} are not what it has sealed for client {self.number}: they were "
-                    "changed on the way, or it was shown another roster."
+                    "changed on the way, or it was shown another roster.",
+                    key="shares",
                 )
             for place, kind in enumerate(kinds):
                 self._held[dealer, kind] = opened[place * shamir.SIZE : (place + 1) * shamir.SIZE]
@@ -303,14 +318,18 @@ class SecureClient:
         if living & dead:
             raise RunError(
                 f"client {min(living & dead)} is said to be both living and dead: who knows both of its secrets reads "
-                "its update."
+                "its update.",
+                key="living",
             )
         told = [*survivors.living, *survivors.dead]
         if len(set(told)) < len(told) or set(told) != self._dealers or self.number not in living:
-            raise RunError("who is said to live or to be dead are not the members that have dealt their shares.")
+            raise RunError(
+                "who is said to live or to be dead are not the members that have dealt their shares.", key="living"
+            )
         if len(living) < max(self._roster.threshold, self._minimum):
             raise RunError(
-                f"{len(living)} members live, and at least {max(self._roster.threshold, self._minimum)} are asked for."
+                f"{len(living)} members live, and at least {max(self._roster.threshold, self._minimum)} are asked for.",
+                key="living",
             )
         self._survivors = survivors
         signature = self._identity.signer.sign(of_survivors(self._roster.digest, survivors))
@@ -336,7 +355,8 @@ class SecureClient:
         if len(signed) < self._roster.threshold:
             raise RunError(
                 f"{len(signed)} living members have signed who lives as client {self.number} was told it, and at least "
-                f"{self._roster.threshold} have to: others may have been told another story."
+                f"{self._roster.threshold} have to: others may have been told another story.",
+                key="living.signatures",
             )
         wanted = wanted_shares(self._roster, living, dead, self._minimum)
         self._left()

@@ -239,7 +239,10 @@ def read(kind: type[M], text: bytes) -> M:
     """
     value = decoded(text)
     if not _fits(value, kind):
-        raise RunError(f"a message of secure aggregation is not what is sent as {kind.__name__.lower()}.")
+        raise RunError(
+            f"a message of secure aggregation is not what is sent as {kind.__name__.lower()}.",
+            key=kind.__name__.lower(),
+        )
     return cast(M, _made(value, kind))
 
 
@@ -268,11 +271,11 @@ def _made(value: Any, kind: Any) -> Any:
     named = tuple(Keys(m[0], _named(pieces, m[1]), *m[2:]) for m in members)
     found = Roster(run, round, threshold, named, blocks)
     if found.pieces != pieces:
-        raise RunError("a roster has other sub-models than its members.")
+        raise RunError("a roster has other sub-models than its members.", key="roster")
     return found
 
 
 def _named(pieces: tuple[str, ...], number: int) -> str:
     if not 0 <= number < len(pieces):
-        raise RunError("a member of a roster has a sub-model that is not on it.")
+        raise RunError("a member of a roster has a sub-model that is not on it.", key="roster")
     return pieces[number]

@@ -95,7 +95,7 @@ class SecureServer:
             RunError: It has sent some.
         """
         if sent.client in self._members:
-            raise RunError(f"client {sent.client} is in the cohort already.")
+            raise RunError(f"client {sent.client} is in the cohort already.", key="client")
         self._members[sent.client] = sent
 
     def roster(self) -> Roster:
@@ -117,14 +117,15 @@ class SecureServer:
         if not blocks:
             raise RunError(
                 f"no part of the model is covered by {self._rules.minimum} members of the cohort, so no sum could be "
-                "seen."
+                "seen.",
+                key="minimum",
             )
         self._roster = Roster(self._run, self._round, needed, members, tuple(blocks))
         return self._roster
 
     def _enough(self, found: int, wanted: int, what: str) -> None:
         if found < wanted:
-            raise RunError(f"{found} clients {what}, and at least {wanted} are needed.")
+            raise RunError(f"{found} clients {what}, and at least {wanted} are needed.", key="clients")
 
     def deal(self, sent: Shares) -> None:
         """Take a member's shares for the others.
@@ -143,7 +144,9 @@ class SecureServer:
             and [block for block, _ in sent.seeds] == kinds[1:]
         )
         if not fits:
-            raise RunError(f"what client {sent.client} dealt is not one share of each secret for each member.")
+            raise RunError(
+                f"what client {sent.client} dealt is not one share of each secret for each member.", key="shares"
+            )
         self._shares[sent.client] = sent
         for holder, marks in sent.marks:
             for place, kind in enumerate(kinds):
@@ -175,11 +178,11 @@ class SecureServer:
         """
         lengths = dict(self._roster.blocks)
         if sent.client not in self._shares or sent.client in self._living:
-            raise RunError(f"client {sent.client} has no masked update to send.")
+            raise RunError(f"client {sent.client} has no masked update to send.", key="update")
         if [block for block, _ in sent.blocks] != self._kinds(sent.client)[1:] or any(
             len(text) != 4 * lengths[block] for block, text in sent.blocks
         ):
-            raise RunError("its masked update has not the blocks and lengths that were announced.")
+            raise RunError("its masked update has not the blocks and lengths that were announced.", key="update")
         for block, text in sent.blocks:
             words = np.frombuffer(text, dtype="<u4")
             if block in self._totals:
@@ -242,7 +245,8 @@ class SecureServer:
         blocks = open_blocks(self._roster, living, self._rules.minimum)
         if not blocks:
             raise RunError(
-                f"of no block {self._rules.minimum} members are left, and a sum of fewer would say too much of one."
+                f"of no block {self._rules.minimum} members are left, and a sum of fewer would say too much of one.",
+                key="minimum",
             )
         secrets = {
             (client, kind): self._secret(client, kind)
@@ -277,11 +281,14 @@ class SecureServer:
         if len(shares) < needed:
             raise RunError(
                 f"{len(shares)} clients opened their shares of client {client}, and {needed} are needed."
-                + self._who_lied()
+                + self._who_lied(),
+                key="shares",
             )
         found = shamir.join(dict(list(shares.items())[:needed]), keys.KEY)
         if found is None or not self._is(client, kind, found):
-            raise RunError(f"the shares that client {client} dealt do not give its secret: it dealt wrong ones.")
+            raise RunError(
+                f"the shares that client {client} dealt do not give its secret: it dealt wrong ones.", key="shares"
+            )
         return found
 
     def _is(self, client: int, kind: int, secret: bytes) -> bool:

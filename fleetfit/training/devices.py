@@ -30,13 +30,17 @@ def accelerator_named(device: str) -> torch.device:
     try:
         found = torch.device(device or "nothing")
     except RuntimeError:
-        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".') from None
+        raise ConfigError(
+            f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".', key="engine.device"
+        ) from None
     if found.type not in ("cpu", "cuda"):
-        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".')
+        raise ConfigError(f'engine.device must be "cpu", "cuda" or "cuda:N", got "{device}".', key="engine.device")
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (found.index or 0) >= count:
-            raise ConfigError(f'engine.device is "{device}", but this machine has {count} CUDA devices.')
+            raise ConfigError(
+                f'engine.device is "{device}", but this machine has {count} CUDA devices.', key="engine.device"
+            )
         found = torch.device("cuda", found.index or 0)
     return found
 

@@ -351,7 +351,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
 
 @dataclass(frozen=True)
 class _Trained:
-    """What local training did: mean loss per sample, steps, passes (see `train.clock`), whether time ran out."""
+    """What local training did: mean loss per sample, steps, passes (see `clock`), whether time ran out."""
 
     loss: float
     steps: int

@@ -79,10 +79,13 @@ def check_compiler(accelerator: torch.device) -> None:
     if accelerator.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
             f"engine.compile needs a C++ compiler, and there is no {compiler} on this machine. Install one, name "
-            "another in the environment variable CXX, or leave engine.compile out."
+            "another in the environment variable CXX, or leave engine.compile out.",
+            key="engine.compile",
         )
     if accelerator.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise ConfigError("engine.compile needs triton for a CUDA device, which is not installed; leave it out.")
+        raise ConfigError(
+            "engine.compile needs triton for a CUDA device, which is not installed; leave it out.", key="engine.compile"
+        )
 
 
 def within_reach(problem: Problem, accelerator: torch.device) -> Problem:

@@ -57,7 +57,7 @@ def _end_of(folder: str) -> tuple[State, str]:
     """Return the newest state of a run, and what to call it."""
     found = RunFolder.open(folder).load_checkpoint(checkpoint_of)
     if found is None:
-        raise RunError(f"the run {folder} has no checkpoint yet, so nothing can start from it.")
+        raise RunError(f"the run {folder} has no checkpoint yet, so nothing can start from it.", path=folder)
     server = found["server"]
     state: State = server["state"]
     levels = {int(match[1]) for name in state if (match := OF_LEVEL.match(name))}
@@ -82,14 +82,17 @@ def _fitting(problem: Problem, found: State, source: str, notes: list[str]) -> d
         elif ours.exit is not None if tensor is None else _only_classes_differ(layout, ours, tensor, shape):
             anew[name if ours.exit is None else f"heads.{ours.exit}"] = None
         elif tensor is None:
-            raise ModelError(f'the model cannot begin as {source}, which has no "{name}". Is it the same [model]?')
+            raise ModelError(
+                f'the model cannot begin as {source}, which has no "{name}". Is it the same [model]?', key="model.start"
+            )
         else:
             raise ModelError(
                 f'the model cannot begin as {source}: "{name}" is {tuple(tensor.shape)} there and {shape} here. Set '
-                "the same [model], the same number of classes aside."
+                "the same [model], the same number of classes aside.",
+                key="model.start",
             )
     if not all(bool(torch.isfinite(tensor).all()) for tensor in taken.values()):
-        raise ModelError(f"the model cannot begin as {source}: some of its numbers are not finite.")
+        raise ModelError(f"the model cannot begin as {source}: some of its numbers are not finite.", key="model.start")
     notes.append(f"The model begins as {source}{'; anew, at least in part: ' if anew else ''}{', '.join(anew)}.")
     return taken
 

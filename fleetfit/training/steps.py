@@ -57,7 +57,10 @@ def optimiser_of(piece: LocalModel, local: Local) -> torch.optim.Optimizer:
         ConfigError: There is no such optimiser.
     """
     if local.optimiser not in _KINDS:
-        raise ConfigError(f"the optimiser must be one of {', '.join(_KINDS)}, got {truncate(repr(local.optimiser))}.")
+        raise ConfigError(
+            f"the optimiser must be one of {', '.join(_KINDS)}, got {truncate(repr(local.optimiser))}.",
+            key="local.optimiser",
+        )
     parameter = nn.Parameter(piece.trained)
     parameter.grad = piece.grad
     settings = {key: getattr(local, key) for key in local.own}

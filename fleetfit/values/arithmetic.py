@@ -41,7 +41,8 @@ class Arithmetic:
         if len(words) not in (2, 3) or not all(word in of for word, of in zip(words, known, strict=False)):
             raise ConfigError(
                 f"how a level is computed is said as {' or '.join(known[0])}, then {' or '.join(known[1])}, and "
-                f'perhaps compile, such as "bf16 channels_last"; got {truncate(repr(text))}.'
+                f'perhaps compile, such as "bf16 channels_last"; got {truncate(repr(text))}.',
+                key="how",
             )
         return Arithmetic(words[0], words[1], len(words) == 3)  # type: ignore[arg-type]
 
@@ -70,12 +71,12 @@ class Computed:
             ConfigError: It is no such nest.
         """
         if not isinstance(nest, Mapping) or nest.keys() != {"sizes", "exits", "how"}:
-            raise ConfigError("what says how a shape is computed must be a table of sizes, exits and how.")
+            raise ConfigError("what says how a shape is computed must be a table of sizes, exits and how.", key="how")
         sizes, exits = nest["sizes"], nest["exits"]
         if not isinstance(sizes, Mapping) or not all(_is_count(n) for n in sizes.values()):
-            raise ConfigError("the sizes of a shape must be a table of whole numbers from 1.")
+            raise ConfigError("the sizes of a shape must be a table of whole numbers from 1.", key="sizes")
         if not isinstance(exits, Sequence) or isinstance(exits, str) or not exits or not all(map(_is_count, exits)):
-            raise ConfigError("the exits of a shape must be a list of whole numbers from 1.")
+            raise ConfigError("the exits of a shape must be a list of whole numbers from 1.", key="exits")
         return Computed(dict(sizes), tuple(exits), Arithmetic.read(nest["how"]))
 
 

@@ -341,4 +341,4 @@ class Federation:
         for index, level in enumerate(self.levels):
             if level.submodel.exits == submodel.exits and level.submodel.sizes == submodel.sizes:
                 return index
-        raise ModelError(f"no level has exits {submodel.exits} and sizes {submodel.sizes}.")
+        raise ModelError(f"no level has exits {submodel.exits} and sizes {submodel.sizes}.", key="levels")

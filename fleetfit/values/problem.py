@@ -95,7 +95,9 @@ class Problem:
             RunError: The problem does not have it; `train.initial_base` gives a new run's.
         """
         if self.layout.base.keys() - self.base.keys():
-            raise RunError("what is never trained has no values in this problem: set its base to initial_base(...).")
+            raise RunError(
+                "what is never trained has no values in this problem: set its base to initial_base(...).", key="base"
+            )
         return extract(self.layout.frozen, self.base, piece) if self.base else {}
 
     def submodel(self, width: float, exits: tuple[int, ...]) -> Submodel:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import raises
 
 import fleetfit as ff
 from fleetfit.data.files.arrays import arrays, in_memory, is_channels_last, shape_of
@@ -58,7 +59,7 @@ def test_where_nobody_can_tell_the_key_is_named(tmp_path: Path, shape: tuple[int
     x, y = samples(shape, "float32"), np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
     for read in (lambda: arrays(str(tmp_path / "a.npz")), lambda: in_memory(x, y)):
-        with pytest.raises(DataError, match="channels_last"):
+        with raises(DataError, key="channels_last"):
             read()
     told = arrays(str(tmp_path / "a.npz"), channels_last=True)
     assert np.array_equal(told.x.numpy(), np.moveaxis(x, -1, 1))  # type: ignore[union-attr]
@@ -87,7 +88,7 @@ def test_python_takes_the_key_too(tmp_path: Path) -> None:
     x, y = samples((3, 16, 3), "float32", 80), np.arange(80) % 2
     run = ff.run(data={"name": (x, y), "channels_last": True}, out=tmp_path / "run", **QUICK)
     assert run.assembly.data.sample_shape == (3, 3, 16)
-    with pytest.raises(DataError, match="channels_last"):
+    with raises(DataError, key="channels_last"):
         ff.run(data=(x, y), out=tmp_path / "other", **QUICK)
 
 
@@ -104,8 +105,8 @@ def test_one_hot_labels_are_said_to_be_a_regression(kind: str, classes: int) -> 
 def test_one_hot_labels_that_cannot_be_learned_name_the_remedy(tmp_path: Path, kind: str) -> None:
     y = np.eye(3)[np.arange(20) % 3].astype(kind)
     np.savez(tmp_path / "a.npz", x=samples((5,), "float32"), y=y)
-    with pytest.raises(DataError, match=r"argmax\(1\)"):
+    with raises(DataError, "argmax(1)", key="y"):
         arrays(str(tmp_path / "a.npz"))
     if kind != "float32":
-        with pytest.raises(DataError, match=r"argmax\(1\)"):
+        with raises(DataError, "argmax(1)", key="y"):
             in_memory(samples((5,), "float32"), y)

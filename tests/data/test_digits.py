@@ -1,9 +1,9 @@
 """The digits of scikit-learn."""
 
 import numpy as np
-import pytest
 import torch
 from sklearn.datasets import load_digits
+from support import raises
 
 from fleetfit.data.sets.digits import FACTS, digits
 from fleetfit.errors import DataError
@@ -44,5 +44,5 @@ def test_seed_decides() -> None:
 
 
 def test_share_out_of_range() -> None:
-    with pytest.raises(DataError, match=r"below 1, got 1\.5"):
+    with raises(DataError, 1, 1.5, key="test"):
         digits(test=1.5)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import Expected, raises
 
 from fleetfit.data import Data, partition
 from fleetfit.data.files import places
@@ -129,28 +130,30 @@ def bad(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "expected"),
     [
-        (bad(lambda c: c["x"][0].pop()), r"all_data_1\.json: the images of writer \"c\" are no lists of numbers"),
-        (bad(lambda c: [x.pop() for x in c["x"]]), r"all_data_1\.json: an image of writer \"c\" must be 784 numbers"),
-        (bad(lambda c: c["x"][0].__setitem__(3, 1.5)), "from 0 to 1, got 784 from 0 to 1.5"),
-        (bad(lambda c: c["x"][0].__setitem__(3, "a")), "no lists of numbers"),
-        (bad(lambda c: c["y"].__setitem__(0, 62)), r"labels of writer \"c\" must be whole numbers in 0\.\.61"),
-        (bad(lambda c: c["y"].__setitem__(0, 0.5)), "must be whole numbers"),
-        (bad(lambda c: c["y"].pop()), "of one length"),
-        (lambda path: path.write_text('{"users": ['), "cannot be read as JSON"),
+        (bad(lambda c: c["x"][0].pop()), Expected('"c"', path="all_data_1.json")),
+        (bad(lambda c: [x.pop() for x in c["x"]]), Expected('"c"', 784, path="all_data_1.json")),
+        (bad(lambda c: c["x"][0].__setitem__(3, 1.5)), Expected(0, 1, 784, 1.5, path="all_data_1.json")),
+        (bad(lambda c: c["x"][0].__setitem__(3, "a")), Expected('"c"', path="all_data_1.json")),
+        (bad(lambda c: c["y"].__setitem__(0, 62)), Expected('"c"', "0..61", path="all_data_1.json")),
+        (bad(lambda c: c["y"].__setitem__(0, 0.5)), Expected('"c"', 0, path="all_data_1.json")),
+        (bad(lambda c: c["y"].pop()), Expected('"c"', '"x"', path="all_data_1.json")),
+        (lambda path: path.write_text('{"users": ['), Expected(1, 12, path="all_data_1.json")),
     ],
 )
-def test_says_what_is_wrong(whole: tuple[Path, np.ndarray], change: Callable[[Path], object], message: str) -> None:
+def test_says_what_is_wrong(
+    whole: tuple[Path, np.ndarray], change: Callable[[Path], object], expected: Expected
+) -> None:
     change(whole[0] / "data" / "all_data" / "all_data_1.json")
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, expected):
         femnist.femnist(str(whole[0]))
     assert list(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) == []
 
 
 def test_other_images_are_refused(tmp_path: Path, write: Callable[..., Path], picture: Callable[..., bytes]) -> None:
     write(tmp_path / "train.parquet", [picture(np.zeros((8, 8), np.uint8))] * 4, [0, 1] * 2, writer_id=["w"] * 4)
-    with pytest.raises(DataError, match="of 28x28 images, but the files hold 2 classes of 8x8"):
+    with raises(DataError, "28x28", 2, "8x8"):
         femnist.femnist(str(tmp_path))
 
 
@@ -162,7 +165,7 @@ def test_from_the_hub_where_it_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, 
         return whole[0]
 
     monkeypatch.setattr(places, "from_hub", downloaded)
-    with pytest.raises(DataError, match="hub = true"):
+    with raises(DataError, "hub = true", key="hub"):
         femnist.femnist()
     assert len(femnist.femnist(hub=True).x) == 40
     assert asked == [("femnist", "flwrlabs/femnist", None, None)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support import Expected, raises
 
 from fleetfit.data import Data, encoded
 from fleetfit.data.files import tokens
@@ -77,14 +78,14 @@ def test_an_image_never_starts_a_program(
         for number, content in enumerate([good, EPS, good, good]):
             (tmp_path / "set" / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
             (tmp_path / "set" / f"class{number % 2}" / f"{number}.png").write_bytes(content)
-    with pytest.raises(DataError, match=r"(row 1 of|class1.1\.png).* holds no image that can be decoded"):
+    with raises(DataError, path="train.parquet" if place == "parquet" else "class1/1.png"):
         images(str(tmp_path / "set"), lazy=lazy, validation=0.0).batch(torch.arange(4))
     assert not any(started.iterdir())
 
 
 def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) -> None:
-    with pytest.raises(DataError, match="PNG"):
-        encoded.opened(b"not an image", "here")
+    with raises(DataError, path="here"):
+        encoded.opened(b"not an image", encoded.Origin(Path("here")))
     modules = {name: image.OPEN[name][0].__module__ for name in encoded.FORMATS}
     for name, module in modules.items():
         source = Path(str(__import__(module, fromlist=["x"]).__file__)).read_text()
@@ -117,21 +118,21 @@ def test_a_picture_that_claims_a_huge_size_is_refused(tmp_path: Path, write: Wri
     write(tmp_path / "bomb" / "train.parquet", [png_of(*size)] * 4, [0, 1, 0, 1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(DataError, match="row 0 of .*train.parquet (claims|holds no image)"):
+        with raises(DataError, row=0, path="train.parquet"):
             images(str(tmp_path / "bomb"))
 
 
 def test_pictures_of_a_known_set_are_looked_at_before_room_is_made(tmp_path: Path, write: Write) -> None:
     for split in ("train", "test"):
         write(tmp_path / "cifar10" / f"{split}.parquet", [png_of(8000, 8000)] * 100, [0] * 100, image="img")
-    with pytest.raises(DataError, match="cifar10: 200 images, of which the first has 8000x8000 pixels"):
+    with raises(DataError, "cifar10", 200, "8000x8000"):
         cifar10(str(tmp_path))
 
 
 def test_a_cut_picture_names_its_row(tmp_path: Path, write: Write, picture: Picture) -> None:
     good = picture(np.tile(GREY, (9, 9)))
     write(tmp_path / "cut" / "train.parquet", [good, good, good[:-40]], [0, 1, 0])
-    with pytest.raises(DataError, match="row 2 of .*train.parquet holds no image that can be decoded"):
+    with raises(DataError, row=2, path="train.parquet"):
         images(str(tmp_path / "cut"))
 
 
@@ -139,23 +140,26 @@ def test_a_cut_picture_names_its_row(tmp_path: Path, write: Write, picture: Pict
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "expected"),
     [
         (
             arrow.array([0, 10**12, 1, 0]),
-            "row 1 of .* has label 1000000000000, which would make 1,000,000,000,001 classes",
+            Expected(1000000000000, "1,000,000,000,001", row=1, path="train.parquet"),
         ),
-        (arrow.array([0, 2**64 - 1, 1, 0], arrow.uint64()), 'row 1 of .* has 18446744073709551615 in column "label"'),
-        (arrow.array([0.0, 1.0, 0.5, float("nan")]), 'column "label" of .* holds double'),
-        (arrow.array([0, None, 1, 1]), "row 1 of .* has no value"),
-        (arrow.array([[0], [1], [0], [1]]), 'column "label" of .* holds list'),
-        (arrow.array([True, False, True, False]), 'column "label" of .* holds bool'),
-        (arrow.array(["a", "b" * 2000, "a", "a"]), "row 1 of .* more than 1000 characters"),
+        (
+            arrow.array([0, 2**64 - 1, 1, 0], arrow.uint64()),
+            Expected(18446744073709551615, row=1, column="label", path="train.parquet"),
+        ),
+        (arrow.array([0.0, 1.0, 0.5, float("nan")]), Expected("double", column="label", path="train.parquet")),
+        (arrow.array([0, None, 1, 1]), Expected(row=1, column="label", path="train.parquet")),
+        (arrow.array([[0], [1], [0], [1]]), Expected("int64", column="label", path="train.parquet")),
+        (arrow.array([True, False, True, False]), Expected("bool", column="label", path="train.parquet")),
+        (arrow.array(["a", "b" * 2000, "a", "a"]), Expected(1000, row=1, path="train.parquet")),
     ],
 )
-def test_labels_that_are_none(tmp_path: Path, picture: Picture, labels: object, said: str) -> None:
+def test_labels_that_are_none(tmp_path: Path, picture: Picture, labels: object, expected: Expected) -> None:
     table(tmp_path / "x" / "train.parquet", image=[picture(GREY)] * 4, label=labels)
-    with pytest.raises(DataError, match=said):
+    with raises(DataError, expected):
         images(str(tmp_path / "x"))
 
 
@@ -164,7 +168,7 @@ def test_a_column_that_is_there_twice(tmp_path: Path, picture: Picture) -> None:
     one, other = arrow.array([picture(GREY)] * 2), arrow.array([0, 1])
     twice = arrow.Table.from_arrays([one, other, other], names=["image", "label", "label"])
     parquet.write_table(twice, tmp_path / "x" / "train.parquet")
-    with pytest.raises(DataError, match='has more than one column "label"'):
+    with raises(DataError, column="label", path="train.parquet"):
         images(str(tmp_path / "x"))
 
 
@@ -192,15 +196,16 @@ def test_no_rows(tmp_path: Path, kind: str) -> None:
         "roles": ({"client_id": words, "text": words}, shakespeare),
     }[kind]
     table(tmp_path / "x" / "train.parquet", **columns)
-    with pytest.raises(DataError, match="no rows|no sound|no images|no text"):
+    with raises(DataError) as error:
         read(place)
+    assert kind == "roles" or error.value.path in (Path(place), Path(place) / "train.parquet")
 
 
 def test_rows_that_cannot_be_in_so_few_bytes(tmp_path: Path) -> None:
     rows = 30_000_000
     column = arrow.DictionaryArray.from_arrays(arrow.array(np.zeros(rows, dtype=np.int8)), arrow.array([b"x"]))
     table(tmp_path / "x" / "train.parquet", image=column, label=arrow.array(np.zeros(rows, dtype=np.int8)))
-    with pytest.raises(DataError, match="claims 30,000,000 rows in .* bytes; it is damaged"):
+    with raises(DataError, "30,000,000", path="train.parquet"):
         images(str(tmp_path / "x"))
 
 
@@ -208,7 +213,7 @@ def test_rows_that_cannot_be_in_so_few_bytes(tmp_path: Path) -> None:
 def test_a_cut_parquet_file(tmp_path: Path, write: Write, picture: Picture, keep: int) -> None:
     path = write(tmp_path / "x" / "train.parquet", [picture(GREY)] * 8, [0, 1] * 4)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match="train.parquet cannot be read as Parquet"):
+    with raises(DataError, path="train.parquet"):
         images(str(tmp_path / "x"))
 
 
@@ -216,27 +221,27 @@ def test_a_cut_parquet_file(tmp_path: Path, write: Write, picture: Picture, keep
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
-        ("a.csv", b"text,text,label\na,b,c\n", 'more than one column "text"'),
-        ("a.csv", b"text,label\n\xff\xfe,1\n", "cannot be read as CSV in UTF-8"),
-        ("a.csv", b"\xff\xfet\x00e\x00", "cannot be read as CSV in UTF-8"),
-        ("a.csv", b"text,label\na,1,2\n", "cannot be read as CSV"),
-        ("a.csv", b"", "has no label column|no column"),
-        ("a.csv", b"text,label\n", "has no rows"),
-        ("a.tsv", b"text\tlabel\n" + b"a" * 10 + b"\t" + b"b" * 2000 + b"\n", "more than 1000 characters"),
-        ("a.jsonl", b'{"text": "a", "text": "b", "label": 1}\n', "line 1 of .* a key is there twice"),
-        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", "line 1 of .* is no JSON"),
-        ("a.jsonl", b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", "line 1 of .* is no JSON"),
-        ("a.jsonl", b'{"text": "\\ud800", "label": 1}\n', 'row 0 of .* has half a character in column "text"'),
-        ("a.jsonl", b'{"text": "\xff"}\n', "cannot be read as UTF-8: byte 10"),
-        ("a.jsonl", b'{"text": {"a": 1}, "label": 1}\n', "must be text"),
-        ("a.json", b"[1, 2]", "row 0 is none"),
+        ("a.csv", b"text,text,label\na,b,c\n", Expected(column="text", path="a.csv")),
+        ("a.csv", b"text,label\n\xff\xfe,1\n", Expected(path="a.csv")),
+        ("a.csv", b"\xff\xfet\x00e\x00", Expected(path="a.csv")),
+        ("a.csv", b"text,label\na,1,2\n", Expected(2, 3, path="a.csv")),
+        ("a.csv", b"", Expected('label = "..."', "header = false", path="a.csv")),
+        ("a.csv", b"text,label\n", Expected(path="a.csv")),
+        ("a.tsv", b"text\tlabel\n" + b"a" * 10 + b"\t" + b"b" * 2000 + b"\n", Expected(1000, row=0, path="a.tsv")),
+        ("a.jsonl", b'{"text": "a", "text": "b", "label": 1}\n', Expected(row=1, path="a.jsonl")),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", Expected(row=1, path="a.jsonl")),
+        ("a.jsonl", b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", Expected(row=1, path="a.jsonl")),
+        ("a.jsonl", b'{"text": "\\ud800", "label": 1}\n', Expected(row=0, column="text", path="a.jsonl")),
+        ("a.jsonl", b'{"text": "\xff"}\n', Expected(10)),
+        ("a.jsonl", b'{"text": {"a": 1}, "label": 1}\n', Expected(1, row=0, column="text", path="a.jsonl")),
+        ("a.json", b"[1, 2]", Expected(row=0, path="a.json")),
     ],
 )
-def test_tables_of_text_that_are_wrong(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_tables_of_text_that_are_wrong(tmp_path: Path, name: str, content: bytes, expected: Expected) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=said):
+    with raises(DataError, expected):
         text(str(tmp_path / name))
 
 
@@ -256,21 +261,21 @@ def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     )
     (tmp_path / "own" / "code.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
     (tmp_path / "own" / "config.json").write_text("{}")
-    with pytest.raises(DataError, match="tokeniser in .* cannot be read"):
+    with raises(DataError, path="own"):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "own"))
     assert not (tmp_path / "mark").exists()
     huge = tokens.learned(["a b", "c"], 50)
     nest = json.loads(huge.to_str())
     nest["model"]["vocab"]["a"] = 2**31
     (tmp_path / "tokenizer.json").write_text(json.dumps(nest))
-    with pytest.raises(DataError, match="has a token 2147483648"):
+    with raises(DataError, 2147483648):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"a"])
 def test_plain_text_that_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match="a.txt cannot be read as UTF-8: byte 0|there is no text to train on"):
+    with raises(DataError, "a.txt" if content == b"\xff\xfe" else "characters"):
         plain_text(str(tmp_path / "a.txt"))
 
 
@@ -298,43 +303,43 @@ X = np.ones((12, 4), dtype=np.float32)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "said"),
+    ("x", "y", "expected"),
     [
-        (np.array([{"a": 1}] * 12, dtype=object), Y, 'array "x" cannot be read: it holds Python objects'),
-        (X, np.array([[1], 2] * 6, dtype=object), 'array "y" cannot be read: it holds Python objects'),
-        (header("(12, 1000000000000)"), Y, 'array "x" cannot be read: it should have 48,000,000,000,000 bytes'),
-        (header("(4611686018427387904, 4)"), Y, 'array "x" cannot be read: it should have'),
-        (header("(-1, 4)"), Y, 'array "x" cannot be read'),
-        (header("(12, 1)", rest=b"\0" * 40), Y, 'array "x" cannot be read: it should have 48 bytes'),
-        (header("12"), Y, 'array "x" cannot be read'),
-        (header("(12, 1)", "|O"), Y, 'array "x" cannot be read: it holds Python objects'),
-        (header("()", rest=b"\0" * 4), Y, 'array "x" is a single value'),
-        (b"", Y, 'array "x" cannot be read'),
-        (b"\x93NUMPY\x09\x00" + b"\0" * 200, Y, 'array "x" cannot be read'),
-        (X.astype("M8[s]"), Y, "samples must be numbers"),
-        (X.astype(complex), Y, "samples must be numbers"),
-        (X, Y.astype(np.int64) * 10**12, "sample 2 has label 2000000000000"),
-        (X, np.array([2**64 - 1] * 12, dtype=np.uint64), "labels must be whole numbers of at most 63 bits"),
-        (X, Y.astype(float), "labels of a classification task cannot be float64"),
-        (X[:0], Y[:0], "has no samples"),
-        (X[:, :0], Y, "has no samples, or empty ones"),
+        (np.array([{"a": 1}] * 12, dtype=object), Y, Expected(column="x", path="a.npz")),
+        (X, np.array([[1], 2] * 6, dtype=object), Expected(column="y", path="a.npz")),
+        (header("(12, 1000000000000)"), Y, Expected("48,000,000,000,000", column="x", path="a.npz")),
+        (header("(4611686018427387904, 4)"), Y, Expected("73,786,976,294,838,206,464", 128, column="x", path="a.npz")),
+        (header("(-1, 4)"), Y, Expected(column="x", path="a.npz")),
+        (header("(12, 1)", rest=b"\0" * 40), Y, Expected(48, column="x", path="a.npz")),
+        (header("12"), Y, Expected(column="x", path="a.npz")),
+        (header("(12, 1)", "|O"), Y, Expected(column="x", path="a.npz")),
+        (header("()", rest=b"\0" * 4), Y, Expected(column="x", path="a.npz")),
+        (b"", Y, Expected(column="x", path="a.npz")),
+        (b"\x93NUMPY\x09\x00" + b"\0" * 200, Y, Expected(column="x", path="a.npz")),
+        (X.astype("M8[s]"), Y, Expected(key="x")),
+        (X.astype(complex), Y, Expected(key="x")),
+        (X, Y.astype(np.int64) * 10**12, Expected(2, 2000000000000, key="y")),
+        (X, np.array([2**64 - 1] * 12, dtype=np.uint64), Expected(63, key="y")),
+        (X, Y.astype(float), Expected("float64", key="y")),
+        (X[:0], Y[:0], Expected("[0, 4]", column="x", path="a.npz")),
+        (X[:, :0], Y, Expected("[12, 0]", column="x", path="a.npz")),
     ],
 )
-def test_arrays_that_are_wrong(tmp_path: Path, x: object, y: np.ndarray, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_arrays_that_are_wrong(tmp_path: Path, x: object, y: np.ndarray, expected: Expected) -> None:
+    with raises(DataError, expected):
         arrays(npz(tmp_path / "a.npz", x=x, y=y))  # type: ignore[arg-type]
     if isinstance(x, bytes):
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "x.npy").write_bytes(x)
         np.save(tmp_path / "folder" / "y.npy", y)
-        with pytest.raises(DataError, match='array "x"'):
+        with raises(DataError, column="x", path="folder"):
             arrays(str(tmp_path / "folder"))
 
 
 def test_numbers_that_are_not_whole_are_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="tokens must be whole numbers"):
+    with raises(DataError, key="x"):
         arrays(npz(tmp_path / "a.npz", x=X + 0.5, y=Y), vocabulary=9)
-    with pytest.raises(DataError, match="labels must be whole numbers"):
+    with raises(DataError, key="y"):
         arrays(npz(tmp_path / "b.npz", x=X, y=np.full((12, 2), 0.7)), task="multi_label")
 
 
@@ -345,14 +350,14 @@ def test_a_member_that_unpacks_to_more_than_the_disk_has(tmp_path: Path, monkeyp
 
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6, 10**5))
-    with pytest.raises(DataError, match='array "x" unpacks to 8,000,128 bytes, and there is no room'):
+    with raises(DataError, "8,000,128", column="x", path="a.npz"):
         arrays(str(tmp_path / "a.npz"))
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "C:\\x"])
 def test_members_with_paths_are_none(tmp_path: Path, name: str) -> None:
     path = npz(tmp_path / "a.npz", **{name: X, "y": Y, "z": X})
-    with pytest.raises(DataError, match="has no array"):
+    with raises(DataError, path="a.npz"):
         arrays(path, x=name)
     assert len(arrays(path, x="z").x) == 12
 
@@ -363,10 +368,10 @@ def test_one_name_twice_and_no_archive(tmp_path: Path) -> None:
         path = npz(tmp_path / "a.npz", x=X, y=Y)
         with zipfile.ZipFile(path, "a") as archive:
             archive.writestr("x.npy", b"other")
-    with pytest.raises(DataError, match="two arrays of one name"):
+    with raises(DataError, path="a.npz"):
         arrays(path)
     (tmp_path / "b.npz").write_bytes(b"PK\x05\x06" + b"\xff" * 18)
-    with pytest.raises(DataError, match="cannot be read as an .npz file"):
+    with raises(DataError, path="b.npz"):
         arrays(str(tmp_path / "b.npz"))
 
 
@@ -394,7 +399,7 @@ def test_one_name_twice_and_no_archive(tmp_path: Path) -> None:
 def test_leaf_files_that_are_wrong(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "femnist" / "data" / "train").mkdir(parents=True)
     (tmp_path / "femnist" / "data" / "train" / "all.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"all\.json"):
+    with raises(DataError, "all.json"):
         femnist(str(tmp_path))
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import Expected, raises
 
 from fleetfit.config import experiment_of, participants
 from fleetfit.data import Data, partition
@@ -80,7 +81,7 @@ def test_most_frequent_first_then_by_code_point() -> None:
     assert words.known == ("be", "not", "to", ",")
     assert [t.tolist() for t in words.encoded(["Be not what", ""])] == [[2, 3, 1], []]
     assert most_frequent("characters", ["abba", "ca"], None).known == ("a", "b", "c")
-    with pytest.raises(DataError, match="vocabulary must be at least 3"):
+    with raises(DataError, 3, key="vocabulary"):
         most_frequent("words", ["a"], 2)
 
 
@@ -136,7 +137,7 @@ def test_validation_is_a_role_s_last_windows(folder: Path) -> None:
         assert [i for i in data.split("validation").tolist() if i in mine] == mine[len(mine) - held :]
     parts = partition(data, "natural", None, 0)
     assert len(parts) == 3 and sum(len(p["train"]) for p in parts) == len(data.split("train"))
-    with pytest.raises(DataError, match="goes by class labels"):
+    with raises(DataError, key="kind"):
         partition(data, "dirichlet", 2, 0)
 
 
@@ -209,7 +210,7 @@ def test_leaf_s_undivided_file_and_shuffled_samples(tmp_path: Path) -> None:
                          ("test", sum(-(-len(t) // 5) - 1 for t in texts.values()))):  # fmt: skip
         assert int((data.y[data.split(split)] != -100).sum()) == count
     assert joined(["abc", "xyz", "yzq"], ["d", "q", "r"], Path("f")) == ["abcd", "xyzqr"]
-    with pytest.raises(DataError, match='sample 1 of a role must have text in "x" and "y"'):
+    with raises(DataError, 1, '"x"', '"y"', path="f"):
         joined(["abc", 3], ["d", "e"], Path("f"))
 
 
@@ -221,18 +222,18 @@ def test_leaf_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "expected"),
     [
-        ("no JSON", "cannot be read as JSON"),
-        ('{"users": ["a"]}', 'not in LEAF\'s format: it has no "user_data"'),
-        ('{"users": ["a"], "user_data": {}}', 'user "a" must have lists'),
-        ('{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": []}}}', 'user "a" must have lists'),
+        ("no JSON", Expected(path="a.json")),
+        ('{"users": ["a"]}', Expected('"user_data"', path="a.json")),
+        ('{"users": ["a"], "user_data": {}}', Expected('"a"', path="a.json")),
+        ('{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": []}}}', Expected('"a"', path="a.json")),
     ],
 )
-def test_leaf_files_that_are_wrong(tmp_path: Path, content: str, message: str) -> None:
+def test_leaf_files_that_are_wrong(tmp_path: Path, content: str, expected: Expected) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.json").write_text(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, expected):
         shakespeare(str(tmp_path))
 
 
@@ -256,7 +257,7 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return {"train": datasets.Dataset.from_dict(columns)}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"shakespeare: where are the files\? .*hub = true"):
+    with raises(DataError, "hub = true", key="hub"):
         shakespeare()
     data = shakespeare(hub=True, length=10, validation=0.0, test=0.0)
     assert data.groups is not None
@@ -265,28 +266,28 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parameters", "expected"),
     [
-        ({"length": 0}, "length must be at least 1"),
-        ({"level": "letters"}, 'level must be "characters" or "words", got \'letters\''),
-        ({"score": "first"}, 'score must be "all" or "last"'),
-        ({"validation": 1.0}, "at least 0 and below 1, got 1.0"),
-        ({"test": -0.1}, "test must be at least 0 and below 1"),
-        ({"level": "words", "vocabulary": 1}, "vocabulary must be at least 3"),
-        ({"folder": "/nowhere"}, "which is no folder"),
+        ({"length": 0}, Expected(1, key="length")),
+        ({"level": "letters"}, Expected('"characters"', '"words"', key="level")),
+        ({"score": "first"}, Expected('"all"', '"last"', key="score")),
+        ({"validation": 1.0}, Expected(0, 1, 1.0, key="validation")),
+        ({"test": -0.1}, Expected(0, 1, key="test")),
+        ({"level": "words", "vocabulary": 1}, Expected(3, key="vocabulary")),
+        ({"folder": "/nowhere"}, Expected(path="nowhere")),
     ],
 )
-def test_says_what_is_wrong(folder: Path, parameters: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_says_what_is_wrong(folder: Path, parameters: Any, expected: Expected) -> None:
+    with raises(DataError, expected):
         shakespeare(**{"folder": str(folder)} | parameters)
 
 
 def test_nothing_to_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_roles(tmp_path / "train.parquet", client_id=["a"], text=["one line only"])
-    with pytest.raises(DataError, match="there is no text to train on"):
+    with raises(DataError, "shakespeare"):
         shakespeare(str(tmp_path))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"fleetfit\[text\]"):
+    with raises(MissingExtra, extra="text"):
         shakespeare(str(tmp_path))
 
 
@@ -357,11 +358,11 @@ def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
 
 
 def test_plain_text_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no file and no folder with \.txt files"):
+    with raises(DataError, path=tmp_path):
         plain_text(str(tmp_path))
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(DataError, match=r"a\.txt cannot be read as UTF-8"):
+    with raises(DataError, "a.txt"):
         plain_text(str(tmp_path))
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match="there is no text to train on"):
+    with raises(DataError, tmp_path.name, path=None):
         plain_text(str(tmp_path))

@@ -1,7 +1,6 @@
 """The device's side of engine flower: configuration, what it tells, keeps and refuses; keys, certificates, the app."""
 
 import dataclasses
-import json
 import mmap
 import stat
 import tomllib
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import plain, tiny_federation
 
-import fleetfit
 from fleetfit.cli import main
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 
@@ -450,18 +448,6 @@ def test_a_nodes_key_is_an_openssh_pair(tmp_path: Path) -> None:
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
-
-
-def test_peers_of_the_first_format_are_told_what_to_install(tmp_path: Path) -> None:
-    """An older server gets an answer that it can read; an older node's answer is known by its first bytes."""
-    written = Path(__file__).parents[1] / "data" / "format_1" / "messages"
-    answered = answer(str(config(tmp_path)), {"header": (written / "hello.ffit").read_bytes()})
-    length = int.from_bytes(answered[8:16], "little")
-    assert answered[:8] == b"FFIT\1\0\0\0" and len(answered) == 16 + length
-    nest = json.loads(answered[16:])
-    assert nest["protocol"] == 1 and f"Install FleetFit {fleetfit.__version__}" in nest["refused"]
-    with pytest.raises(RunError, match=f"Install FleetFit {fleetfit.__version__} on the side that sent it"):
-        answer_of((written / "answer.ffit").read_bytes())
 
 
 @pytest.mark.parametrize("fails", [0, 1, 2])

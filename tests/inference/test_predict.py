@@ -63,9 +63,6 @@ def test_the_modules_own_method(module: Any) -> None:
     x = torch.rand(3, 1, 4, 4)
     assert torch.equal(module.predict(x), module(x)[-1])
     assert [z.shape for z in module.predict_exits(x)] == [(3, 4)] * 3
-    with pytest.warns(DeprecationWarning, match="predict_exits"):
-        old = list(module.predict(x, adaptive=True))
-    assert all(map(torch.equal, old, module.predict_exits(x)))
 
 
 def test_gradients_are_left_as_they_were(module: Any) -> None:
@@ -96,9 +93,6 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
         assert torch.equal(run.predict(x, level), model(x)[-1])
         for ours, theirs in zip(run.predict_exits(x, level), model(x), strict=True):
             assert torch.equal(ours, theirs)
-    with pytest.warns(DeprecationWarning, match="predict_exits"):
-        old = list(run.predict(x, 1, adaptive=True))
-    assert all(map(torch.equal, old, run.predict_exits(x, 1)))
     best = run.best_exit(2)
     x, y = data.batch(data.split("validation"))
     accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in run.predict_exits(x, 2)]

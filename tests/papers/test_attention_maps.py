@@ -158,12 +158,3 @@ def test_a_model_without_such_maps_is_a_sentence(architecture: Architecture, mes
     module = build_module(architecture, architecture.sizes(1.0), (3,)).eval()
     with pytest.raises(ModelError, match=message):
         attention_maps(module, torch.zeros(1, *SHAPE))
-
-
-def test_the_old_name_is_read_and_says_the_new_one() -> None:
-    import fleetfit.inference
-
-    with pytest.warns(DeprecationWarning, match=r"fleetfit\.papers\.attention\.attention_maps"):
-        assert fleetfit.inference.attention_maps is attention_maps
-    with pytest.raises(AttributeError, match="no 'maps'"):
-        fleetfit.inference.maps  # noqa: B018

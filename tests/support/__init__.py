@@ -1,5 +1,5 @@
 """Helpers that several test modules share."""
 
-from support.errors import raises
+from support.errors import Expected, check_error, raises
 
-__all__ = ["raises"]
+__all__ = ["Expected", "check_error", "raises"]

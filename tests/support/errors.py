@@ -1,6 +1,7 @@
 """Assertions on errors by class and attributes; never on the wording of a message."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,16 @@ from typing import Any
 import pytest
 
 from fleetfit.errors import FleetFitError
+
+
+class Expected:
+    """What `raises` expects of an error, as a value: for tables of cases."""
+
+    def __init__(self, *mentions: object, **attributes: Any) -> None:
+        self.mentions, self.attributes = mentions, attributes
+
+    def __repr__(self) -> str:
+        return ", ".join([*map(repr, self.mentions), *(f"{key}={value!r}" for key, value in self.attributes.items())])
 
 
 @contextlib.contextmanager
@@ -19,17 +30,35 @@ def raises(
     Args:
         kind: The class; a subclass does not do.
         *mentions: Values that the message must quote because the user needs them: names, numbers, places, never words
-            of the sentence.
-        **attributes: Expected attributes, such as `key="local.lr"` or `path=folder / "config.toml"`.
+            of the sentence. A number must be there as a whole. An `Expected` adds its mentions and attributes.
+        **attributes: Expected attributes, such as `key="local.lr"` or `path=folder / "config.toml"`. Of a relative
+            path, only the parts that it has are compared: `path="config.toml"` fits in any folder.
     """
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
     assert type(error) is kind, f"{type(error).__name__}: {error}"
+    for expected in mentions:
+        if isinstance(expected, Expected):
+            check_error(error, *expected.mentions, **expected.attributes)
+        else:
+            check_error(error, expected)
+    check_error(error, **attributes)
+
+
+def check_error(error: BaseException, *mentions: object, **attributes: Any) -> None:
+    """Check what `raises` checks, of an error that is at hand."""
     for name, expected in attributes.items():
         value = getattr(error, name)
-        if name == "path" and value is not None:
+        if name == "path" and value is not None and expected is not None:
             value, expected = Path(value), Path(expected)
+            value = value if expected.is_absolute() else Path(*value.parts[-len(expected.parts) :])
         assert value == expected, f"{name} is {value!r}, expected {expected!r}; the message is: {error}"
-    for value in mentions:
-        assert str(value) in str(error), f"{value!r} is not in: {error}"
+    for mention in mentions:
+        assert _is_mentioned(mention, str(error)), f"{mention!r} is not in: {error}"
+
+
+def _is_mentioned(value: object, message: str) -> bool:
+    if isinstance(value, (int, float)):
+        return re.search(rf"(?<![\d.]){re.escape(str(value))}(?!\.?\d)", message) is not None
+    return str(value) in message

@@ -80,20 +80,23 @@ def arrays_alike(x: Any, y: Any, ours: Data) -> Data:
         DataError: They are of another kind, or a label is no class of the run's.
     """
     if ours.task not in ("classification", "regression"):
-        raise DataError(f"data=(x, y) are samples with a class or numbers each; the run is {ours.task}. Name a path.")
+        raise DataError(
+            f"data=(x, y) are samples with a class or numbers each; the run is {ours.task}. Name a path.", key="data"
+        )
     given, labels = array_of(x, "x"), array_of(y, "y")
     wanted = tuple(ours.x.shape[1:])
     moved = given.ndim > 3 and given.shape[1:] != wanted and (given.shape[-1], *given.shape[1:-1]) == wanted
     samples = samples_of(given, tokens=False, channels_last=moved)
     if len(samples) != len(labels):
-        raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.")
+        raise DataError(f"data=(x, y): x has {len(samples)} samples, y has {len(labels)} labels.", key="y")
     if ours.resize is None and tuple(samples.shape[1:]) != wanted:
-        raise DataError(f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(wanted)} each.")
+        raise DataError(f"data=(x, y): x is {list(samples.shape)}; the run's samples are {list(wanted)} each.", key="x")
     kinds = {one.dtype.is_floating_point for one in (samples, ours.x)}
     if len(kinds) > 1:
         raise DataError(
             f"data=(x, y): x holds {str(samples.dtype).removeprefix('torch.')} and the run was trained on "
-            f"{str(ours.x.dtype).removeprefix('torch.')}; they must be of one kind."
+            f"{str(ours.x.dtype).removeprefix('torch.')}; they must be of one kind.",
+            key="x",
         )
     if place := find_not_finite(given):
         _SAY.warning("data=(x, y): x is not finite in %s. What these samples score means nothing.", place)
@@ -108,7 +111,9 @@ def arrays_alike(x: Any, y: Any, ours: Data) -> Data:
 
 def _targets(labels: NDArray[Any], ours: Data) -> Tensor:
     if labels.dtype.kind == "U":
-        raise DataError(f"data=(x, y): y holds text, and the run was trained on numbers, {ours.classes} for a sample.")
+        raise DataError(
+            f"data=(x, y): y holds text, and the run was trained on numbers, {ours.classes} for a sample.", key="y"
+        )
     return torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float32))
 
 
@@ -123,7 +128,8 @@ def _classes(labels: NDArray[Any], ours: Data) -> Tensor:
         raise DataError(
             f"data=(x, y): y has "
             f"{', '.join(map(truncate, strange[:_MOST_NAMED])) or f'labels of shape {labels.shape}'}, "
-            f"and the run was trained on the classes {', '.join(map(truncate, names[:_MOST_NAMED]))}."
+            f"and the run was trained on the classes {', '.join(map(truncate, names[:_MOST_NAMED]))}.",
+            key="y",
         )
     return torch.tensor([place[str(text)] for text in texts])
 

@@ -19,23 +19,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit import paths, used
+from fleetfit import paths
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
 from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed, notes_on_empty
-from fleetfit.errors import DataError, FleetFitError, did_you_mean
-from fleetfit.names import first_line
+from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause
+from fleetfit.factories import declare_unused
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
 Task = Literal["classification", "regression", "multi_label", "next_token"]
 _ROWS = 4096  # rows in memory at a time
 Array = NDArray[Any]
-_MOST_SAID = 300  # characters of a library's own message
 
 
+@declare_unused(
+    "classes", when=lambda values: values["task"] == "regression", reason='task = "regression" has no classes'
+)
+@declare_unused(
+    "padding",
+    when=lambda values: not values["vocabulary"] and values["task"] != "next_token",
+    reason="vocabulary = 0 says that x holds no tokens",
+)
 def arrays(
     file: str,
     x: str = "x",
@@ -89,7 +96,7 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
-    _check_keys(task, classes, vocabulary, standardise, mean, std)
+    _check_keys(classes, standardise, mean, std)
     path = set_folder(file)
     found = Arrays(path)
     name = path.resolve().stem
@@ -99,14 +106,19 @@ def arrays(
     samples = samples_of(whole, tokens, chosen)
     labels = _joined(found, y, parts)
     if not samples.numel():
-        raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.')
+        raise DataError(f'{path}: "{x}" has no samples, or empty ones: {list(samples.shape)}.', path=path, column=x)
     if len(labels) != len(samples):
-        raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.')
+        raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.', path=path, column=y)
     target, count, names = _labels(labels, task, classes or vocabulary or None)
     if classes not in (None, count) and task != "regression":
         what = f"are {count} different texts" if names else f"have {count} columns"
-        raise DataError(f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or mend it.')
-    group = None if groups is None else _numbered(_joined(found, groups, parts), f'{path}: "{groups}"')[0]
+        raise DataError(
+            f'{path}: classes = {classes}, but the labels "{y}" {what}. Leave classes out, or correct it.',
+            path=path,
+            key="classes",
+            column=y,
+        )
+    group = None if groups is None else _numbered(_joined(found, groups, parts), f'{path}: "{groups}"', "groups")[0]
     sizes = {split: len(found.one(part)) for split, part in parts.items()}
     strata = _strata(group, target, task, len(samples))
     splits = completed(sizes, strata, validation, test, seed)
@@ -117,7 +129,7 @@ def arrays(
     notes += [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
               "the model fills the gaps." for split, gap in gaps.items()]  # fmt: skip
     if task == "regression" and (at := find_not_finite(labels)):
-        raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.')
+        raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.', path=path, column=y)
     if standardise:
         mean, std = _statistics(samples, splits["train"], f"{path}: {'; '.join(gaps.values())}")
     return Data(
@@ -139,22 +151,17 @@ def arrays(
     )
 
 
-def _check_keys(
-    task: Task, classes: int | None, vocabulary: int, standardise: bool, mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> None:  # fmt: skip
-    """Refuse keys that contradict each other, and say which ones others leave without effect."""
+def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     if standardise and (mean or std):
         raise DataError(
             f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
-            "given, too. Leave one of them out; where it was found by data.path, say standardise = false."
+            "given, too. Leave one of them out; if data.path detected the data set, set standardise = false.",
+            key="standardise",
         )
     if classes is not None and classes < 1:
-        raise DataError(f"classes must be at least 1, got {classes}. Without it they are found in the labels.")
-    if task == "regression":
-        used.idle("classes", because='task = "regression" has no classes')
-    if not vocabulary and task != "next_token":
-        used.idle("padding", because="vocabulary = 0 says that x holds no tokens")
+        raise DataError(
+            f"classes must be at least 1, got {classes}. Without it they are found in the labels.", key="classes"
+        )
 
 
 def in_memory(
@@ -184,16 +191,18 @@ def in_memory(
         if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
             raise DataError(
                 f"data=(x, y): x must be [N, ...] and y have one label for each, got {list(samples[split].shape)} and "
-                f"{list(labels[split].shape)}."
+                f"{list(labels[split].shape)}.",
+                key="y",
             )
         if samples[split].shape[1:] != samples["train"].shape[1:]:
-            raise DataError("data=(x, y): the samples for testing have another shape than those for training.")
+            raise DataError("data=(x, y): the samples for testing have another shape than those for training.", key="x")
     for split in parts:
         for name, found in (("x", samples[split]), ("y", labels[split])):
             if place := find_not_finite(found):
                 raise DataError(
                     f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {place}. Leave these samples "
-                    "out, or fill the gaps; data.path takes a table with gaps."
+                    "out, or fill the gaps; data.path takes a table with gaps.",
+                    key=name,
                 )
     whole, answers = (np.concatenate([*found.values()]) for found in (samples, labels))
     answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
@@ -232,13 +241,14 @@ def array_of(given: Any, what: str) -> NDArray[Any]:
     try:
         found = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     except (ValueError, TypeError) as error:
-        raise DataError(f"data=(x, y): {what} is no array: {first_line(error)}.") from None
+        raise DataError(f"data=(x, y): {what} is no array: {format_cause(error)}.", key=what) from None
     if found.dtype.kind == "O" and what == "y" and all(isinstance(value, str) for value in found.ravel()):
         found = found.astype(str)
     if found.dtype.kind not in "biufU" or (what == "x" and found.dtype.kind == "U"):
         raise DataError(
             f"data=(x, y): {what} must hold numbers{' or text' if what == 'y' else ''}, got {found.dtype}. A table "
-            "with numbers and categories: data=frame, a DataFrame with the label among its columns."
+            "with numbers and categories: data=frame, a DataFrame with the label among its columns.",
+            key=what,
         )
     return found
 
@@ -268,7 +278,8 @@ def is_channels_last(x: NDArray[Any], what: str) -> bool:
             return False
         raise DataError(
             f"{what} {list(x.shape)} may have its channels first or last. Set channels_last = true or false in [data]; "
-            'in Python, data={"name": (x, y), "channels_last": True}.'
+            'in Python, data={"name": (x, y), "channels_last": True}.',
+            key="channels_last",
         )
     sides = min(shape[:-1]) > _FEW
     pixels = x.dtype == np.uint8
@@ -347,14 +358,18 @@ def _joined(found: "Arrays", name: str, parts: Mapping[str, str]) -> NDArray[Any
         return found.one(name)
     own = _parts(found, name)
     if list(own) != list(parts):
-        raise DataError(f'{found.path}: "{name}" has the parts {", ".join(own)}, the samples {", ".join(parts)}.')
+        raise DataError(
+            f'{found.path}: "{name}" has the parts {", ".join(own)}, the samples {", ".join(parts)}.',
+            path=found.path,
+            column=name,
+        )
     return np.concatenate([found.one(part) for part in own.values()])
 
 
 def samples_of(found: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
     """Return samples as a data set holds them: pixels as uint8, tokens as int64, other numbers as floats."""
     if found.ndim < 1 or found.dtype.kind not in "biuf":
-        raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.")
+        raise DataError(f"samples must be numbers [N, ...], got {found.dtype} {list(found.shape)}.", key="x")
     usual = (found.dtype.kind == "f" and found.dtype.itemsize <= 8) or found.dtype == np.uint8
     if tokens:
         found = _whole(found, "tokens")
@@ -364,7 +379,7 @@ def samples_of(found: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor
     x = torch.from_numpy(np.ascontiguousarray(found) if not found.flags.c_contiguous else found)
     if channels_last:
         if x.ndim < 3:
-            raise DataError(f"channels_last needs samples [N, ..., C], got {list(x.shape)}.")
+            raise DataError(f"channels_last needs samples [N, ..., C], got {list(x.shape)}.", key="channels_last")
         return x.movedim(-1, 1)
     return x.unsqueeze(1) if x.dtype == torch.uint8 and x.ndim == 3 else x
 
@@ -375,18 +390,21 @@ def _labels(found: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor
         places, names = _numbered(found, "the labels")
         return torch.from_numpy(places), len(names), names
     if task == "classification" and found.dtype.kind in "biuf" and _is_one_hot(found):
-        raise DataError(f"the labels {list(found.shape)} are one-hot; save the class of each sample, y.argmax(1).")
+        raise DataError(
+            f"the labels {list(found.shape)} are one-hot; save the class of each sample, y.argmax(1).", key="y"
+        )
     if found.dtype.kind not in "biuf" or (task in ("classification", "next_token") and found.dtype.kind == "f"):
-        raise DataError(f"labels of a {task} task cannot be {found.dtype}.")
+        raise DataError(f"labels of a {task} task cannot be {found.dtype}.", key="y")
     if not found.size:
-        raise DataError(f"the labels are empty: {list(found.shape)}.")
+        raise DataError(f"the labels are empty: {list(found.shape)}.", key="y")
     if task in ("classification", "next_token"):
         whole = torch.from_numpy(_whole(found, "labels"))
         if classes is None and int(whole.max()) >= MOST_CLASSES:
             row = int(whole.flatten().argmax()) // max(1, whole[0].numel())
             raise DataError(
                 f"sample {row} has label {int(whole.max())}, which would make {int(whole.max()) + 1:,} classes; there "
-                f"may be {MOST_CLASSES:,}. Number the classes from 0, or give classes = ..."
+                f"may be {MOST_CLASSES:,}. Number the classes from 0, or give classes = ...",
+                key="y",
             )
         return whole, classes or int(whole.max()) + 1, ()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -407,15 +425,20 @@ def _whole(found: NDArray[Any], what: str) -> NDArray[np.int64]:
             (whole == found).all() and (found.dtype.kind == "f" or (whole >= 0).all())
         )
     if not same:
-        raise DataError(f"{what} must be whole numbers of at most 63 bits, got {found.dtype} with others among them.")
+        raise DataError(
+            f"{what} must be whole numbers of at most 63 bits, got {found.dtype} with others among them.",
+            key="x" if what == "tokens" else "y",
+        )
     return whole
 
 
-def _numbered(values: NDArray[Any], what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _numbered(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if values.dtype.kind in "iu" and _is_one_hot(values):
-        raise DataError(f"{what} {list(values.shape)} are one-hot; hand over the class of each sample, y.argmax(1).")
+        raise DataError(
+            f"{what} {list(values.shape)} are one-hot; hand over the class of each sample, y.argmax(1).", key=key
+        )
     if values.ndim != 1 or values.dtype.kind not in "iuU":
-        raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.")
+        raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.", key=key)
     names, places = np.unique(values, return_inverse=True)
     return places.astype(np.int64), tuple(str(name) for name in names)
 
@@ -433,7 +456,7 @@ def _strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -
 def _statistics(x: Tensor, train: NDArray[np.int64], gaps: str = "") -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over the training samples; where all are alike, 1."""
     if not len(train) or x.dtype == torch.int64:
-        raise DataError("standardise needs training samples that are no tokens.")
+        raise DataError("standardise needs training samples that are no tokens.", key="standardise")
     channels = x.shape[1] if x.ndim > 1 else 1
     total, squares = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
@@ -445,7 +468,9 @@ def _statistics(x: Tensor, train: NDArray[np.int64], gaps: str = "") -> tuple[tu
         count += len(some) * some.shape[2]
     mean = total / count
     if not bool(torch.isfinite(mean).all()):
-        raise DataError(f"{gaps}. standardise needs finite samples: leave these out, or fill the gaps.")
+        raise DataError(
+            f"{gaps}. standardise needs finite samples: leave these out, or fill the gaps.", key="standardise"
+        )
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     return tuple(mean.tolist()), tuple(torch.where(std > 1e-12, std, 1).tolist())
 
@@ -471,14 +496,14 @@ class Arrays:
                 with zipfile.ZipFile(path) as archive:
                     found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
             except Exception as error:  # a damaged directory of the archive raises whatever it likes
-                raise DataError(f"{path} cannot be read as an .npz file: {error}.") from error
+                raise DataError(f"{path} cannot be read as an .npz file: {error}.", path=path) from error
             self.names = sorted(name for name in found if name and not any(part in name for part in ("/", "\\", "\0")))
             if len(set(self.names)) != len(self.names):
-                raise DataError(f"{path} has two arrays of one name.")
+                raise DataError(f"{path} has two arrays of one name.", path=path)
         else:
             paths.check_file(path, DataError)  # says what it is instead
         if not self.names:
-            raise DataError(f"{path} holds no arrays.")
+            raise DataError(f"{path} holds no arrays.", path=path)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -491,7 +516,9 @@ class Arrays:
         """
         if name not in self.names:
             raise DataError(
-                f'{self.path} has no array "{name}"; it has {", ".join(self.names)}.{did_you_mean(name, self.names)}'
+                f'{self.path} has no array "{name}"; it has {", ".join(self.names)}.{did_you_mean(name, self.names)}',
+                path=self.path,
+                column=name,
             )
         try:
             if self.path.is_dir():
@@ -502,10 +529,15 @@ class Arrays:
         except FleetFitError:
             raise
         except Exception as error:  # a damaged header or archive raises whatever it likes
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f'{self.path}: array "{name}" cannot be read: {said[:_MOST_SAID]}') from error
+            raise DataError(
+                f'{self.path}: array "{name}" cannot be read: {format_cause(error)}', path=self.path, column=name
+            ) from error
         if not found.ndim:
-            raise DataError(f'{self.path}: array "{name}" is a single value; it must have one for each sample.')
+            raise DataError(
+                f'{self.path}: array "{name}" is a single value; it must have one for each sample.',
+                path=self.path,
+                column=name,
+            )
         return found
 
     def _loaded(self, path: Path) -> Array:
@@ -528,7 +560,7 @@ class Arrays:
             shapes = ", ".join(
                 f"{name} {part.dtype} {list(part.shape)}" for name, part in zip(names, parts, strict=True)
             )
-            raise DataError(f"{self.path}: {shapes} do not fit together.")
+            raise DataError(f"{self.path}: {shapes} do not fit together.", path=self.path)
 
         def build(target: Path) -> None:
             shape = (sum(map(len, parts)), *parts[0].shape[1:])
@@ -575,8 +607,12 @@ class Arrays:
                 if _size_of(shape, dtype) + header != member.file_size:
                     raise ValueError("its header says another size than the archive")
                 if member.file_size > shutil.disk_usage(target).free:
-                    raise DataError(f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, and there is '
-                                    f"no room for them in {target.parent}.")  # fmt: skip
+                    raise DataError(
+                        f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, which do not fit into '
+                        f"{target.parent}.",
+                        path=self.path,
+                        column=name,
+                    )
                 archive.extract(member, target)
 
         return kept(self._key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))

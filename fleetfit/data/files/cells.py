@@ -89,7 +89,9 @@ class TableRows:
             more = f" and {len(known) - 30} more" if len(known) > 30 else ""
             raise DataError(
                 f'{self.path} has no column "{truncate(name)}"{what}; its columns are '
-                f"{', '.join(map(truncate, known[:30]))}{more}.{did_you_mean(name, known)}"
+                f"{', '.join(map(truncate, known[:30]))}{more}.{did_you_mean(name, known)}",
+                path=self.path,
+                column=name,
             )
         return self.columns[name]
 
@@ -110,12 +112,16 @@ def read(path: Path, separator: str | None, header: bool, missing: Sequence[str]
     if path.suffix.lower() == ".parquet":
         if separator is not None or not header:
             key, of = ("header", "no first line of names") if separator is None else ("separator", "no separators")
-            raise DataError(f"{key}: {path} is a Parquet file, which has {of}, and names its columns. Leave {key} out.")
+            raise DataError(
+                f"{key}: {path} is a Parquet file, which has {of}, and names its columns. Leave {key} out.",
+                path=path,
+                key=key,
+            )
         return _parquet(path, _without_value(missing))
     if path.suffix.lower() in (".gz", ".zip", ".bz2", ".xz", ".zst"):
-        raise DataError(f"{path} is packed; unpack it first.")
+        raise DataError(f"{path} is packed; unpack it first.", path=path)
     if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
-        raise DataError(f"{path} is a spreadsheet; save it as CSV (in UTF-8) first.")
+        raise DataError(f"{path} is a spreadsheet; save it as CSV (in UTF-8) first.", path=path)
     return _separated(path, separator, header, _without_value(missing))
 
 
@@ -128,7 +134,7 @@ def _without_value(missing: Sequence[str]) -> frozenset[str]:
 
 def _separated(path: Path, separator: str | None, header: bool, missing: frozenset[str]) -> TableRows:
     if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
-        raise DataError(f"separator must be one character, such as ; or a tab, got {separator!r}.")
+        raise DataError(f"separator must be one character, such as ; or a tab, got {separator!r}.", key="separator")
     found = separator or _guessed(path)
     number = 0
     try:
@@ -136,7 +142,7 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
             rows = csv.reader(_lines(text, path), delimiter=found, strict=True)
             first = next((row for row in rows if row), None)
             if first is None:
-                raise DataError(f"{path} is empty.")
+                raise DataError(f"{path} is empty.", path=path)
             names = _names(path, first, header)
             building = [_Building(name, missing, found == ";") for name in names]
             chunk: list[list[str]] = [] if header else [first]
@@ -146,7 +152,9 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
                 if len(row) != len(names):
                     raise DataError(
                         f"{path}, line {rows.line_num}: {len(row)} cells, and the first line has {len(names)}. A cell "
-                        f"that contains the separator ({SEPARATORS.get(found, found)}) must stand in double quotes."
+                        f"that contains the separator ({SEPARATORS.get(found, found)}) must be in double quotes.",
+                        path=path,
+                        row=rows.line_num,
                     )
                 chunk.append(row)
                 if len(chunk) == _AT_ONCE:
@@ -155,13 +163,16 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
             number = _added(path, building, chunk, number)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is no text in UTF-8 (a byte {error.object[error.start]:#04x} near byte {error.start:,} of a part)."
-            ' Save it as UTF-8; spreadsheets call that "CSV UTF-8".'
+            f"{path} is not UTF-8 text (a byte {error.object[error.start]:#04x} near byte {error.start:,} of a part)."
+            ' Save it as UTF-8; spreadsheets call that "CSV UTF-8".',
+            path=path,
         ) from None
     except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: {error}. Is a double quote missing?") from None
+        raise DataError(
+            f"{path}, line {rows.line_num}: {error}. Is a double quote missing?", path=path, row=rows.line_num
+        ) from None
     if not number:
-        raise DataError(f"{path} has a first line and no rows.")
+        raise DataError(f"{path} has a first line and no rows.", path=path)
     return TableRows(path, {one.name: one.done() for one in building}, number)
 
 
@@ -171,11 +182,11 @@ def _text(path: Path) -> io.TextIOWrapper:
     file.seek(0)
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
         file.close()
-        raise DataError(f'{path} is UTF-16; save it as UTF-8 (spreadsheets call that "CSV UTF-8").')
+        raise DataError(f'{path} is UTF-16; save it as UTF-8 (spreadsheets call that "CSV UTF-8").', path=path)
     if start[:4] == b"PAR1" or start[:2] == b"PK":
         file.close()
         what = "a Parquet file: name it so, .parquet" if start[:4] == b"PAR1" else "a packed file or a spreadsheet"
-        raise DataError(f"{path} is {what}.")
+        raise DataError(f"{path} is {what}.", path=path)
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
@@ -185,9 +196,13 @@ def _lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
     while line := text.readline(_LONGEST_LINE):
         number += 1
         if len(line) == _LONGEST_LINE and not line.endswith("\n"):
-            raise DataError(f"{path}, line {number}: more than {_LONGEST_LINE:,} characters. Is this a table?")
+            raise DataError(
+                f"{path}, line {number}: more than {_LONGEST_LINE:,} characters. Is this a table?",
+                path=path,
+                row=number,
+            )
         if "\0" in line:
-            raise DataError(f"{path}, line {number}: a null character. Is this a table of text?")
+            raise DataError(f"{path}, line {number}: a null character. Is this a table of text?", path=path, row=number)
         yield line
 
 
@@ -199,7 +214,7 @@ def _guessed(path: Path) -> str:
     except UnicodeDecodeError:
         return ","  # whoever reads on says what is wrong
     if not any(line.strip() for line in head):
-        raise DataError(f"{path} is empty.")
+        raise DataError(f"{path} is empty.", path=path)
     best, most = "", (0, 0)
     for one in SEPARATORS:
         try:
@@ -213,7 +228,9 @@ def _guessed(path: Path) -> str:
     if not best:
         raise DataError(
             f"{path} has one column only. A table has several, separated by a comma, a semicolon, a tab or a bar; "
-            'give another one as separator = "...".'
+            'give another one as separator = "...".',
+            path=path,
+            key="separator",
         )
     return best
 
@@ -231,9 +248,11 @@ def first_rows(path: Path, rows: int) -> tuple[list[str], list[list[str]]]:
             first = next((row for row in reader if row), [])
             found = [row for _, row in zip(range(rows), reader, strict=False)]
     except UnicodeDecodeError:
-        raise DataError(f'{path} is no text in UTF-8. Save it as UTF-8; spreadsheets call that "CSV UTF-8".') from None
+        raise DataError(
+            f'{path} is not UTF-8 text. Save it as UTF-8; spreadsheets call that "CSV UTF-8".', path=path
+        ) from None
     except csv.Error as error:
-        raise DataError(f"{path} cannot be read as CSV: {error}. Is a double quote missing?") from None
+        raise DataError(f"{path} cannot be read as CSV: {error}. Is a double quote missing?", path=path) from None
     return [name.strip() or f"column {place}" for place, name in enumerate(first, 1)], found
 
 
@@ -244,13 +263,15 @@ def _names(path: Path, first: Sequence[str], header: bool) -> list[str]:
         DataError: There are too many, or one is there twice.
     """
     if len(first) > MOST_COLUMNS:
-        raise DataError(f"{path} has {len(first):,} columns; there may be {MOST_COLUMNS:,}.")
+        raise DataError(f"{path} has {len(first):,} columns; there may be {MOST_COLUMNS:,}.", path=path)
     if not header:
         return [str(place) for place in range(1, len(first) + 1)]
     if len(first) > 1 and all(_number(cell.strip(), False) is not None for cell in first):
         raise DataError(
             f"{path} has numbers in its first line, where the names of the columns should be. Add a line with names, "
-            "or say header = false."
+            "or set header = false.",
+            path=path,
+            key="header",
         )
     names = [name.strip() or f"column {place}" for place, name in enumerate(first, 1)]
     return each_once(path, names)
@@ -265,18 +286,20 @@ def each_once(path: Path | str, names: list[str]) -> list[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f'{path} has two columns "{truncate(name)}"; rename one of them.')
+            raise DataError(f'{path} has two columns "{truncate(name)}"; rename one of them.', path=path, column=name)
         if len(name) > _LONGEST_NAME:
             raise DataError(f'{path}: a column is called "{truncate(name)}", with {len(name):,} characters. Is the '
                             'first '
-                            "line one of names?")  # fmt: skip
+                            "line one of names?", path=path, column=name)  # fmt: skip
         seen.add(name)
     return names
 
 
 def _added(path: Path, building: "Sequence[_Building]", chunk: Sequence[Sequence[str]], before: int) -> int:
     if (before + len(chunk)) * len(building) > _MOST_CELLS:
-        raise DataError(f"{path} has more than {_MOST_CELLS:,} cells; make it smaller, or use arrays (.npz).")
+        raise DataError(
+            f"{path} has more than {_MOST_CELLS:,} cells; make it smaller, or use arrays (.npz).", path=path
+        )
     for one, cells in zip(building, zip(*chunk, strict=True), strict=False):
         one.add(path, cells, before)
     return before + len(chunk)
@@ -323,7 +346,10 @@ class _Building:
             if found is not None and not math.isfinite(found):
                 raise DataError(
                     f'{path}, row {before + row + 1}: "{truncate(text)}" in column "{truncate(self.name)}" is not '
-                    f'finite. Mend it, or have it taken as no value: missing = ["{truncate(text)}"].'
+                    f'finite. Fix the value, or treat it as missing: missing = ["{truncate(text)}"].',
+                    path=path,
+                    row=before + row + 1,
+                    column=self.name,
                 )
             if found is None:
                 self.strange += 1
@@ -361,11 +387,13 @@ def _parquet(path: Path, missing: frozenset[str]) -> TableRows:
     file = parquet.File(path)
     names = each_once(path, [name for name in file.columns if not name.startswith("__index_level_")])
     if len(names) > MOST_COLUMNS:
-        raise DataError(f"{path} has {len(names):,} columns; there may be {MOST_COLUMNS:,}.")
+        raise DataError(f"{path} has {len(names):,} columns; there may be {MOST_COLUMNS:,}.", path=path)
     if file.rows * len(names) > _MOST_CELLS:
-        raise DataError(f"{path} has more than {_MOST_CELLS:,} cells; make it smaller, or use arrays (.npz).")
+        raise DataError(
+            f"{path} has more than {_MOST_CELLS:,} cells; make it smaller, or use arrays (.npz).", path=path
+        )
     if not file.rows:
-        raise DataError(f"{path} has no rows.")
+        raise DataError(f"{path} has no rows.", path=path)
     return TableRows(path, {name: _arrow(file, name, missing) for name in names}, file.rows)
 
 
@@ -389,8 +417,11 @@ def _arrow(file: parquet.File, name: str, missing: frozenset[str]) -> Column:
         infinite = np.flatnonzero(np.isinf(numbers))
         if len(infinite):
             raise DataError(
-                f'{file.place(int(infinite[0]))}: column "{truncate(name)}" is not finite there. Mend it, or have it '
-                f'taken as no value: missing = ["{numbers[infinite[0]]}"].'
+                f'{file.place(int(infinite[0]))}: column "{truncate(name)}" is not finite. Fix the value, or treat '
+                f'it as missing: missing = ["{numbers[infinite[0]]}"].',
+                column=name,
+                path=file.path,
+                row=int(infinite[0]),
             )
         return _of_numbers(name, numbers)
     if not (types.is_string(kind) or types.is_large_string(kind)):

@@ -136,7 +136,9 @@ class Columns(_Part):
                 if not np.isfinite(x[:, at]).all():
                     raise DataError(
                         f'{sheet.path}: column "{truncate(column.name)}" has a value that is too far from the training '
-                        "rows' to compute with. Mend it."
+                        "rows' to compute with. Fix the value.",
+                        path=sheet.path,
+                        column=column.name,
                     )
                 if column.missing:
                     x[:, at + 1] = gone
@@ -186,9 +188,11 @@ class Asked:
         ):
             if got not in (None, here):
                 raise DataError(
-                    f'{key}: got "{truncate(got)}", but {file}, which columns names, says that {otherwise}. Leave '
+                    f'{key}: got "{truncate(got)}", but {file}, which columns names, says {otherwise}. Leave '
                     f"{key} "
-                    "out, or have the columns found in these rows: leave columns out."
+                    "out; or leave columns out, and the columns are detected in these rows.",
+                    path=file,
+                    key=key,
                 )
 
 
@@ -199,12 +203,19 @@ def numbers_of(sheet: TableRows, column: Column) -> NDArray[np.float64]:
         DataError: A value is none, or the column holds something else.
     """
     if column.what != "cells":
-        raise DataError(f'{sheet.path}: column "{truncate(column.name)}" holds {column.what}, and numbers are needed.')
+        raise DataError(
+            f'{sheet.path}: column "{truncate(column.name)}" holds {column.what}, and numbers are needed.',
+            path=sheet.path,
+            column=column.name,
+        )
     if column.strange:
         row, text = column.first_strange
         raise DataError(
-            f'{sheet.path}, row {row}: "{truncate(text)}" in column "{truncate(column.name)}" is no number. Mend it, '
-            f'or have it taken as no value: missing = ["{truncate(text)}"].'
+            f'{sheet.path}, row {row}: "{truncate(text)}" in column "{truncate(column.name)}" is not a number. Fix '
+            f'the value, or treat it as missing: missing = ["{truncate(text)}"].',
+            path=sheet.path,
+            row=row,
+            column=column.name,
         )
     return column.numbers
 
@@ -246,7 +257,11 @@ def labels_of(sheet: TableRows, columns: Columns) -> NDArray[Any] | None:
     if columns.task == "regression":
         return numbers_of(sheet, column).astype(np.float32)[:, None]
     if column.codes is None:
-        raise DataError(f'{sheet.path}: column "{truncate(column.name)}" has too many values for classes.')
+        raise DataError(
+            f'{sheet.path}: column "{truncate(column.name)}" has too many values for classes.',
+            path=sheet.path,
+            column=column.name,
+        )
     number = {value: place for place, value in enumerate(columns.label.classes)}
     values = texts_of(column)
     strange = next((value for value in values if value not in number), None)
@@ -256,7 +271,10 @@ def labels_of(sheet: TableRows, columns: Columns) -> NDArray[Any] | None:
         raise DataError(
             f'{sheet.path}, row {row}: "{truncate(strange)}" in column "{truncate(column.name)}" is none of the '
             "classes that "
-            f"the model knows: {some}{', ...' if len(number) > 10 else ''}."
+            f"the model knows: {some}{', ...' if len(number) > 10 else ''}.",
+            path=sheet.path,
+            row=row,
+            column=column.name,
         )
     return np.array([*(number[value] for value in values), -1], dtype=np.int64)[column.codes]
 
@@ -286,14 +304,14 @@ def of_text(text: str, what: str) -> Columns:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "it"
-        raise DataError(f"{what} is no description of columns: {truncate(place)}: {first['msg'].lower()}.") from None
+        raise DataError(f"{what} does not describe columns: {truncate(place)}: {first['msg'].lower()}.") from None
     except ValueError as error:
         raise DataError(f"{what} is damaged: {error}.") from None
     names = [column.name for column in found.columns]
     if len(set(names)) < len(names) or len(found.label.classes) > MOST_CLASSES:
-        raise DataError(f"{what} is no description of columns: a column is there twice, or there are too many classes.")
+        raise DataError(f"{what} does not describe columns: a column is there twice, or there are too many classes.")
     if found.task == "classification" and not found.label.classes:
-        raise DataError(f"{what} is no description of columns: a classification has classes.")
+        raise DataError(f"{what} does not describe columns: a classification has classes.")
     return found
 
 

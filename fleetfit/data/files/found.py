@@ -74,9 +74,9 @@ def _of_file(place: Path, given: Found) -> Found:
     if suffix in _TEXT:
         return _running(place)
     raise DataError(
-        f"data.path: {paths.shown(place)} ends in nothing that says what it is. A table ends in .csv, .tsv or "
-        ".parquet, arrays in .npz, running text in .txt, texts with labels in .csv, .jsonl or .parquet; images lie in "
-        "a folder for each class. Otherwise say it: data.name = ..."
+        f"data.path: {paths.shown(place)} has no suffix that FleetFit knows. A table ends in .csv, .tsv or "
+        ".parquet, arrays in .npz, running text in .txt, texts with labels in .csv, .jsonl or .parquet; images are "
+        "in one folder for each class. Otherwise set data.name = ..."
     )
 
 
@@ -203,7 +203,9 @@ def _of_saved(place: Path, given: Found) -> Found:
         features = json.loads(paths.text_of(infos[0], DataError))["features"]
         kinds = {str(name): _feature(value) for name, value in features.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{paths.shown(infos[0])} does not say what the columns of the data set are.") from None
+        raise DataError(
+            f"{paths.shown(infos[0])} does not say what the columns of the data set are.", path=infos[0]
+        ) from None
     label = _given_label(given, kinds) or next((name for name in kinds if name.lower() in table.LABELS), None) or next(
         (name for name, kind in kinds.items() if kind == "classes"), list(kinds)[-1])  # fmt: skip
     images = [name for name, kind in kinds.items() if kind == "image"]

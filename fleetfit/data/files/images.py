@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.encoded import Encoded, Files, ImageSource, Source, decode, opened, read_size, unpacked
+from fleetfit.data.encoded import Encoded, Files, ImageSource, Origin, Source, decode, opened, read_size, unpacked
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import (
     class_folders,
@@ -114,7 +114,8 @@ def images(
     if path.is_dir() and has_class_folders(path):
         if (image, label, groups) != (None, None, None):
             raise DataError(
-                f"{path} has a folder for each class and no columns, so image, label and groups mean nothing."
+                f"{path} has a folder for each class and no columns, so image, label and groups mean nothing.",
+                path=path,
             )
         table = read_class_folders(name, path, form)
     else:
@@ -171,7 +172,7 @@ def from_table(
 ) -> Data:
     """Return the rows of the files as a data set, with whatever split they lack held out; see `images`."""
     if resize is not None and resize < 1:
-        raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.")
+        raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.", key="resize")
     strata = table.y if table.groups is None else table.groups
     splits = completed(table.sizes, strata, validation if samples is None else 0.0, test, seed)
     if samples is not None:
@@ -248,13 +249,13 @@ class Form:
             DataError: It is.
         """
         if self.size is not None and self.size < 1:
-            raise DataError(f"{name}: size must be at least 1 pixel, got {self.size}.")
+            raise DataError(f"{name}: size must be at least 1 pixel, got {self.size}.", key="size")
         if self.channels not in (None, 1, 3):
-            raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {self.channels}.")
+            raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {self.channels}.", key="channels")
         if not 0 < self.centre <= 1:
-            raise DataError(f"{name}: centre must be above 0 and at most 1, got {self.centre}.")
+            raise DataError(f"{name}: centre must be above 0 and at most 1, got {self.centre}.", key="centre")
         if self.centre < 1 and self.size is None:
-            raise DataError(f"{name}: centre = {self.centre} needs a size to bring the square to.")
+            raise DataError(f"{name}: centre = {self.centre} needs a size to bring the square to.", key="centre")
 
 
 AS_THEY_ARE = Form()
@@ -283,7 +284,9 @@ def pictures(
     """
     rows = sum(source.rows for source in sources)
     if not rows:
-        raise DataError(f"{sources[0].path.parent} holds no images: its files have no rows.")
+        raise DataError(
+            f"{sources[0].path.parent} holds no images: its files have no rows.", path=sources[0].path.parent
+        )
     if form.most_bytes is not None:
         _check_bytes(name, rows, _size_of_first(sources[0], column, upright=False), form.most_bytes)
     if form.lazy is not False:
@@ -299,8 +302,9 @@ def pictures(
         )
     except MemoryError:
         raise DataError(
-            f"{name}: there is no room for {rows:,} decoded images. With size = ... they get smaller, and with lazy = "
-            "true they stay encoded."
+            f"{name}: memory cannot hold {rows:,} decoded images. With size = ... they get smaller, and with lazy = "
+            "true they stay encoded.",
+            key="lazy",
         ) from None
 
 
@@ -308,7 +312,7 @@ def _size_of_first(source: Source, column: str, upright: bool) -> tuple[int, int
     """Return height and width of the first image."""
     first = next((some for some in source.images(column) if some), None)
     if first is None:
-        raise DataError(f"{source.path} has no rows.")
+        raise DataError(f"{source.path} has no rows.", path=source.path)
     with opened(first[0], source.place(0), upright) as picture:
         return picture.height, picture.width
 
@@ -389,7 +393,7 @@ def sizes_of_some(folder: Path, most: int = 64, upright: bool = True) -> list[tu
         each = max(1, most // len(classes))
         for name in names[:: max(1, len(names) // each)][:each]:
             try:
-                with opened((one / name).read_bytes(), str(one / name)) as picture:
+                with opened((one / name).read_bytes(), Origin(one / name)) as picture:
                     found.append(read_size(picture, upright))
             except MissingExtra:
                 return []
@@ -455,11 +459,11 @@ class _Images:
         for start in range(0, self.rows, _AT_ONCE):
             yield [self.files.read(i) for i in range(start, min(self.rows, start + _AT_ONCE))]
 
-    def place(self, row: int) -> str:
+    def place(self, row: int) -> Origin:
         return self.files.place(row)
 
     def paths(self) -> list[Path]:
-        return [Path(self.files.place(row)) for row in range(self.rows)]
+        return [self.files.place(row).path for row in range(self.rows)]
 
 
 def _with_images(place: Path) -> list[Path]:
@@ -492,7 +496,8 @@ def _split_folders(name: str, folder: Path) -> dict[str, Path]:
     if lacking:
         raise DataError(
             f"{name}: {lacking[0]} has no class folders with images in them. Put the images of each class into a "
-            "folder of its own, with the same names as the class folders of the training images."
+            "folder of its own, with the same names as the class folders of the training images.",
+            path=lacking[0],
         )
     return found
 
@@ -507,9 +512,7 @@ def _write_index(target: Path, folder: Path, places: dict[str, Path], classes: l
         before = len(names)
         for one in class_folders(place):
             if one.name not in label:
-                raise DataError(
-                    f"{one}: there is no class of this name among the training images in {places['train']}."
-                )
+                raise DataError(f"{one}: this class is not among the training images in {places['train']}.", path=one)
             images = [os.fsencode((one / name).relative_to(folder)) for name in _images_of(one)]
             names += images
             y += [label[one.name]] * len(images)

@@ -50,12 +50,14 @@ def leaf_users(files: Sequence[Path]) -> Users:
         content = _content(path)
         data = content.get("user_data") if isinstance(content, Mapping) else None
         if not isinstance(data, Mapping):
-            raise DataError(f'{path} is not in LEAF\'s format: it has no "user_data".')
+            raise DataError(f'{path} is not in LEAF\'s format: it has no "user_data".', path=path)
         for user in _users(content, data, path):
             samples = data.get(user)
             x, y = (samples.get("x"), samples.get("y")) if isinstance(samples, Mapping) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
-                raise DataError(f'{path}: user "{user}" must have lists "x" and "y" of one length in "user_data".')
+                raise DataError(
+                    f'{path}: user "{user}" must have lists "x" and "y" of one length in "user_data".', path=path
+                )
             known = users.setdefault(str(user), ([], []))
             known[0].extend(x)
             known[1].extend(y)
@@ -66,9 +68,9 @@ def _users(content: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> l
     """Return the users of a file, each once and none forgotten."""
     users = content.get("users", list(data))
     if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
-        raise DataError(f'{path}: "users" must be a list of names.')
+        raise DataError(f'{path}: "users" must be a list of names.', path=path)
     if len(set(users)) != len(users) or set(data) - set(users):
-        raise DataError(f'{path}: "users" must name each user of "user_data" once.')
+        raise DataError(f'{path}: "users" must name each user of "user_data" once.', path=path)
     return users
 
 
@@ -77,7 +79,7 @@ def _content(path: Path) -> Any:
     try:
         return json_of(text)
     except ValueError as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+        raise DataError(f"{path} cannot be read as JSON: {error}", path=path) from error
 
 
 def _is_leaf(path: Path) -> bool:

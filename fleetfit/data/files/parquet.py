@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MOST_CLASSES
-from fleetfit.errors import DataError, FleetFitError, import_optional
+from fleetfit.data.encoded import Origin
+from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
 from fleetfit.paths import check_file
 
 _READS = ("images", "Reading images from Parquet files")
@@ -20,7 +21,6 @@ LONGEST = 1000
 _FEW_ROWS = 1_000_000  # more than these must have left something in the file
 _PER_BYTE = 8  # rows, at most
 _LARGE_BYTES, _RATIO = 1 << 30, 200  # a column that is larger must not be so many times as large as the file
-_MOST_SAID = 300  # characters of a library's own message
 
 
 class File:
@@ -36,7 +36,7 @@ class File:
             self.columns: list[str] = self._parquet.schema_arrow.names
         size = path.stat().st_size
         if self.rows < 0 or self.rows > max(_FEW_ROWS, _PER_BYTE * size):
-            raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes; it is damaged.")
+            raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes; it is damaged.", path=path)
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -46,8 +46,10 @@ class File:
         except FleetFitError:
             raise
         except Exception as error:
-            said = (" ".join(str(error).split()) or type(error).__name__)[:_MOST_SAID]
-            raise DataError(f"{self.path} cannot be read as Parquet{f' ({what})' if what else ''}: {said}") from error
+            raise DataError(
+                f"{self.path} cannot be read as Parquet{f' ({what})' if what else ''}: {format_cause(error)}",
+                path=self.path,
+            ) from error
 
     def _check_size(self, column: str) -> None:
         """Refuse a column that unpacks to what no memory holds."""
@@ -55,17 +57,23 @@ class File:
         parts = [about.row_group(g).column(c) for g in range(about.num_row_groups) for c in range(about.num_columns)]
         size = sum(p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] == column)
         if size > _LARGE_BYTES and size > _RATIO * self.path.stat().st_size:
-            raise DataError(f'column "{column}" of {self.path} claims to unpack to {size:,} bytes; it is damaged.')
+            raise DataError(
+                f'column "{column}" of {self.path} claims to unpack to {size:,} bytes; it is damaged.',
+                path=self.path,
+                column=column,
+            )
 
     def column(self, wanted: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of a column that is there."""
         for name in usual if wanted is None else (wanted,):
             if self.columns.count(name) > 1:
-                raise DataError(f'{self.path} has more than one column "{name}".')
+                raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
             if name in self.columns:
                 return name
         asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
-        raise DataError(f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".')
+        raise DataError(
+            f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...".', path=self.path
+        )
 
     def values(self, column: str, missing: str | None = None, nulls: bool = False) -> Any:
         """Return one column, an arrow array.
@@ -81,19 +89,25 @@ class File:
             values = self._parquet.read(columns=[column]).column(column).combine_chunks()
             values.validate(full=True)
         if len(values) != self.rows:
-            raise DataError(f'column "{column}" of {self.path} has {len(values)} rows instead of {self.rows}.')
+            raise DataError(
+                f'column "{column}" of {self.path} has {len(values)} rows instead of {self.rows}.',
+                path=self.path,
+                column=column,
+            )
         if nulls:
             return values
         if values.null_count and missing is not None:
             return values.fill_null(missing)
         if values.null_count:
             row = values.is_null().to_pylist().index(True)
-            raise DataError(f'row {row} of {self.path} has no value in column "{column}".')
+            raise DataError(
+                f'row {row} of {self.path} has no value in column "{column}".', path=self.path, row=row, column=column
+            )
         return values
 
-    def place(self, row: int) -> str:
+    def place(self, row: int) -> Origin:
         """Return where a row is, for messages."""
-        return f"row {row} of {self.path}"
+        return Origin(self.path, row)
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
         """Yield the encoded images, or what else a column holds as bytes, some at a time."""
@@ -105,14 +119,27 @@ class File:
             if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
                 values = values.field("bytes")
             if not (types.is_binary(values.type) or types.is_large_binary(values.type)):
-                raise DataError(f'column "{column}" of {self.path} holds {values.type}, not the bytes of {what}s.')
+                raise DataError(
+                    f'column "{column}" of {self.path} holds {values.type}, not the bytes of {what}s.',
+                    path=self.path,
+                    column=column,
+                )
             encoded = values.to_pylist()
             if None in encoded:
-                raise DataError(f'row {row + encoded.index(None)} of {self.path} has no {what} in column "{column}".')
+                raise DataError(
+                    f'row {row + encoded.index(None)} of {self.path} has no {what} in column "{column}".',
+                    path=self.path,
+                    row=row + encoded.index(None),
+                    column=column,
+                )
             row += len(encoded)
             yield encoded
         if row != self.rows:
-            raise DataError(f'column "{column}" of {self.path} has {row} rows instead of {self.rows}.')
+            raise DataError(
+                f'column "{column}" of {self.path} has {row} rows instead of {self.rows}.',
+                path=self.path,
+                column=column,
+            )
 
     def _batches(self, column: str) -> Iterator[Any]:
         with self._explained(f'column "{column}"'):
@@ -138,7 +165,11 @@ class File:
         if types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if not (types.is_string(values.type) or types.is_large_string(values.type)):
-            raise DataError(f'column "{column}" of {self.path} holds {values.type}; it must hold text.')
+            raise DataError(
+                f'column "{column}" of {self.path} holds {values.type}; it must hold text.',
+                path=self.path,
+                column=column,
+            )
         return list(values.to_pylist())
 
     def types(self) -> list[tuple[str, Any]]:
@@ -186,7 +217,9 @@ def check_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> 
         if len(part) and part.max() >= MOST_CLASSES:
             raise DataError(
                 f"row {int(part.argmax())} of {file.path} has {column} {part.max()}, which would make "
-                f"{int(part.max()) + 1:,} classes; there may be {MOST_CLASSES:,}. Number the classes from 0."
+                f"{int(part.max()) + 1:,} classes; there may be {MOST_CLASSES:,}. Number the classes from 0.",
+                path=file.path,
+                row=int(part.argmax()),
             )
 
 
@@ -201,14 +234,27 @@ def values_of(files: Sequence[File], column: str, missing: str | None = None) ->
         if types.is_integer(values.type):
             found = values.to_numpy(zero_copy_only=False)
             if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
-                raise DataError(f'{file.place(int(found.argmax()))} has {found.max()} in column "{column}"; too large.')
+                raise DataError(
+                    f'{file.place(int(found.argmax()))} has {found.max()} in column "{column}"; too large.',
+                    column=column,
+                    path=file.path,
+                    row=int(found.argmax()),
+                )
             parts.append(found.astype(np.int64))
         elif types.is_string(values.type) or types.is_large_string(values.type):
             parts.append(np.array(values.to_pylist(), dtype=object))
         else:
-            raise DataError(f'column "{column}" of {file.path} holds {values.type}; it must hold integers or text.')
+            raise DataError(
+                f'column "{column}" of {file.path} holds {values.type}; it must hold integers or text.',
+                path=file.path,
+                column=column,
+            )
     if len({part.dtype.kind for part in parts}) > 1:
-        raise DataError(f'column "{column}" holds integers in some files of {files[0].path.parent} and text in others.')
+        raise DataError(
+            f'column "{column}" holds integers in some files of {files[0].path.parent} and text in others.',
+            path=files[0].path.parent,
+            column=column,
+        )
     return np.concatenate(parts)
 
 
@@ -242,7 +288,11 @@ def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], in
     """
     values = values_of(files, column)
     for file, row in too_long(values, files):
-        raise DataError(f"row {row} of {file.path} has a text of more than {LONGEST} characters as its {column}.")
+        raise DataError(
+            f"row {row} of {file.path} has a text of more than {LONGEST} characters as its {column}.",
+            path=file.path,
+            row=row,
+        )
     if values.dtype.kind == "O":
         y, names = numbered(values)
         return y, len(names), names
@@ -257,7 +307,9 @@ def labels_of(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], in
         wrong = np.flatnonzero((part < 0) | (part >= classes))
         if len(wrong):
             raise DataError(
-                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must lie in 0..{classes - 1} "
-                "(-1 usually means that the labels of a test set are withheld)."
+                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must be in 0..{classes - 1} "
+                "(-1 usually means that the labels of a test set are withheld).",
+                path=file.path,
+                row=wrong[0],
             )
     return values, classes, names

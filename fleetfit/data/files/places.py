@@ -79,12 +79,13 @@ def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
     if not root:
         raise DataError(
             f'{name}: where are the files? Give folder = "..." (with train.parquet and test.parquet in it), or set the '
-            f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet."
+            f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet.",
+            key="folder",
         )
     base = given(root, "data.folder")
     if not base.is_dir():
         source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
-        raise DataError(f"{name}: {source} names {base}, which is no folder.")
+        raise DataError(f"{name}: {source} names {base}, which is not a folder.", path=base)
     tops = [base, base / name] if folder is not None else [base / name]
     for top in tops:
         for place in (top, top / "data", top / name, top / "plain_text"):
@@ -105,7 +106,9 @@ def _files_of(place: Path, split: str) -> list[Path]:
             continue
         counts = {match.group(1) for part in parts if (match := re.search(r"-of-(\d+)", part.name))}
         if len(counts) == 1 and int(next(iter(counts))) != len(parts):
-            raise DataError(f"{place} has {len(parts)} of the {int(next(iter(counts)))} files of its {alias} split.")
+            raise DataError(
+                f"{place} has {len(parts)} of the {int(next(iter(counts)))} files of its {alias} split.", path=place
+            )
         return parts
     return []
 
@@ -138,7 +141,7 @@ def from_saved(folder: Path) -> Path:
             splits = dict(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
             named = {_HUB_SPLITS[split]: rows for split, rows in splits.items() if split in _HUB_SPLITS}
             if "train" not in named:
-                raise DataError(f'{folder} has no split "train", but {", ".join(map(str, splits))}.')
+                raise DataError(f'{folder} has no split "train", but {", ".join(map(str, splits))}.', path=folder)
             for split, rows in named.items():
                 _write(rows, target / f"{split}.parquet")
         except FleetFitError:
@@ -146,10 +149,10 @@ def from_saved(folder: Path) -> Path:
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise
-            raise DataError(f"{folder} cannot be read: {error}") from error
+            raise DataError(f"{folder} cannot be read: {error}", path=folder) from error
         except Exception as error:  # whatever the library comes across in damaged files
             said = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{folder} cannot be read as a saved data set: {said[:300]}") from error
+            raise DataError(f"{folder} cannot be read as a saved data set: {said[:300]}", path=folder) from error
 
     return kept(key(folder.name, stamps, ["saved"], suffix=""), build, _whole)
 
@@ -199,7 +202,9 @@ def folder_of(
         if folder is not None:
             raise
         if not hub:
-            raise DataError(f"{error} Or have it downloaded from the hub ({repository}): hub = true.") from error
+            raise DataError(
+                f"{error} Or have it downloaded from the hub ({repository}): hub = true.", key="hub", path=error.path
+            ) from error
     return str(from_hub(name, repository, config, revision))
 
 
@@ -221,7 +226,7 @@ def from_hub(name: str, repository: str, config: str | None = None, revision: st
     """
     cache = cache_folder()
     if cache is None:
-        raise DataError(f"{name}: there is no place to keep what the hub sends; set FLEETFIT_CACHE to a folder.")
+        raise DataError(f"{name}: downloads need a cache folder; set FLEETFIT_CACHE to a folder.", key="hub")
     marks = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)
     target = cache / "hub" / marks
     if target.is_dir():
@@ -231,7 +236,7 @@ def from_hub(name: str, repository: str, config: str | None = None, revision: st
         target.parent.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix=f"{marks}.", dir=target.parent))
     except OSError as error:
-        raise DataError(f"{name}: {target.parent} cannot be written to: {error}") from error
+        raise DataError(f"{name}: {target.parent} cannot be written to: {error}", path=target.parent) from error
     try:
         for split, rows in splits.items():
             _write(rows, working / f"{split}.parquet")
@@ -241,7 +246,7 @@ def from_hub(name: str, repository: str, config: str | None = None, revision: st
             working.rename(target)
     except OSError as error:
         if not target.is_dir():
-            raise DataError(f"{name}: {target} cannot be written: {error}") from error
+            raise DataError(f"{name}: {target} cannot be written: {error}", path=target) from error
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return target
@@ -258,7 +263,8 @@ def _downloaded(name: str, repository: str, config: str | None, revision: str | 
     except Exception as error:  # whatever the network, the hub or the library comes across
         raise DataError(
             f"{name}: downloading {repository} from the Hugging Face hub failed: {type(error).__name__}: {error}. "
-            f'Without a network, give folder = "..." with train.parquet and test.parquet in it.'
+            f'Without a network, give folder = "..." with train.parquet and test.parquet in it.',
+            key="hub",
         ) from error
     splits = {_HUB_SPLITS[split]: rows for split, rows in found.items() if split in _HUB_SPLITS}
     if "train" not in splits:

@@ -66,11 +66,11 @@ def plain_text(
     check_windows(name, length, level, score)
     files = [path] if path.is_file() else sample_files(path, "**/*.txt")
     if not files:
-        raise DataError(f"{name}: {path} is no file and no folder with .txt files in it.")
+        raise DataError(f"{name}: {path} is neither a file nor a folder with .txt files.", path=path)
     groups = []
     for file in files:
         text = text_of(file, DataError)
-        kept = len(text) - last_share(len(text), test, name)
+        kept = len(text) - last_share(len(text), test, name, "test")
         groups.append(Passages([text[:kept]], [text[kept:]]))
     size = _WORDS if vocabulary is None and level == "words" else vocabulary
     known = most_frequent(level, (text for group in groups for text in group.train), size)
@@ -93,14 +93,14 @@ class Passages:
     test: Sequence[str]
 
 
-def last_share(count: int, share: float, name: str) -> int:
+def last_share(count: int, share: float, name: str, key: str) -> int:
     """Return how many of so many lines, characters or windows a share at the end is, rounded down.
 
     Raises:
         DataError: The share is out of range.
     """
     if not 0 <= share < 1:
-        raise DataError(f"{name}: a share that is held out must be at least 0 and below 1, got {share}.")
+        raise DataError(f"{name}: {key} must be at least 0 and below 1, got {share}.", key=key)
     return int(count * share + 1e-9)
 
 
@@ -127,14 +127,14 @@ def next_tokens(
             rows = sum(len(x) for x, _ in pairs)
             where = np.full(rows, SPLITS.index(place))
             if place == "train":
-                where[rows - last_share(rows, validation, name) :] = SPLITS.index("validation")
+                where[rows - last_share(rows, validation, name, "validation") :] = SPLITS.index("validation")
             parts["x"] += [x for x, _ in pairs]
             parts["y"] += [y for _, y in pairs]
             parts["split"].append(where)
             parts["group"].append(np.full(rows, number))
     of = np.concatenate([np.empty(0, dtype=np.int64), *parts["split"]])
     if not (of == 0).any():
-        raise DataError(f"{name}: there is no text to train on; a passage needs two {vocabulary.level} at least.")
+        raise DataError(f"{name}: it has no text to train on; a passage needs two {vocabulary.level} at least.")
     return Data(
         name=name,
         x=torch.from_numpy(np.concatenate(parts["x"])),
@@ -202,7 +202,9 @@ def most_frequent(level: Level, texts: Iterable[str], size: int | None) -> Vocab
         DataError: There is no room for a single one.
     """
     if size is not None and size < 3:
-        raise DataError(f"vocabulary must be at least 3 (padding, the unknown token and one more), got {size}.")
+        raise DataError(
+            f"vocabulary must be at least 3 (padding, the unknown token and one more), got {size}.", key="vocabulary"
+        )
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(words_of(text) if level == "words" else text)
@@ -254,9 +256,9 @@ def check_windows(name: str, length: int, level: str, score: str) -> None:
     """
     for key, value, choices in (("level", level, ("characters", "words")), ("score", score, ("all", "last"))):
         if value not in choices:
-            raise DataError(f'{name}: {key} must be "{choices[0]}" or "{choices[1]}", got {value!r}.')
+            raise DataError(f'{name}: {key} must be "{choices[0]}" or "{choices[1]}", got {value!r}.', key=key)
     if length < 1:
-        raise DataError(f"{name}: length must be at least 1 token, got {length}.")
+        raise DataError(f"{name}: length must be at least 1 token, got {length}.", key="length")
 
 
 def _codes(text: str) -> NDArray[np.uint32]:

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit.data.encoded import cores
+from fleetfit.data.encoded import Origin, cores
 from fleetfit.errors import DataError, import_optional
 
 _FLOOR_DB = -120.0
 _AT_ONCE = 64  # sounds in memory at a time
 
-Sound = tuple[Callable[[], bytes], str]
+Sound = tuple[Callable[[], bytes], Origin]
 """What reads an encoded sound, and where it is, for messages."""
 
 
@@ -58,10 +58,13 @@ class Spectrogram:
         if min(self.mels, self.window, self.hop) < 1 or max(self.window, self.hop) > self.samples:
             raise DataError(
                 "a spectrogram needs at least one band, and a window and a hop between one and "
-                f"{self.samples} samples; got mels {self.mels}, window {self.window}, hop {self.hop}."
+                f"{self.samples} samples; got mels {self.mels}, window {self.window}, hop {self.hop}.",
+                key="mels",
             )
         if self.bins > 8192:
-            raise DataError(f"{self.mels} mel bands are too many: the lowest are narrower than can be told apart.")
+            raise DataError(
+                f"{self.mels} mel bands are too many: the lowest are narrower than a bin of the spectrum.", key="mels"
+            )
 
     @property
     def frames(self) -> int:
@@ -121,16 +124,20 @@ class Spectrogram:
                 target[start : start + len(some)] = self.pictures(waves).numpy()
                 start += len(some)
 
-    def _wave(self, read: Callable[[], bytes], place: str) -> NDArray[np.float32]:
+    def _wave(self, read: Callable[[], bytes], place: Origin) -> NDArray[np.float32]:
         soundfile = import_optional("soundfile", "audio", "Reading sounds")
         try:
             wave, rate = soundfile.read(io.BytesIO(read()), dtype="float32", always_2d=True, frames=self.samples)
         except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
-            raise DataError(f"{place} holds no sound that can be decoded: {error}") from error
+            raise DataError(
+                f"{place} holds no sound that can be decoded: {error}", path=place.path, row=place.row
+            ) from error
         if not np.isfinite(wave).all():
-            raise DataError(f"{place} holds a sound with a sample that is not finite.")
+            raise DataError(f"{place} holds a sound with a sample that is not finite.", path=place.path, row=place.row)
         if rate != self.rate:
-            raise DataError(f"{place} has {rate} samples per second; resample it to {self.rate}.")
+            raise DataError(
+                f"{place} has {rate} samples per second; resample it to {self.rate}.", path=place.path, row=place.row
+            )
         whole = np.zeros(self.samples, dtype=np.float32)
         whole[: len(wave)] = wave.mean(1)
         return whole

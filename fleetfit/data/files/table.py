@@ -130,7 +130,7 @@ def rows_of(frame: Any) -> TableRows:
     names = cells.each_once("data=frame: the table", [str(name) for name in frame.columns])
     named = {name: cells.of_array(name, np.asarray(frame[key])) for name, key in zip(names, frame.columns, strict=True)}
     if not named or not len(frame):
-        raise DataError("data=frame: the table has no rows or no columns.")
+        raise DataError("data=frame: the table has no rows or no columns.", key="data")
     return TableRows(Path("in memory"), named, len(frame))
 
 
@@ -154,9 +154,14 @@ def from_sheets(
         whole.column(wanted, "")
     label, notes = _label(whole, asked) if known is None else (known.label.name, [])
     column = whole.column(label, ", which is to be learned")
-    there = _has_label(column)
+    there = _has_label(column, whole.path)
     if not there.any():
-        raise DataError(f'{whole.path}: column "{truncate(label)}", which is to be learned, has no values.')
+        raise DataError(
+            f'{whole.path}: column "{truncate(label)}", which is to be learned, has no values.',
+            path=whole.path,
+            column=label,
+            key="label",
+        )
     if not there.all():
         notes.append(
             f'{int((~there).sum())} rows without "{truncate(label)}" are left out. NA, N/A, NaN, null, None, ? and - '
@@ -168,7 +173,7 @@ def from_sheets(
         sizes[split] = int(there[start : start + sheet.rows].sum())
         start += sheet.rows
     if not sizes["train"]:
-        raise DataError(f"{whole.path} has no rows with a label to train on.")
+        raise DataError(f"{whole.path} has no rows with a label to train on.", path=whole.path)
     whole = columns.without(whole, there)
     column = whole.columns[label]
     learned = Columns(task=_task(whole, column, asked), label=_classes(whole, column, asked), columns=(_ANY,),
@@ -268,7 +273,7 @@ def files_of(path: Path) -> dict[str, list[Path]]:
         if len(alone) == 1:
             return {"train": alone}
         several = f" It has {len(alone)} tables; which one? Name the file." if alone else ""
-        raise DataError(f"{path} has no train.csv, train.tsv or train.parquet.{several}") from None
+        raise DataError(f"{path} has no train.csv, train.tsv or train.parquet.{several}", path=path) from None
 
 
 def kinds_in_parquet(file: Path) -> Iterator[tuple[str, str]]:
@@ -315,15 +320,18 @@ def _label(sheet: TableRows, asked: Asked) -> tuple[str, list[str]]:
         if found:
             return found[0], []
     if not left:
-        raise DataError(f"{sheet.path} has no columns left to learn.")
+        raise DataError(f"{sheet.path} has no columns left to learn.", path=sheet.path)
     return left[-1], []
 
 
-def _has_label(column: Column) -> NDArray[np.bool_]:
+def _has_label(column: Column, path: Path) -> NDArray[np.bool_]:
     if column.what != "cells":
         raise DataError(
-            f'column "{truncate(column.name)}" holds {column.what}; what is learned must be classes or numbers. Name '
-            'another column: label = "...".'
+            f'column "{truncate(column.name)}" holds {column.what}; the label must be classes or numbers. Name '
+            'another column: label = "...".',
+            column=column.name,
+            key="label",
+            path=path,
         )
     found: NDArray[np.bool_]
     if column.codes is not None:
@@ -332,8 +340,11 @@ def _has_label(column: Column) -> NDArray[np.bool_]:
         some = ", ".join(f'"{truncate(text, 30)}"' for text in column.sample[:3])
         raise DataError(
             f'column "{truncate(column.name)}", which is to be learned, has too many different texts for classes: '
-            f"{some}, "
-            '... Name another column: label = "...". For texts with labels: name = "text".'
+            f"{some}, ... "
+            'Name another column: label = "...". For texts with labels: name = "text".',
+            column=column.name,
+            key="label",
+            path=path,
         )
     else:
         found = ~np.isnan(column.numbers)
@@ -358,7 +369,10 @@ def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
     if column.codes is None:
         raise DataError(
             f'{sheet.path}: column "{truncate(column.name)}", which is to be learned, has too many different values '
-            'for classes. Numbers can be learned with task = "regression".'
+            'for classes. Numbers can be learned with task = "regression".',
+            path=sheet.path,
+            column=column.name,
+            key="task",
         )
     values = columns.texts_of(column)
     used = {values[code] for code in np.unique(column.codes[column.codes >= 0])}
@@ -366,7 +380,10 @@ def _classes(sheet: TableRows, column: Column, asked: Asked) -> Label:
     if len(classes) < 2:
         raise DataError(
             f'{sheet.path}: column "{truncate(column.name)}" is "{truncate(classes[0])}" in every row, so there is '
-            'nothing to learn. Name another column: label = "...".'
+            'nothing to learn. Name another column: label = "...".',
+            path=sheet.path,
+            column=column.name,
+            key="label",
         )
     return Label(name=column.name, classes=classes)
 
@@ -388,10 +405,18 @@ def _groups(sheet: TableRows, name: str | None) -> NDArray[np.int64] | None:
     column = sheet.column(name, ", which is to say the groups")
     if column.empty:
         raise DataError(
-            f'{sheet.path}: {column.empty} rows have no value in "{truncate(name)}", which says the groups.'
+            f'{sheet.path}: {column.empty} rows have no value in "{truncate(name)}", the column of groups.',
+            path=sheet.path,
+            key="groups",
+            column=name,
         )
     if column.codes is None and column.strange:
-        raise DataError(f'{sheet.path}: column "{truncate(name)}" has too many different texts to be groups.')
+        raise DataError(
+            f'{sheet.path}: column "{truncate(name)}" has too many different texts to be groups.',
+            path=sheet.path,
+            column=name,
+            key="groups",
+        )
     values = column.numbers if column.codes is None or not column.strange else np.array(column.values)[column.codes]
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
@@ -421,12 +446,18 @@ class _Found:
             if why:
                 self.out.setdefault(why, []).append(name)
         if not self.columns:
-            raise DataError(f"{sheet.path} has no column to learn from. {' '.join(self._left_out())}".rstrip())
+            raise DataError(
+                f"{sheet.path} has no column to learn from. {' '.join(self._left_out())}".rstrip(),
+                path=sheet.path,
+                key="drop",
+            )
         features = sum(len(one.features) for one in self.columns)
         if features > _MOST_FEATURES:
             raise DataError(
                 f"{sheet.path}: {features:,} features are more than the {_MOST_FEATURES:,} that there may be; leave "
-                "columns out with drop = [...]."
+                "columns out with drop = [...].",
+                path=sheet.path,
+                key="drop",
             )
 
     @property
@@ -479,7 +510,10 @@ class _Found:
         if not np.isfinite(mean) or not np.isfinite(std) or not std > 0:
             raise DataError(
                 f'{self.sheet.path}: the numbers of column "{truncate(column.name)}" are too large or too near to each '
-                f'other to compute with. Mend them, or leave it out: drop = ["{truncate(column.name)}"].'
+                f'other to compute with. Fix them, or leave the column out: drop = ["{truncate(column.name)}"].',
+                path=self.sheet.path,
+                column=column.name,
+                key="drop",
             )
         if gone.any():
             self.filled.append(column.name)
@@ -502,7 +536,7 @@ class _Found:
             if asked:
                 raise DataError(f'{self.sheet.path}: column "{truncate(column.name)}" has too many different values '
                                 'for '
-                                "categories.")  # fmt: skip
+                                "categories.", path=self.sheet.path, column=column.name)  # fmt: skip
             words = sum(len(text.split()) > 2 for text in column.sample)
             return "because they hold free text" if words > len(column.sample) / 2 else (
                 "because nearly every row has a value of its own")  # fmt: skip
@@ -528,9 +562,12 @@ class _Found:
             count = column.strange
             raise DataError(
                 f'{self.sheet.path}: column "{truncate(column.name)}" holds numbers, but {count} of {rows} values '
-                f'{"are none" if count > 1 else "is none"}, such as "{truncate(text)}" in row {row}. Mend it, have it '
-                f'taken as no value (missing = ["{truncate(text)}"]), or take the column as categories '
-                f'(categories = ["{truncate(column.name)}"]).'
+                f'{"are none" if count > 1 else "is none"}, such as "{truncate(text)}" in row {row}. Fix the value, '
+                f'treat it as missing (missing = ["{truncate(text)}"]), or take the column as categories '
+                f'(categories = ["{truncate(column.name)}"]).',
+                path=self.sheet.path,
+                row=row,
+                column=column.name,
             )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfit import paths, used
+from fleetfit import paths
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
@@ -90,7 +90,12 @@ def text(
         name = path.resolve().stem if path.is_file() else path.resolve().name
         path = readable(path)
     corpus = read_corpus(name, path, text, label, groups, header)
-    return from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
+    data = from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
+    others = [file.name for file in corpus.files if file.suffix not in (".csv", ".tsv")]
+    if header or not others:
+        return data
+    note = f"{name}: header = false is not used: {others[0]} is not a CSV or TSV file."
+    return dataclasses.replace(data, notes=(*data.notes, note))
 
 
 def named(
@@ -201,8 +206,6 @@ def _opened(path: Path, header: bool) -> TextTable:
         DataError: The file cannot be read, or has another suffix.
         MissingExtra: pyarrow is not installed.
     """
-    if path.suffix in (".parquet", ".jsonl", ".json"):
-        used.idle("header", because=f"{path.name} is no CSV or TSV file, and names its columns itself")
     if path.suffix == ".parquet":
         import_optional("pyarrow", "text", "Reading text from Parquet files")
         return parquet.File(path)
@@ -210,7 +213,7 @@ def _opened(path: Path, header: bool) -> TextTable:
         return Cells(path, _separated(path, header))
     if path.suffix in (".jsonl", ".json"):
         return Cells(path, _objects(path))
-    raise DataError(f"{path} has no suffix that says what it is; there are {', '.join(SUFFIXES)}.")
+    raise DataError(f"{path} has no suffix that FleetFit knows; it reads {', '.join(SUFFIXES)}.", path=path)
 
 
 class Cells:
@@ -233,7 +236,8 @@ class Cells:
         asked = f'no column "{wanted}"' if wanted is not None else f"no {what} column ({' or '.join(usual)})"
         raise DataError(
             f'{self.path} has {asked}; its columns are {", ".join(self.columns)}. Give {what} = "...", or header = '
-            "false if its first line is no header."
+            "false if its first line is no header.",
+            path=self.path,
         )
 
     def texts(self, column: str) -> list[str]:
@@ -245,9 +249,19 @@ class Cells:
         self.column(column, (), "the column's name:")
         for row, value in enumerate(self._cells[column]):
             if not isinstance(value, str | int) or isinstance(value, bool):
-                raise DataError(f'row {row} of {self.path} has {value!r:.80} in column "{column}"; it must be text.')
+                raise DataError(
+                    f'row {row} of {self.path} has {value!r:.80} in column "{column}"; it must be text.',
+                    path=self.path,
+                    row=row,
+                    column=column,
+                )
             if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-                raise DataError(f'row {row} of {self.path} has half a character in column "{column}".')
+                raise DataError(
+                    f'row {row} of {self.path} has half a character in column "{column}".',
+                    path=self.path,
+                    row=row,
+                    column=column,
+                )
         return [str(value) for value in self._cells[column]]
 
 
@@ -275,14 +289,14 @@ def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
             convert_options=table.ConvertOptions(column_types=dict.fromkeys(names, arrow.string())),
         )
     except (OSError, UnicodeDecodeError, csv.Error, arrow.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()} in UTF-8: {error}") from error
+        raise DataError(f"{path} cannot be read as {path.suffix[1:].upper()} in UTF-8: {error}", path=path) from error
     return {name: found.column(i).to_pylist() for i, name in enumerate(names)}
 
 
 def _check_once(path: Path, names: Sequence[str]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f'{path} has more than one column "{twice}".')
+        raise DataError(f'{path} has more than one column "{twice}".', path=path, column=twice)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -302,11 +316,15 @@ def _objects(path: Path) -> dict[str, list[Any]]:
             try:
                 found = json.loads(part, object_pairs_hook=_each_once)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{'' if whole else f'line {number} of '}{path} is no JSON: {error}") from error
+                raise DataError(
+                    f"{'' if whole else f'line {number} of '}{path} is no JSON: {error}", path=path, row=number
+                ) from error
             objects.extend(found if whole else [found])
     wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
     if wrong is not None:
-        raise DataError(f"{path} must hold JSON objects, one a line or in one list; row {wrong} is none.")
+        raise DataError(
+            f"{path} must hold JSON objects, one a line or in one list; row {wrong} is none.", path=path, row=wrong
+        )
     names = dict.fromkeys(name for value in objects for name in value)
     return {name: [value.get(name) for value in objects] for name in names}
 
@@ -364,7 +382,7 @@ def read_corpus(
     """
     if path is not None and path.is_dir() and (found := _class_folders(path)):
         if groups is not None:
-            raise DataError(f"{name}: a folder for each class has no column of groups; leave groups out.")
+            raise DataError(f"{name}: a folder for each class has no column of groups; leave groups out.", key="groups")
         return _of_folders(found)
     splits = located(name, path)
     tables = {split: [_opened(file, header) for file in files] for split, files in splits.items()}
@@ -376,7 +394,7 @@ def read_corpus(
         del tables[split]
     every = [rows for parts in tables.values() for rows in parts]
     if not sum(rows.rows for rows in tables.get("train", ())):
-        raise DataError(f"{first.path} has no rows to train on, or all of their labels are -1.")
+        raise DataError(f"{first.path} has no rows to train on, or all of their labels are -1.", path=first.path)
     y, classes, class_names = _labels(every, label)
     return Corpus(
         files=[rows.path for rows in every],
@@ -411,7 +429,9 @@ def located(name: str, path: Path | None) -> dict[str, list[Path]]:
     except DataError as error:
         raise DataError(
             f"{error} Nor is there a train file that ends in {', '.join(SUFFIXES[1:])}, nor a folder of .txt files for "
-            "each class."
+            "each class.",
+            key=error.key,
+            path=error.path,
         ) from error
 
 
@@ -428,7 +448,12 @@ def _values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
     for rows in every:
         for row, text in enumerate(rows.texts(column)):
             if not text.strip():
-                raise DataError(f'row {row} of {rows.path} has no value in column "{column}".')
+                raise DataError(
+                    f'row {row} of {rows.path} has no value in column "{column}".',
+                    path=rows.path,
+                    row=row,
+                    column=column,
+                )
     if all(re.fullmatch(r"-?\d{1,18}", cell) for cell in cells):
         return np.array([int(cell) for cell in cells], dtype=np.int64)
     return np.array(cells, dtype=object)
@@ -441,7 +466,11 @@ def _labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64],
         return parquet.labels_of(found, column)
     values = _values(every, column)
     for rows, row in parquet.too_long(values, every):
-        raise DataError(f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.")
+        raise DataError(
+            f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.",
+            path=rows.path,
+            row=row,
+        )
     y, names = parquet.numbered(values)
     return y, len(names), names
 
@@ -482,7 +511,10 @@ def _of_folders(found: dict[str, dict[str, list[Path]]]) -> Corpus:
     for split, classes in found.items():
         for name, files in classes.items():
             if name not in names:
-                raise DataError(f"{files[0].parent} is a class of the {split} split that the train split lacks.")
+                raise DataError(
+                    f"{files[0].parent} is a class of the {split} split that the train split lacks.",
+                    path=files[0].parent,
+                )
     pairs = [(file, names.index(name)) for classes in found.values() for name in classes for file in classes[name]]
 
     def texts() -> list[str]:

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
-from fleetfit.errors import DataError, FleetFitError, MissingExtra, import_optional
+from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause, import_optional
 from fleetfit.paths import given
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it when the same texts would give other tokens
 _TEXTS = 1000  # encoded at a time
 _MOST_TOKENS = 1 << 22  # of a vocabulary
-_MOST_SAID = 300  # characters of a library's own message
 _PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # where a tokeniser does not say
 Pair = tuple[str, str]
 INSIDE = "##"
@@ -80,9 +79,11 @@ def encoded(
         MissingExtra: `tokenizers` or, for some checkpoints, `transformers` is not installed.
     """
     if length < 3:
-        raise DataError(f"{name}: length must be at least 3 tokens, {START}, one of the text and {END}; got {length}.")
+        raise DataError(
+            f"{name}: length must be at least 3 tokens, {START}, one of the text and {END}; got {length}.", key="length"
+        )
     if vocabulary < 8:
-        raise DataError(f"{name}: vocabulary must be at least 8, got {vocabulary}.")
+        raise DataError(f"{name}: vocabulary must be at least 8, got {vocabulary}.", key="vocabulary")
     own = [] if tokenizer is None else _files_of(name, given(tokenizer, "tokenizer"))
     if tokenizer is None:
         marks = [*marks, vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
@@ -162,7 +163,7 @@ def _encoded(name: str, tokenizer: Any, texts: Sequence[str], length: int, paddi
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # as above
-        raise DataError(f"{name}: the tokeniser fails on the texts: {str(error)[:_MOST_SAID]}") from error
+        raise DataError(f"{name}: the tokeniser fails on the texts: {format_cause(error)}") from error
 
 
 def _encode(tokenizer: Any, texts: Sequence[str], length: int, padding: int) -> NDArray[np.int64]:
@@ -189,7 +190,8 @@ def _files_of(name: str, path: Path) -> list[Path]:
     if not found:
         raise DataError(
             f'{name}: tokenizer = "{path}" must be a tokenizer.json, or the folder of a checkpoint with tokenizer.json '
-            "or vocab.txt in it; neither is there."
+            "or vocab.txt in it; neither is there.",
+            path=path,
         )
     return found
 
@@ -210,11 +212,12 @@ def _theirs(name: str, path: Path, files: Sequence[Path]) -> tuple[Any, int]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the libraries raise whatever they come across; a panic in Rust is no Exception
-        raise DataError(f"{name}: the tokeniser in {path} cannot be read: {str(error)[:_MOST_SAID]}") from error
+        raise DataError(f"{name}: the tokeniser in {path} cannot be read: {format_cause(error)}", path=path) from error
     padding = None if wanted is None else tokenizer.token_to_id(wanted)
     if padding is None:
         raise DataError(
-            f"{name}: the tokeniser in {path} has no padding token; name one as pad_token in its tokenizer_config.json."
+            f"{name}: the tokeniser in {path} has no padding token; name one as pad_token in tokenizer_config.json.",
+            path=path,
         )
     return tokenizer, padding
 

@@ -39,7 +39,7 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
     """
     grey, y = _read()
     x = np.rint(grey * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    rest, held = hold_out(np.arange(len(y)), y, test, seed)
+    rest, held = hold_out(np.arange(len(y)), y, test, seed, "test")
     train, valid = hold_out(rest, y[rest], validation, seed)
     return Data(
         name="digits",

@@ -128,7 +128,7 @@ def _from_json(splits: dict[str, list[Path]]) -> LabelledImages:
         y, groups = np.load(target / "y.npy"), np.load(target / "groups.npy")
         sizes = json.loads((target / "sizes.json").read_text())
         if not len(y):
-            raise DataError(f"{files[0]} and its like hold no samples.")
+            raise DataError(f"{files[0]} and its like hold no samples.", path=files[0])
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
         return LabelledImages(x, y, sizes, len(_NAMES), (), groups)
 
@@ -142,19 +142,26 @@ def _pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
     try:
         grey = np.array(x, dtype=np.float64).reshape(len(x), -1)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f'{path}: the images of writer "{writer}" are no lists of numbers: {error}') from error
+        raise DataError(
+            f'{path}: the images of writer "{writer}" are no lists of numbers: {error}', path=path
+        ) from error
     if grey.shape[1] != _SIDE**2 or not 0 <= grey.min() <= grey.max() <= 1:
         raise DataError(
             f'{path}: an image of writer "{writer}" must be {_SIDE**2} numbers from 0 to 1, got {grey.shape[1]} from '
-            f"{grey.min():g} to {grey.max():g}."
+            f"{grey.min():g} to {grey.max():g}.",
+            path=path,
         )
     return np.rint(grey * 255).astype(np.uint8)
 
 
 def _checked(labels: list[object], path: Path, writer: str) -> NDArray[np.int64]:
     if not all(isinstance(label, int) and not isinstance(label, bool) for label in labels):
-        raise DataError(f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.')
+        raise DataError(
+            f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.', path=path
+        )
     y = np.array(labels, dtype=object)
     if len(y) and (not 0 <= y.min() <= y.max() < len(_NAMES)):
-        raise DataError(f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.')
+        raise DataError(
+            f'{path}: the labels of writer "{writer}" must be whole numbers in 0..{len(_NAMES) - 1}.', path=path
+        )
     return y.astype(np.int64)

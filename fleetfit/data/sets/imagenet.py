@@ -63,7 +63,8 @@ def imagenet(
     if table.classes != FACTS.classes:
         raise DataError(
             f'imagenet has {FACTS.classes} classes, but the files hold {table.classes}; data.name = "images" reads '
-            "any set of this layout."
+            "any set of this layout.",
+            key="name",
         )
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     return from_table("imagenet", table, validation, 0.0, seed, augment, mean, std, resize)

@@ -113,7 +113,7 @@ def divided(said: list[str], test: float, lines: bool) -> Passages:
         DataError: The share is out of range.
     """
     if not 0 <= test < 1:
-        raise DataError(f"shakespeare: test must be at least 0 and below 1, got {test}.")
+        raise DataError(f"shakespeare: test must be at least 0 and below 1, got {test}.", key="test")
     if lines:
         pieces = "\n".join(said).split("\n")
         kept = len(pieces) - min(len(pieces) - 1, math.ceil(len(pieces) * test - 1e-9))
@@ -216,7 +216,8 @@ def joined(x: list[Any], y: list[Any], path: Path) -> list[str]:
     for row, (window, following) in enumerate(zip(x, y, strict=True)):
         if not isinstance(window, str) or not isinstance(following, str):
             raise DataError(
-                f'{path}: sample {row} of a role must have text in "x" and "y", got {window!r:.40}, {following!r:.40}.'
+                f'{path}: sample {row} of a role must have text in "x" and "y", got {window!r:.40}, {following!r:.40}.',
+                path=path,
             )
         if window == expected:
             passages[-1].append(following)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.encoded import Origin
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import class_folders, folder_of, found_folder, is_system_name, locate, set_folder
 from fleetfit.data.files.sounds import Sound, Spectrogram
@@ -81,9 +82,9 @@ def speech_commands(
         MissingExtra: soundfile or pyarrow is not installed, or `datasets` is not and the set has to be downloaded.
     """
     if division not in ("official", "speakers"):
-        raise DataError(f'division must be "official" or "speakers", got {division!r}.')
+        raise DataError(f'division must be "official" or "speakers", got {division!r}.', key="division")
     if resize is not None and resize < 1:
-        raise DataError(f"speech_commands: resize must be at least 1 pixel, got {resize}.")
+        raise DataError(f"speech_commands: resize must be at least 1 pixel, got {resize}.", key="resize")
     form = Spectrogram(_RATE, _RATE, mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
     given = None if folder is None else str(set_folder(folder))
     place = folder_of("speech_commands", given, hub, *HUB, found=_look)
@@ -91,7 +92,7 @@ def speech_commands(
     found = _of_folder(top) if top is not None and _words(top) else _of_parquet(place)
     rows = len(found.y)
     if not rows:
-        raise DataError(f"speech_commands: there is no sound in {place or 'the folder'}.")
+        raise DataError(f"speech_commands: no sounds in {place or 'the folder'}.", path=place)
     parameters = [rows, mels, form.window, form.hop]
     x = cache.cached(cache.key("speech_commands", found.files, parameters), rows, lambda new: _filled(new, form, found))
     sizes = found.sizes if division == "official" else {"train": rows}
@@ -168,7 +169,7 @@ def _of_folder(folder: Path) -> _OnDisk:
         words=tuple(words),
         sizes={split: size for split, size in sizes.items() if size},
         files=files,
-        sounds=((functools.partial(bytes_of, file, DataError), str(file)) for file in files),
+        sounds=((functools.partial(bytes_of, file, DataError), Origin(file)) for file in files),
     )
 
 

@@ -55,6 +55,7 @@ def widar(file: str = "widar.npz", validation: float = 0.1, seed: int = 0, resiz
     if tuple(data.x.shape[1:]) != _SHAPE or data.classes != FACTS.classes:
         raise DataError(
             f"widar has 22 classes of profiles [22, 20, 20], but {file} holds {data.classes} classes of "
-            f'{list(data.x.shape[1:])}; data.name = "arrays" reads any arrays.'
+            f'{list(data.x.shape[1:])}; data.name = "arrays" reads any arrays.',
+            path=file,
         )
     return data

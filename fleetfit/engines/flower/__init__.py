@@ -56,7 +56,7 @@ def flower(
             "flower init DIR`, and start it with `flwr run DIR`."
         )
     if nodes < 1:
-        raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.")
+        raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.", key="engine.nodes")
     check_range("engine.wait_s", wait_s, 0)
     check_range("engine.deadline_s", deadline_s, 0)
     return Rules(nodes, wait_s, deadline_s)

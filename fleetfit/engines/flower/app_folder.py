@@ -75,11 +75,11 @@ def write_app(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not _is_free(folder, texts):
-            raise ConfigError(f"{folder} is not empty; choose another folder.")
+            raise ConfigError(f"{folder} is not empty; choose another folder.", path=folder)
         for file, content in texts.items():
             files.write_atomically(folder / file, content)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.") from None
+        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.", path=folder) from None
 
 
 def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:

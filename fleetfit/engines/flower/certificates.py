@@ -43,10 +43,13 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
     """
     if not hosts or any(not host or "/" in host or (":" in host and not _is_address(host)) for host in hosts):
         raise ConfigError(
-            "a certificate needs the names or addresses by which nodes reach the server, without port or path."
+            "a certificate needs the names or addresses by which nodes reach the server, without port or path.",
+            key="hosts",
         )
     if (folder / "server.pem").exists():
-        raise ConfigError(f"{folder / 'server.pem'} is there already; remove it to make a new one.")
+        raise ConfigError(
+            f"{folder / 'server.pem'} is there already; remove it to make a new one.", path=folder / "server.pem"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         authority, key = _authority(folder, 10 * days)
@@ -61,9 +64,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         )
         _write_new(folder / "server.pem", signed.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.") from None
+        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.", path=folder) from None
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"no certificate for {', '.join(hosts)} and {days} days: {error}") from None
+        raise ConfigError(f"no certificate for {', '.join(hosts)} and {days} days: {error}", key="hosts") from None
 
 
 def make_node_key(path: Path) -> None:
@@ -93,9 +96,9 @@ def make_node_key(path: Path) -> None:
             _write_new(path, private, 0o600)
         _write_new(public, key.public_key().public_bytes(encoding, form) + b"\n")
     except FileExistsError as error:
-        raise ConfigError(f"{error.filename} is there already; it is not written over.") from None
+        raise ConfigError(f"{error.filename} is there already; it is not written over.", path=error.filename) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.") from None
+        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.", path=path) from None
 
 
 def make_member(path: Path, folder: Path) -> None:
@@ -121,11 +124,13 @@ def make_member(path: Path, folder: Path) -> None:
         told = {"private": identity.signer.private, "certificate": identity.certificate, "authority": authority.public}
         _write_new(path, json.dumps({k: v.hex() for k, v in told.items()}).encode() + b"\n", 0o600)
     except FileExistsError as error:
-        raise ConfigError(f"{error.filename} is there already; it is not written over.") from None
+        raise ConfigError(f"{error.filename} is there already; it is not written over.", path=error.filename) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.") from None
+        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.", path=path) from None
     except ValueError:
-        raise ConfigError(f"{own} is no key of an authority of members; remove it to make a new one.") from None
+        raise ConfigError(
+            f"{own} is no key of an authority of members; remove it to make a new one.", path=own
+        ) from None
 
 
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -137,13 +142,14 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(files.read_bytes(path), None)
     except OSError as error:
-        raise ConfigError(f"{path} (the private key) cannot be read: {paths.why(error)}.") from None
+        raise ConfigError(f"{path} (the private key) cannot be read: {paths.why(error)}.", path=path) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):  # something else, or it needs a password
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(
             f"{path} (the private key) should be a node's, as `fleetfit flower key FILE` writes it: ECDSA, in OpenSSH "
-            "form, without a password. Make one, and register its .pub."
+            "form, without a password. Make one, and register its .pub.",
+            path=path,
         )
     return key
 
@@ -154,7 +160,9 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, ec.EllipticCu
             found = x509.load_pem_x509_certificate(files.read_bytes(folder / "ca.crt"))
             return found, _read_key(folder / "ca.key")
         except (OSError, ValueError, TypeError):
-            raise ConfigError(f"{folder} has an authority that cannot be read; remove ca.crt and ca.key.") from None
+            raise ConfigError(
+                f"{folder} has an authority that cannot be read; remove ca.crt and ca.key.", path=folder
+            ) from None
     key = _key(folder / "ca.key")
     name = _name("FleetFit authority")
     found = (
@@ -172,7 +180,7 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
         try:
             return _read_key(path)
         except (OSError, ValueError, TypeError):
-            raise ConfigError(f"{path} is there, and cannot be read; remove it to make a new one.") from None
+            raise ConfigError(f"{path} is there, and cannot be read; remove it to make a new one.", path=path) from None
     key = ec.generate_private_key(ec.SECP256R1())
     _write_new(path, _pem(key), 0o600)
     return key
@@ -181,7 +189,7 @@ def _key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(files.read_bytes(path), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{path} is a key of another kind.")
+        raise ConfigError(f"{path} is a key of another kind.", path=path)
     return key
 
 

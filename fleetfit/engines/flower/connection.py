@@ -73,7 +73,7 @@ def split_address(address: str, what: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f'{what} must be "host:port", without a scheme, got "{address}".')
+        raise ConfigError(f'{what} must be "host:port", without a scheme, got "{address}".', key=what)
     return host.strip("[]"), int(port)
 
 
@@ -87,7 +87,9 @@ def check_superlink(address: str) -> None:
     bare = address.rpartition(":")[0]
     if ":" in host and not (bare.startswith("[") and bare.endswith("]")):
         whole = f"[{host}]:{port}" if _is_ipv6(host) else f"[{address}]:PORT"
-        raise ConfigError(f'superlink: an IPv6 address stands in brackets, such as "{whole}", got "{address}".')
+        raise ConfigError(
+            f'superlink: an IPv6 address stands in brackets, such as "{whole}", got "{address}".', key="superlink"
+        )
 
 
 def _is_ipv6(host: str) -> bool:
@@ -110,7 +112,8 @@ def check_root_certificates(path: Path) -> None:
         said = one_line(getattr(error, "reason", None) or str(error))
         raise ConfigError(
             f"{path} (the root certificates) should hold certificates in PEM form, and cannot be read as such: {said}. "
-            "Give the ca.crt that `fleetfit flower certificates` wrote."
+            "Give the ca.crt that `fleetfit flower certificates` wrote.",
+            path=path,
         ) from None
 
 

@@ -163,7 +163,8 @@ class FlowerEngine:
             if not is_portable(job.method):
                 raise ConfigError(
                     "engine flower rebuilds the method on each node, so its functions need import paths "
-                    '("package.module:function" or "file.py:function").'
+                    '("package.module:function" or "file.py:function").',
+                    key="method",
                 )
             assert job.client is not None
             out.queued.setdefault(job.client, deque()).append((out.drawn, job))

@@ -260,12 +260,14 @@ def _checked(config: Path, connection: Connection) -> _Node:
         ("private key", connection.key),
     ):
         if path is not None and not path.expanduser().is_file():
-            raise ConfigError(f"{path}: no such file (the {what}).")
+            raise ConfigError(f"{path}: no such file (the {what}).", path=path)
     place = str(config.expanduser().resolve())
     if set(place) & set("\"\\'\n"):
-        raise ConfigError(f"{place}: Flower takes no path with quotes, backslashes or line ends.")
+        raise ConfigError(f"{place}: Flower takes no path with quotes, backslashes or line ends.", path=place)
     if connection.insecure and (connection.root_certificates or connection.key):
-        raise ConfigError("insecure means no TLS: leave out the root certificates and the key, or insecure.")
+        raise ConfigError(
+            "insecure means no TLS: leave out the root certificates and the key, or insecure.", key="insecure"
+        )
     check_superlink(connection.superlink)
     if connection.root_certificates is not None:
         check_root_certificates(connection.root_certificates)
@@ -292,14 +294,16 @@ def _listening(listen: str) -> str:
     with contextlib.suppress(ValueError):
         host = "127.0.0.1" if host == "localhost" else str(ipaddress.ip_address(host))
     if not host.startswith("127.") and host != "::1":
-        raise ConfigError(f'listen: only the node\'s own processes use it, so the host is 127.0.0.1, got "{listen}".')
+        raise ConfigError(
+            f'listen: only the node\'s own processes use it, so the host is 127.0.0.1, got "{listen}".', key="listen"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"listen: {listen} cannot be had: {error}.") from None
+            raise ConfigError(f"listen: {listen} cannot be had: {error}.", key="listen") from None
         found = trial.getsockname()[1]
     return f"[{host}]:{found}" if family == socket.AF_INET6 else f"{host}:{found}"
 

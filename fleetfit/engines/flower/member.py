@@ -51,10 +51,14 @@ def read_member(path: Path) -> tuple[Identity, bytes]:
         private, certificate, authority = (bytes.fromhex(nest[key]) for key in ("private", "certificate", "authority"))
         return Identity(Signer.of(private), certificate), authority
     except OSError as error:
-        raise ConfigError(f"[secure] member: {path} cannot be read: {error.strerror}.") from None
+        raise ConfigError(
+            f"[secure] member: {path} cannot be read: {error.strerror}.", key="secure.member", path=path
+        ) from None
     except (ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"[secure] member: {path} is no key of a member; make one: fleetfit flower member NAME --authority DIR"
+            f"[secure] member: {path} is no key of a member; make one: fleetfit flower member NAME --authority DIR",
+            key="secure.member",
+            path=path,
         ) from None
 
 
@@ -139,7 +143,8 @@ class Membership:
         except (RunError, KeyError, TypeError, OSError):
             raise ConfigError(
                 f"{self._file} is damaged: it says which secure rounds this node has begun, and none of them may be "
-                "done again. Remove it only if all runs that this node took part in are over."
+                "done again. Remove it only if all runs that this node took part in are over.",
+                path=self._file,
             ) from None
 
     def _keep(self, last: Mapping[str, int]) -> None:
@@ -152,7 +157,7 @@ class Membership:
 def _grid(asked: Mapping[str, Any]) -> Quantiser:
     reach, bits = asked.get("range"), asked.get("bits")
     if type(bits) is not int or not 8 <= bits <= 24 or type(reach) is not float or not 0 < reach < math.inf:
-        raise RunError("the server does not say in which numbers movements are added up.")
+        raise RunError("the server does not say in which numbers movements are added up.", key="precision")
     clip = asked.get("clip")
     if clip is not None and (type(clip) is not float or not 0 < clip <= reach):
         raise RunError("the server asks for movements to be clipped to what is no number within their range.")

@@ -22,7 +22,7 @@ class MemoryLimit:
             ConfigError: Not known on this system.
         """
         if limit_bytes is not None and not Path("/proc/self/status").exists():
-            raise ConfigError("memory_limit is known on Linux only; leave it out.")
+            raise ConfigError("memory_limit is known on Linux only; leave it out.", key="memory_limit")
         self._limit, self._before = limit_bytes, (0, 0)
         if limit_bytes is not None:
             keep_no_freed_memory()

@@ -38,6 +38,7 @@ from fleetfit.engines.flower.protocol import (
 )
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
+from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
 from fleetfit.method import build, rebuilt
 from fleetfit.planner import budgets_by_cost
@@ -157,7 +158,7 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
     try:
         return node_of(config).answer(parts)
     except FleetFitError as error:
-        return refusal(format_exception(error, 500), parts.get("header", b""))
+        return refusal(format_exception(error, 500))
     except MemoryError:
         return packed({"refused": "no memory was left on the node"})
     except Exception as error:  # no message of a server of ours, or a bug: say which, and go on with the next one
@@ -284,7 +285,8 @@ class Node:
         if self._member is None:
             raise RunError(
                 "this node has no key of a member: write one with fleetfit flower member, and name it in its "
-                "configuration under [secure] member."
+                "configuration under [secure] member.",
+                key="secure.member",
             )
         _check_names(header, self.settings.allow)
         message = bytes(parts.get("secure", b""))
@@ -334,7 +336,7 @@ class Node:
             reply, remembers = run_job(job, device)
         except MemoryError:
             reply, remembers = _failed(job, "no memory was left"), memory
-        if isinstance(reply, Failure) and any(sign in reply.reason for sign in _NO_MEMORY):
+        if isinstance(reply, Failure) and is_out_of_memory(reply.reason):
             raise _OutOfMemory(reply)
         keeps = job.kind == "train" and not isinstance(reply, Failure) and remembers is not None
         if keeps:
@@ -354,7 +356,7 @@ class Node:
 
 def _part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | bytearray:
     if name not in parts:
-        raise RunError(f'a message has no part "{name}".')
+        raise RunError(f'a message has no part "{name}".', key=name)
     return parts[name]
 
 
@@ -399,7 +401,8 @@ def _check_names(header: Header, allow: list[str]) -> None:
         if ":" in text and text not in allow and names.anchored(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
-                "allow in the node's configuration."
+                "allow in the node's configuration.",
+                key="allow",
             )
 
 
@@ -413,9 +416,6 @@ def _texts(nest: Any) -> Iterator[str]:
     elif isinstance(nest, list | tuple):
         for value in nest:
             yield from _texts(value)
-
-
-_NO_MEMORY = ("no memory was left", "can't allocate memory")  # ours, and torch's
 
 
 class _OutOfMemory(Exception):

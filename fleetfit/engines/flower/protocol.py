@@ -19,7 +19,7 @@ from typing import Any
 
 from fleetfit.data import Data
 from fleetfit.errors import RunError, one_line
-from fleetfit.messages import format_of, pack, packed_as, unpack
+from fleetfit.messages import pack, unpack
 from fleetfit.method import is_portable
 from fleetfit.planner import Budget
 from fleetfit.values import DataDescription, NodeDescription
@@ -44,14 +44,9 @@ def packed(nest: Mapping[str, Any]) -> bytes:
     return pack({"protocol": PROTOCOL, **nest})
 
 
-def refusal(reason: str, header: bytes | bytearray = b"") -> bytes:
-    """Return the answer that refuses a message, in the format of that message's header where it is an earlier one."""
-    try:
-        earlier = format_of(header) == 1
-    except RunError:
-        earlier = False
-    nest = {"protocol": PROTOCOL, "refused": reason}
-    return packed_as(1, nest) if earlier else pack(nest)
+def refusal(reason: str) -> bytes:
+    """Return the answer that refuses a message."""
+    return packed({"refused": reason})
 
 
 def checked_header(nest: Any) -> Header:
@@ -77,7 +72,7 @@ def checked_header(nest: Any) -> Header:
             raise RunError(f"a message's header has the key {one_line(repr(key), 40)}; keys must be text.")
     for key, kind in wanted.items():
         if not isinstance(nest.get(key), kind):
-            raise RunError(f'a message\'s "{key}" is missing or of a wrong type.')
+            raise RunError(f'a message\'s "{key}" is missing or of a wrong type.', key=key)
     return nest
 
 

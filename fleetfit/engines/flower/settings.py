@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fleetfit import files, names, renamed
+from fleetfit import files, names
 from fleetfit.config.reading import anchored, is_budget_file, read_budget, validated
 from fleetfit.config.section import Count, NotNegative, Open, Positive, Section, Unit
 from fleetfit.config.tables import read_table
@@ -104,16 +104,19 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.expanded(path).resolve()
     folder = path.parent
-    written = renamed.renewed(read_table(path), renamed.NODE_FILE)
+    written = read_table(path)
     table = anchored(written, folder)
     if isinstance(table.get("data"), dict) and "partition" not in written["data"]:
         table["data"].pop("partition", None)  # of a simulation, found with data at a path
     try:
         found = validated(NodeSettings, table)
         if not _NAME.fullmatch(found.name):
-            raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{found.name}".')
+            raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{found.name}".', key="name")
         if (found.data.partition is None) != (found.data.client is None):
-            raise ConfigError("[data] partition and client go together: which part of which division is this node's?")
+            raise ConfigError(
+                "[data] partition and client go together: which part of which division is this node's?",
+                key="data.client",
+            )
         _ = found.limit_bytes
         default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
         found = found.model_copy(update=default)
@@ -126,7 +129,7 @@ def read_settings(path: str | Path) -> NodeSettings:
         _check_budget(found.budget)
         return found
     except FleetFitError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}", key=error.key, path=path) from None
 
 
 def _check_budget(budget: Budget | None) -> None:
@@ -164,21 +167,26 @@ def own_data(settings: NodeSettings) -> Data:
     except FleetFitError:
         raise
     except (OSError, ImportError) as error:
-        raise ConfigError(f"[data] {section.name} failed: {error}") from error
+        raise ConfigError(f"[data] {section.name} failed: {error}", key="data.name") from error
     if not isinstance(data, Data):
-        raise ConfigError(f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.")
+        raise ConfigError(
+            f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.", key="data.name"
+        )
     division, client = section.partition, section.client
     if data.columns and division is None and not section.settings.get("columns"):
         raise ConfigError(
             "[data] columns: a node's table becomes numbers as all the others' do, not by its own means and categories."
             ' Name the file that says how, the same on all nodes: columns = "columns.json". A run on such a table has '
-            "one in its folder."
+            "one in its folder.",
+            key="data.columns",
         )
     if division is None or client is None:
         return data
     parts = partition(data, division.kind, division.clients, division.seed, **division.settings)
     if client >= len(parts):
-        raise ConfigError(f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.")
+        raise ConfigError(
+            f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.", key="data.client"
+        )
     return data.share(parts[client])
 
 

@@ -91,13 +91,13 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
     target = Path(os.path.realpath(files.expanded(out)))
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise RunError(f"{target} exists and is not empty; choose another folder for the export.")
+            raise RunError(f"{target} exists and is not empty; choose another folder for the export.", path=target)
     except OSError as error:
-        raise RunError(f"{target} cannot be written: {error.strerror}.") from None
+        raise RunError(f"{target} cannot be written: {error.strerror}.", path=target) from None
     unknown = [form for form in forms if form not in FORMS]
     if unknown:
         raise ConfigError(f'there is no form "{unknown[0]}"; there are {", ".join(FORMS)}.'
-                          f"{did_you_mean(unknown[0], FORMS)}")  # fmt: skip
+                          f"{did_you_mean(unknown[0], FORMS)}", key="forms")  # fmt: skip
     if _ONNX & set(forms):
         need_onnx()
     try:
@@ -111,7 +111,9 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
             else:
                 part.rename(target)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
+        raise RunError(
+            f"{target} cannot be written: {getattr(error, 'strerror', None) or error}.", path=target
+        ) from None
     return Export(target, shipped.level, tuple(found.variants), tuple(found.notes), shipped.looked_at)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fleetfit.data import Data
-from fleetfit.errors import MissingExtra, ModelError
+from fleetfit.errors import MissingExtra, ModelError, format_cause
 from fleetfit.inference.export.shipped import Shipped
 from fleetfit.layout import HasSegments, outputs, with_segments
 
@@ -227,7 +227,6 @@ def _dims(one: Tensor, other: Tensor) -> Dims:
 
 OPSET = 20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_SAID = 300  # characters of an exporter's own message
 
 
 def need_onnx(what: str = "Writing ONNX") -> None:
@@ -346,7 +345,7 @@ def _explained(graph: Graph, what: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        said = " ".join(_COLOUR.sub("", str(cause)).split())[:_MOST_SAID] or type(cause).__name__
+        said = _COLOUR.sub("", format_cause(cause))
         raise ModelError(
             f"{what} cannot trace {graph.name} of this model: {said}. A forward pass whose steps depend on values of "
             "tensors cannot be exported."

@@ -29,14 +29,18 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
     """
     path = files.expanded(folder)
     if not path.is_dir() or not any(path.iterdir()):
-        raise RunError(f"{path} is no folder with files in it, so there is nothing to upload. Export a level first.")
+        raise RunError(
+            f"{path} is no folder with files in it, so there is nothing to upload. Export a level first.", path=path
+        )
     try:
         library: Any = importlib.import_module("huggingface_hub")
     except ImportError:
         raise MissingExtra("hub", "Uploading to the hub") from None
     token = library.get_token()
     if not token:
-        raise RunError(f"uploading to {repo} needs a token of the hub: log in with `hf auth login`, or set HF_TOKEN.")
+        raise RunError(
+            f"uploading to {repo} needs a token of the hub: log in with `hf auth login`, or set HF_TOKEN.", key="hub"
+        )
     try:
         api = library.HfApi(token=token, library_name="fleetfit")
         made = api.create_repo(repo, repo_type="model", private=private, exist_ok=True)
@@ -58,4 +62,4 @@ def _sentence(repo: str, error: Exception, token: str) -> FleetFitError:
     else:
         advice = "The folder is complete, and may be pushed again."
     said = " ".join(f"{type(error).__name__}: {error}".replace(token, "***").split())
-    return RunError(f"uploading to {repo} on the Hugging Face hub failed: {said.rstrip('.')}. {advice}")
+    return RunError(f"uploading to {repo} on the Hugging Face hub failed: {said.rstrip('.')}. {advice}", key="hub")

@@ -68,7 +68,9 @@ def write_transformers(shipped: Shipped, folder: Path) -> list[Path]:
         checkpoint = _checkpoint(shipped)
         config = {**checkpoint.config, **_labels(shipped.own_data)}
     except ModelError as error:
-        raise ModelError(f"level {shipped.level} cannot be written as a transformers folder: {error}") from None
+        raise ModelError(
+            f"level {shipped.level} cannot be written as a transformers folder: {error}", key=error.key, path=error.path
+        ) from None
     texts = {"config.json": _json(config)} | _inputs(shipped.own_data)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -185,7 +187,8 @@ def _tokeniser(data: Data) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data anew, which makes "
-            "it."
+            "it.",
+            path=data.tokenizer,
         ) from None
     known = {role: word for role, words in _ROLES.items() for word in words if word in tokens.values()}
     config: dict[str, Any] = {

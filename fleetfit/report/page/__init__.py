@@ -61,7 +61,7 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
         else:
             files.write_where_told(place, text)
     except OSError as error:
-        raise RunError(f"the page cannot be written to {place}: {error.strerror or error}.") from None
+        raise RunError(f"the page cannot be written to {place}: {error.strerror or error}.", path=place) from None
     return place
 
 
@@ -78,7 +78,7 @@ def _page_of(folders: Sequence[Path], place: Path) -> tuple[Page, Sequence[str]]
     for folder in alone.values():
         found += read_comparison(folder).groups if is_comparison(folder) else [read_run(folder)]
     if not found:
-        raise RunError(f"no run of {', '.join(map(str, folders))} is there.")
+        raise RunError(f"no run of {', '.join(map(str, folders))} is there.", path=folders[0])
     groups = grouped(found)
     wrong = [f"{r.folder}: {said}" for one in groups for _, r in one.runs for said in r.wrong]
     return page_of_runs(groups, place), wrong

@@ -20,6 +20,7 @@ from torch import nn
 from fleetfit.cost import latency_now
 from fleetfit.data import Data
 from fleetfit.errors import FleetFitError
+from fleetfit.machine import is_out_of_memory
 from fleetfit.method import rebuilt
 from fleetfit.seeds import torch_rng
 from fleetfit.submodel import Submodel
@@ -39,7 +40,6 @@ from fleetfit.training.speed import prepared
 from fleetfit.values import Job, Local, Problem
 
 _OF_STEPS = 0.7  # of the time that is left for timing; the rest is for inference
-_NO_MEMORY = ("allocate memory", "out of memory", "not enough memory", "bad_alloc")  # as torch says it
 
 
 class _Work:
@@ -98,7 +98,7 @@ def _findings(asked: Mapping[str, Any], began: float) -> Iterator[dict[str, Any]
 def reason_of(error: BaseException) -> str:
     """Return why a level could not be measured, as a person says it."""
     said = str(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in said for words in _NO_MEMORY):
+    if is_out_of_memory(error):
         return "no memory was left for it"
     return said if isinstance(error, FleetFitError) else f"{type(error).__name__}: {said}"
 
