@@ -230,7 +230,9 @@ def line_in(error: BaseException) -> str:
     ],
     ids=["fused", "gates", "flatten", "concatenation"],
 )
-def test_the_line_that_the_error_names_mends_the_model(report: Report, net: str, shape: tuple[int, ...], expected: str) -> None:
+def test_the_line_that_the_error_names_mends_the_model(
+    report: Report, net: str, shape: tuple[int, ...], expected: str
+) -> None:
     """All tensors that lack a declaration are asked for at once, each in the likeliest way for where it is."""
     with pytest.raises(ModelError, match=r"dimension \d of size \d+") as caught:
         report(single(net), "Single", shape)

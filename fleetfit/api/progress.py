@@ -1,7 +1,7 @@
-"""What a person sees of a run while it lasts: one set of facts, shown in a terminal, in a pipe or in a notebook.
+"""Live progress of a run: one set of facts, shown in a terminal (by rich), in a pipe, or in a notebook.
 
-All of it is in the reports of the rounds, as they stand in `metrics.jsonl`, so another process can show the same; what
-`[privacy]` and `[secure]` withhold is not there.
+The facts come from the reports of the rounds, as they are in `metrics.jsonl`, so that another process can show the
+same. They lack what `[privacy]` and `[secure]` withhold.
 """
 
 import sys
@@ -28,7 +28,7 @@ _TITLE = 36  # characters of a title beside a bar
 
 
 class RoundFacts:
-    """What is known of a run by its reports so far.
+    """The facts about a run that its reports so far have.
 
     Args:
         rounds: How many the run has.
@@ -82,7 +82,7 @@ class RoundFacts:
 
     @property
     def sent(self) -> str:
-        """What was sent both ways so far; empty where it is withheld."""
+        """The bytes sent both ways so far; empty where it is withheld."""
         return "" if self._bytes is None or "privacy" in self._report else f"{size(self._bytes)} sent"
 
     @property
@@ -105,7 +105,7 @@ class RoundFacts:
 
     @property
     def by_level(self) -> str:
-        """The accuracy of each level on its own clients in the last evaluation; empty where nobody may know it."""
+        """The accuracy of each level on its own clients in the last evaluation; empty where it is withheld."""
         levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
         known = [(name, local) for name, local in levels if local is not None]
         if len(levels) < 2 or not known:
@@ -134,7 +134,7 @@ class RunProgress:
     """Shows the rounds of one run: a live bar in a terminal, else a line per round.
 
     Args:
-        title: What stands before each.
+        title: The beginning of each line.
         experiment: Of the run.
         beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
         of_all: Says what else is left, of a comparison.
@@ -212,7 +212,7 @@ class RunProgress:
 
 
 def make_bars() -> "Progress":
-    """Return bars for a terminal; below a bar stands what is known of its run. What is too long is cut, not wrapped."""
+    """Return bars for a terminal, with lines on the run below each; long lines are cut, not wrapped."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
     from rich.text import Text

@@ -492,7 +492,7 @@ def _write_results(
     if on_result is not None:
         on_result(summary)
     if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them
-        with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
+        with contextlib.suppress(MissingExtra):  # the command line prints a hint
             plots.plots_of_run(target.folder, summary, metrics)
         page.after_run(target.folder, summary)
     target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")

@@ -55,7 +55,7 @@ Out = Annotated[
 ]
 NewOrStopped = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder to write, or to go on with.", parser=parse_folder, metavar="FOLDER"),
+    typer.Option("--out", help="Folder to write, or to continue.", parser=parse_folder, metavar="FOLDER"),
 ]
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")

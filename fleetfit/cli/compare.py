@@ -61,7 +61,7 @@ def compare(
 ) -> None:
     """Run every row of a file in every setting with every seed, and print one table.
 
-    The same command goes on where it was cut off: finished runs are not run again, and where all are, only the tables
+    The same command continues where it was stopped: finished runs are not run again, and where all are, only the tables
     are written anew. They are also written as Markdown and CSV, and all results as one small `results.json`.
     """
     run_comparison(file, ["compare", str(file)], out=out, jobs=jobs, overrides=overrides, fast=fast, quiet=quiet,

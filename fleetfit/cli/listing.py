@@ -73,7 +73,7 @@ def list_builtins(
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one that can be named in a run file.
+    """A built-in, or a function of your own, as `list` shows it.
 
     Attributes:
         summary: What it is, in one line.
@@ -100,7 +100,7 @@ def make_list_table(kind: str) -> Table:
 
 
 def make_key_table(kind: str, name: str) -> Table:
-    """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
+    """Return the keys of a built-in, or of a function of your own, with their defaults and meanings."""
     if kind == "profiles":
         name = names.alike(name, PROFILES)
         if name not in PROFILES:
@@ -142,7 +142,7 @@ def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
 
 
 def import_entry(kind: str, name: str) -> Entry:
-    """Return what is known of a built-in, or of anybody's own, once it is imported.
+    """Import a built-in, or a function of your own, and return its entry.
 
     Raises:
         ConfigError: There is no such name, or its module fails to import.
@@ -165,7 +165,7 @@ class NotLiteral(Exception):
 
 
 def find_entry(kind: str, name: str) -> Entry:
-    """Return what is known of a built-in."""
+    """Return the entry of a built-in."""
     try:
         return parse_entry(kind, name)
     except NotLiteral:

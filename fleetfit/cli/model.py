@@ -16,7 +16,7 @@ def check_model(
         str | None, typer.Option(help="Shape of a sample; 3,32,32 by default, 32 for models of tokens.")
     ] = None,
     task: Annotated[
-        str, typer.Option(help="What is trained: classification, next_token, regression or multi_label.")
+        str, typer.Option(help="The task: classification, next_token, regression or multi_label.")
     ] = "classification",
     overrides: Overrides = None,
 ) -> None:

@@ -40,7 +40,7 @@ def run(
     """Train as a run file says; every key has a default.
 
     Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots
-    and page. A run that was cut off goes on with `fleetfit resume FOLDER`.
+    and page. `fleetfit resume FOLDER` continues a run that was stopped.
     """
     from fleetfit import api
 
@@ -51,7 +51,7 @@ def run(
 
 
 def resume(folder: Folder, quiet: Quiet = False) -> None:
-    """Go on with a run that was cut off; the result equals that of an unbroken run bit for bit."""
+    """Continue a run that was stopped; the result equals that of an unbroken run bit for bit."""
     from fleetfit import api
 
     display = TrainingDisplay(quiet)
@@ -282,7 +282,7 @@ def demo(
 ) -> None:
     """Compare ScaleFL, HeteroFL and FedAvg on handwritten digits: a first run that needs no file.
 
-    Forty clients, four budgets; one to three minutes. The same command goes on where it was cut off.
+    Forty clients, four budgets; one to three minutes. The same command continues where it was stopped.
     """
     from fleetfit.cli.compare import run_comparison
 

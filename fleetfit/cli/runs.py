@@ -42,7 +42,7 @@ def runs(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --clear-checkpoints: do not ask before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """List run folders: what was trained, how far, how well, since when, and how much room it takes.
+    """List run folders: method, model and data, progress, accuracy, date, and size.
 
     A comparison is one line; name its folder to see its runs. With --clear-checkpoints old checkpoints are removed,
     after a question: of a finished run the newest that can be read stays, of any other run all stay.
