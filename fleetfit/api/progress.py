@@ -1,11 +1,12 @@
-"""What a person sees of a run while it lasts: one set of facts, shown in a terminal, in a pipe or in a notebook.
+"""Live progress of a run: one set of facts, shown in a terminal (by rich), in a pipe, or in a notebook.
 
-All of it is in the reports of the rounds, as they stand in `metrics.jsonl`, so another process can show the same; what
-`[privacy]` and `[secure]` withhold is not there.
+The facts come from the reports of the rounds, as they are in `metrics.jsonl`, so that another process can show the
+same. They lack what `[privacy]` and `[secure]` withhold.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fleetfit.config import Experiment
@@ -17,8 +18,8 @@ from fleetfit.soundness import in_words
 if TYPE_CHECKING:  # `import fleetfit` does without
     from rich.progress import Progress
 
-Wanted = Literal["auto"] | bool
-"""Whether progress is shown; "auto": in a notebook."""
+ProgressOption = Literal["auto"] | bool
+"""Whether progress is shown; "auto": in a notebook only."""
 _LEVELS = 8  # whose accuracies are shown
 _TITLE = 36  # characters of a title beside a bar
 
@@ -27,7 +28,7 @@ _TITLE = 36  # characters of a title beside a bar
 
 
 class RoundFacts:
-    """What is known of a run by its reports so far.
+    """The facts about a run that its reports so far have.
 
     Args:
         rounds: How many the run has.
@@ -81,7 +82,7 @@ class RoundFacts:
 
     @property
     def sent(self) -> str:
-        """What was sent both ways so far; empty where it is withheld."""
+        """The bytes sent both ways so far; empty where it is withheld."""
         return "" if self._bytes is None or "privacy" in self._report else f"{size(self._bytes)} sent"
 
     @property
@@ -104,7 +105,7 @@ class RoundFacts:
 
     @property
     def by_level(self) -> str:
-        """The accuracy of each level on its own clients in the last evaluation; empty where nobody may know it."""
+        """The accuracy of each level on its own clients in the last evaluation; empty where it is withheld."""
         levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
         known = [(name, local) for name, local in levels if local is not None]
         if len(levels) < 2 or not known:
@@ -129,11 +130,11 @@ class RoundFacts:
 # ---- in a terminal, and in a pipe ------------------------------------------------------------------------------------
 
 
-class Rounds:
+class RunProgress:
     """Shows the rounds of one run: a live bar in a terminal, else a line per round.
 
     Args:
-        title: What stands before each.
+        title: The beginning of each line.
         experiment: Of the run.
         beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
         of_all: Says what else is left, of a comparison.
@@ -150,7 +151,7 @@ class Rounds:
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
         self._bar, self._alone = beside, beside is None
         if self._alone and sys.stdout.isatty():
-            self._bar = bars()
+            self._bar = make_bars()
             self._bar.start()
         if self._bar is not None:
             self._task = self._bar.add_task(self._title, total=experiment.rounds, what="", left="", below=())
@@ -174,8 +175,8 @@ class Rounds:
         if facts.just_evaluated and facts.by_level:
             self._say(f"{begin}  {facts.by_level}")
 
-    def seen(self, report: Mapping[str, Any]) -> None:
-        """Take in a round of before, without a word."""
+    def skip(self, report: Mapping[str, Any]) -> None:
+        """Count a round without showing it."""
         self.facts.take(report)
         if self._bar is not None:
             self._draw()
@@ -210,8 +211,8 @@ class Rounds:
             self._bar = None
 
 
-def bars() -> "Progress":
-    """Return bars for a terminal; below a bar stands what is known of its run. What is too long is cut, not wrapped."""
+def make_bars() -> "Progress":
+    """Return bars for a terminal, with lines on the run below each; long lines are cut, not wrapped."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -235,13 +236,13 @@ def bars() -> "Progress":
 # ---- in a notebook ---------------------------------------------------------------------------------------------------
 
 
-def in_notebook() -> bool:
+def is_notebook() -> bool:
     """Tell whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
-class InNotebook:
+class NotebookProgress:
     """Shows rounds in a cell's output, which is written anew each time."""
 
     def __init__(self) -> None:
@@ -250,19 +251,19 @@ class InNotebook:
         shows: Any = display  # which carries no types
         self._html, self._handle = shows.HTML, shows.display(shows.HTML(""), display_id=True)
 
-    def of(self, title: str, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
+    def add_run(self, title: str, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
         """Return what is called with each report of a run."""
         facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
-        self._handle.update(self._html(as_html(title, facts)))
+        self._handle.update(self._html(format_html(title, facts)))
 
         def after_round(report: Mapping[str, Any]) -> None:
             facts.take(report)
-            self._handle.update(self._html(as_html(title, facts, facts.left)))
+            self._handle.update(self._html(format_html(title, facts, facts.left)))
 
         return after_round
 
 
-def as_html(title: str, facts: RoundFacts, left: str = "") -> str:
+def format_html(title: str, facts: RoundFacts, left: str = "") -> str:
     """Return the facts as HTML without colours of its own, for light and dark; `left` says how long it will take."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", left, facts.undone]))
     rows = "".join(
@@ -274,32 +275,91 @@ def as_html(title: str, facts: RoundFacts, left: str = "") -> str:
     return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
 
 
-def progress_of(experiment: Experiment, wanted: Wanted) -> Callable[[Mapping[str, Any]], None] | None:
-    """Return what shows the rounds of a run that was started from Python; None: nothing does."""
-    if wanted is False or (wanted == "auto" and not in_notebook()):
-        return None
-    return InNotebook().of("", experiment) if in_notebook() else Rounds("", experiment)
+# ---- what shows a run ------------------------------------------------------------------------------------------------
 
 
-class OfAnExperiment(Protocol):
-    """A run, as far as its progress goes."""
+class RunLike(Protocol):
+    """A run, as far as its progress needs it."""
 
     @property
     def experiment(self) -> Experiment:
-        """What the run was asked to do."""
+        """The experiment with all defaults."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
         ...
 
 
-def shown_runs(
-    wanted: Wanted,
-) -> Callable[[str, int, int, OfAnExperiment], Callable[[Mapping[str, Any]], None]] | None:
-    """Return what shows the runs of a comparison that was started from Python, one output for all; None: nothing."""
-    if wanted is False or (wanted == "auto" and not in_notebook()):
+class Display(Protocol):
+    """Shows a run while it lasts."""
+
+    def say(self, sentence: str) -> None:
+        """Show what takes more than a moment before the first round."""
+
+    def start(self, run: RunLike, notes: Sequence[str]) -> None:
+        """Show that the first round begins.
+
+        Args:
+            run: The run.
+            notes: Sentences that the user must see.
+        """
+
+    def show_round(self, report: Mapping[str, Any]) -> None:
+        """Show the report of a round."""
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        """Show the content of `summary.json`; called before the plots are drawn."""
+
+    def close(self) -> None:
+        """Restore the terminal; called once, however the run ends."""
+
+
+class _RoundDisplay:
+    """Shows the rounds, in a notebook's cell or on stdout, or nothing."""
+
+    def __init__(self, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._show: Callable[[Mapping[str, Any]], None] | None = None
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def start(self, run: RunLike, notes: Sequence[str]) -> None:
+        if not self._is_silent:
+            progress = NotebookProgress().add_run if is_notebook() else RunProgress
+            self._show = progress("", run.experiment)
+
+    def show_round(self, report: Mapping[str, Any]) -> None:
+        if self._show is not None:
+            self._show(report)
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        if isinstance(self._show, RunProgress):
+            self._show.close()
+
+
+def make_display(progress: ProgressOption | Display) -> Display:
+    """Return the display of a run that was started from Python."""
+    if isinstance(progress, bool | str):
+        return _RoundDisplay(is_silent=not (progress is True or (progress == "auto" and is_notebook())))
+    return progress
+
+
+def make_comparison_progress(
+    progress: ProgressOption,
+) -> Callable[[str, int, int, RunLike], Callable[[Mapping[str, Any]], None]] | None:
+    """Return a function that shows each run of a comparison that was started from Python; None: nothing is shown."""
+    if progress is False or (progress == "auto" and not is_notebook()):
         return None
-    shown = InNotebook() if in_notebook() else None
+    cell = NotebookProgress() if is_notebook() else None
 
-    def on_run(title: str, number: int, count: int, run: OfAnExperiment) -> Callable[[Mapping[str, Any]], None]:
+    def show_run(title: str, number: int, count: int, run: RunLike) -> Callable[[Mapping[str, Any]], None]:
         heading = f"[{number}/{count}] {title}"
-        return Rounds(heading, run.experiment) if shown is None else shown.of(heading, run.experiment)
+        return RunProgress(heading, run.experiment) if cell is None else cell.add_run(heading, run.experiment)
 
-    return on_run
+    return show_run
