@@ -123,8 +123,8 @@ class RoundFacts:
         """The same as names and values, without those that are empty."""
         name, _, value = self.loss.partition(" ")
         columns = [(f"accuracy in round {self._evaluated}", self.accuracies), ("", self.by_level)]
-        found = [(name, value), ("cohort", self.cohort), ("sent", self.sent.removesuffix(" sent")), *columns]
-        return [(what, said) for what, said in found if said]
+        rows = [(name, value), ("cohort", self.cohort), ("sent", self.sent.removesuffix(" sent")), *columns]
+        return [(name, value) for name, value in rows if value]
 
 
 # ---- in a terminal, and in a pipe ------------------------------------------------------------------------------------
@@ -135,22 +135,22 @@ class RunProgress:
 
     Args:
         title: The beginning of each line.
-        experiment: Of the run.
-        beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
-        of_all: Says what else is left, of a comparison.
+        experiment: The experiment of the run.
+        bars: The bars of a comparison, one for each run, which its owner closes; None: this run has its own.
+        format_time_left: Returns the time left of the whole comparison, in words.
     """
 
     def __init__(
         self,
         title: str,
         experiment: Experiment,
-        beside: "Progress | None" = None,
-        of_all: Callable[[], str] = str,
+        bars: "Progress | None" = None,
+        format_time_left: Callable[[], str] = str,
     ) -> None:
-        self._title, self._of_all = make_printable(title), of_all
+        self._title, self._format_time_left = make_printable(title), format_time_left
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
-        self._bar, self._alone = beside, beside is None
-        if self._alone and sys.stdout.isatty():
+        self._bar, self._is_alone = bars, bars is None
+        if self._is_alone and sys.stdout.isatty():
             self._bar = make_bars()
             self._bar.start()
         if self._bar is not None:
@@ -161,19 +161,19 @@ class RunProgress:
         facts = self.facts
         facts.take(report)
         if facts.undone:
-            self._say(facts.undone)
+            self._print(facts.undone)
         if self._bar is not None:
             self._draw()
             if facts.done == facts.rounds:
                 self.close()
             return
-        begin = f"{self._title}  " if self._title else ""
-        now = facts.accuracies if facts.just_evaluated else ""
-        said = [f"round {facts.done}/{facts.rounds}", facts.loss, now, facts.cohort, facts.sent, facts.left,
-                self._of_all()]  # fmt: skip
-        self._say(begin + "  ".join(filter(None, said)))
+        prefix = f"{self._title}  " if self._title else ""
+        accuracies = facts.accuracies if facts.just_evaluated else ""
+        parts = [f"round {facts.done}/{facts.rounds}", facts.loss, accuracies, facts.cohort, facts.sent, facts.left,
+                 self._format_time_left()]  # fmt: skip
+        self._print(prefix + "  ".join(filter(None, parts)))
         if facts.just_evaluated and facts.by_level:
-            self._say(f"{begin}  {facts.by_level}")
+            self._print(f"{prefix}  {facts.by_level}")
 
     def skip(self, report: Mapping[str, Any]) -> None:
         """Count a round without showing it."""
@@ -183,20 +183,20 @@ class RunProgress:
 
     def _draw(self) -> None:
         assert self._bar is not None
-        facts, every = self.facts, self._of_all()
-        if self._alone:
-            left = "  ".join(filter(None, [facts.left, every]))
+        facts, time_left = self.facts, self._format_time_left()
+        if self._is_alone:
+            left = "  ".join(filter(None, [facts.left, time_left]))
             first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.sent]))
             below = tuple(filter(None, (first, facts.measured, facts.by_level)))
             self._bar.update(self._task, completed=facts.done, left=left, below=below)
         else:
-            for other in self._bar.tasks:  # what is left of all stands once, below
-                self._bar.update(other.id, below=())
+            for task in self._bar.tasks:  # the time left of the comparison is shown once, at the bottom
+                self._bar.update(task.id, below=())
             what = facts.accuracies.partition("  ")[0] or facts.loss  # a line each: room for one number
-            below = (every,) if every else ()
+            below = (time_left,) if time_left else ()
             self._bar.update(self._task, completed=facts.done, what=what, left=facts.left, below=below)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         text = make_printable(text)
         if self._bar is not None:
@@ -205,8 +205,8 @@ class RunProgress:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._bar is not None and self._alone:
+        """Restore the terminal."""
+        if self._bar is not None and self._is_alone:
             self._bar.stop()
             self._bar = None
 
@@ -237,7 +237,7 @@ def make_bars() -> "Progress":
 
 
 def is_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
