@@ -16,7 +16,7 @@ import typer
 from test_readme import GUIDE_PAGES, exit_code, file_name, write_files, write_iris
 
 import fleetfit as ff
-from fleetfit.cli.verbs import app
+from fleetfit.cli.main import make_app
 from fleetfit.config import load_experiment
 from fleetfit.report import drawing
 
@@ -107,7 +107,7 @@ def known_commands() -> dict[str, set[str]]:
         for word, inner in getattr(command, "commands", {}).items():
             visit(inner, (*words, word))
 
-    visit(typer.main.get_command(app), ())
+    visit(typer.main.get_command(make_app()), ())
     return found
 
 

@@ -13,7 +13,7 @@ from support import Expected, raises
 from torch import Tensor, nn
 
 import fleetfit as ff
-from fleetfit.api import runs
+from fleetfit.api.run import dropped_key_notes, prepare
 from fleetfit.config import load_experiment
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import whole
@@ -150,7 +150,7 @@ def images(tmp_path: Path, engine: Mapping[str, Any]) -> ff.Run:
     splits = {"train": torch.arange(90), "validation": torch.arange(90, 96), "test": torch.arange(96, 120)}
     data = ff.Data("squares", x, y, splits, 3, mean=(0.5,), std=(0.25,))
     table = laid(TABLE, data={"name": data, "partition": {"kind": "iid", "clients": 3}}, engine=engine)
-    prepared = runs.prepare(load_experiment(table), tmp_path / "run")
+    prepared = prepare(load_experiment(table), tmp_path / "run")
     prepared._take_engine().close()
     return prepared
 
@@ -230,7 +230,7 @@ def test_another_engine_on_the_command_line_keeps_the_speed(tmp_path: Path) -> N
     file.write_text('[engine]\nspeed = "fast"\nprecision = "fp32"\n')
     asked = load_experiment(file, ["engine.name=processes"])
     assert (asked.engine.speed, asked.engine.precision) == ("fast", "fp32")
-    assert not runs.gone(asked)
+    assert not dropped_key_notes(asked)
 
 
 # ---- modules -------------------------------------------------------------------------------------------------------

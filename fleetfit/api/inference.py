@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
-from fleetfit.api.described import COLUMNS, short_name
+from fleetfit.api.metadata import COLUMNS, short_name
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.run import build_settings
 from fleetfit.config.defaults import detect_data_source, is_frame

@@ -26,7 +26,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from fleetfit.api.runs import check_single
+from fleetfit.api.run import check_single_run
 from fleetfit.config import Experiment, load_experiment
 from fleetfit.config.build.run import LevelPlan, plan_levels
 from fleetfit.cost import full_cost, submodel_cost
@@ -346,7 +346,7 @@ def profile(
     until = time.monotonic() + machine.limit_s
     accelerator, energy = _checked(machine, wishes)
     experiment = load_experiment(source, overrides, **sections)
-    check_single(experiment, "profile")
+    check_single_run(experiment, "profile")
     before = plan_levels(experiment, facts, accelerator)
     free = free_memory(accelerator)
     if wishes.memory_bytes is None and free is not None:

@@ -38,9 +38,9 @@ from fleetfit.api.compare.plan import (
     make_tables,
 )
 from fleetfit.api.compare.results import ResultsFile, Runs
-from fleetfit.api.fingerprint import CHANGED, Fingerprint, difference, recorded
+from fleetfit.api.metadata import CHANGED, Fingerprint, format_difference, read_fingerprint
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import OnRound, prepare, proceed
+from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.build.run import replace_callbacks, replace_measured, restore_recorded
 from fleetfit.config.dump import fill_in_defaults, find_object_sections
@@ -167,7 +167,7 @@ class _DataCheck:
 
     def add(self, title: str, run: Run) -> str:
         """Add a run; return the difference from the first run with the same `[data]` as a sentence, or ""."""
-        data = recorded(run.files)
+        data = read_fingerprint(run.files)
         if data is None:
             return ""
         # the partition, and the place of the encoded columns in the folder, are each run's own
@@ -175,7 +175,7 @@ class _DataCheck:
             k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "columns")
         }
         first = self._first.setdefault(json.dumps(section, sort_keys=True, default=str), _FirstUse(title, data))
-        changes = difference(first.data, data)
+        changes = format_difference(first.data, data)
         if not changes:
             return ""
         titles = first.others.setdefault(changes, [])
@@ -337,7 +337,7 @@ class _Executor:
         on_round = self._announce(runs, index, run)
         try:
             if not known:
-                proceed(run, on_round)
+                run_remaining_rounds(run, on_round)
                 self._count_finished(planned)
                 if on_finished is not None:
                     on_finished([(planned, run)])
@@ -724,7 +724,7 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
         send(notes=list(run.notes))
         messages.get()  # until it has been announced
         if not run.finished:
-            proceed(run, lambda report: send(round=dict(report)))
+            run_remaining_rounds(run, lambda report: send(round=dict(report)))
         run._let_go()
     except ConnectionError:
         raise

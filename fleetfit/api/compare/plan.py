@@ -22,7 +22,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.results import load
-from fleetfit.api.runs import covers
+from fleetfit.api.run import is_related_key
 from fleetfit.config import Assembly, Experiment, assemble
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.method import build_method_spec
@@ -460,7 +460,7 @@ def check_rows(
     shared = merge_tables(plan.base, plan.change)
 
     def is_used_elsewhere(run: PlannedRun, unused: str) -> bool:
-        keys = [key for key in list_keys(shared) if covers(unused, key)]
+        keys = [key for key in list_keys(shared) if is_related_key(unused, key)]
         same = all(find_value(run.table, key) == find_value(shared, key) for key in keys)
         return bool(keys) and same and used.issuperset(keys)
 
@@ -506,7 +506,7 @@ def _check_keys(
     def find_unused(key: str, runs: Sequence[PlannedRun]) -> UnusedKey | None:
         reason = None
         for some in (some for run in runs for some in unused[run.group]):
-            reason = next((one for one in some if covers(one.key, key)), None)
+            reason = next((one for one in some if is_related_key(one.key, key)), None)
             if reason is None:
                 return None
         return reason
