@@ -34,7 +34,7 @@ _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(o
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _AT_ONCE
 
 
-def expanded(path: str | Path) -> Path:
+def expand_path(path: str | Path) -> Path:
     """Return a path with its `~` replaced.
 
     Raises:
@@ -53,7 +53,7 @@ def expanded(path: str | Path) -> Path:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def opened(path: str | Path) -> BinaryIO:
+def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
@@ -75,7 +75,7 @@ def read_bytes(path: str | Path) -> bytes:
     Raises:
         OSError: It is something else, or cannot be read.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         return file.read()
 
 
@@ -86,10 +86,10 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
         OSError: It is something else, or cannot be read.
         UnicodeDecodeError: It is no such text.
     """
-    return text_in(read_bytes(path), encoding)
+    return decode_text(read_bytes(path), encoding)
 
 
-def text_in(content: bytes, encoding: str = "utf-8") -> str:
+def decode_text(content: bytes, encoding: str = "utf-8") -> str:
     """Return the text of a file's content, with line ends as they are in Python.
 
     Raises:
@@ -98,7 +98,7 @@ def text_in(content: bytes, encoding: str = "utf-8") -> str:
     return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def is_there(path: Path) -> bool:
+def is_file(path: Path) -> bool:
     """Tell whether a regular file is there.
 
     Raises:
@@ -115,7 +115,7 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def json_of(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
@@ -127,13 +127,13 @@ def json_of(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def kind_of(found: os.stat_result) -> str:
+def describe_kind(found: os.stat_result) -> str:
     """Return what lies at a place, such as "a file" or "a named pipe"."""
     return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
 
 
 def _check_regular(found: os.stat_result, path: str | Path) -> None:
-    kind = kind_of(found)
+    kind = describe_kind(found)
     if kind == "a folder":
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
     if kind != "a file":
@@ -143,7 +143,7 @@ def _check_regular(found: os.stat_result, path: str | Path) -> None:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def inside(folder: Path, name: str) -> Path:
+def safe_join(folder: Path, name: str) -> Path:
     """Return the place of a file in a folder, whose folders in between are made; none of them may be a link.
 
     Args:
@@ -158,25 +158,25 @@ def inside(folder: Path, name: str) -> Path:
         place = place / part
         with contextlib.suppress(FileExistsError):
             place.mkdir()
-        kind = kind_of(place.lstat())
+        kind = describe_kind(place.lstat())
         if kind != "a folder":
             raise OSError(errno.ENOTDIR, f"it lies behind {place}, which is {kind}, not a folder", str(place))
     return place / last
 
 
-def appended(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
     """Add to a file, which is made if need be, and flush it to disk.
 
     Raises:
         OSError: It is a link or no file, or cannot be written.
     """
-    with open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+    with open_in_folder(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
-def open_own(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
+def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
     """Open a file without following a link; nothing is cut off.
 
     Args:
@@ -199,7 +199,7 @@ def open_own(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file beside a place; it takes the place when the block ends, and is gone if the block fails.
 
     Args:
@@ -222,39 +222,39 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
-    flush(path.parent)
+    flush_to_disk(path.parent)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a file beside its place, flush it to disk, and rename it.
 
     Raises:
         OSError: It cannot be written.
     """
     content = text.encode()
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(content)
 
 
-def write_where_told(path: str | Path, text: str) -> None:
+def write_user_file(path: str | Path, text: str) -> None:
     """Write a file that a user names: as a whole or not at all, but into a pipe or a terminal as they are.
 
     Raises:
         OSError: It cannot be written.
         ConfigError: It is no path.
     """
-    path = expanded(path)
+    path = expand_path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, encoding="utf-8")
     else:
-        write_atomically(Path(os.path.realpath(path)), text)  # a link that somebody names is theirs to follow
+        write_text(Path(os.path.realpath(path)), text)  # a link that somebody names is theirs to follow
 
 
 def _begun(part: Path, mode: int) -> BinaryIO:
     """Open a part file, empty and locked; what is in its place and no file is removed, not followed."""
     while True:
         try:
-            file = open_own(part, os.O_WRONLY | os.O_CREAT, mode)
+            file = open_in_folder(part, os.O_WRONLY | os.O_CREAT, mode)
         except OSError:
             if part.is_symlink() or not (part.is_file() or part.is_dir() or not part.exists()):
                 part.unlink()
@@ -270,7 +270,7 @@ def _begun(part: Path, mode: int) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def folder_begun(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Make an empty folder beside a place and yield it; it is gone after the block, unless somebody has renamed it.
 
     Raises:
@@ -325,7 +325,7 @@ def lock(file: BinaryIO) -> bool:
     return _lock(file.fileno(), wait=False)
 
 
-def lock_shared(file: BinaryIO) -> None:
+def share_lock(file: BinaryIO) -> None:
     """Hold a file beside others that do so, until it is closed, so that `is_held` sees it."""
     if fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -337,7 +337,7 @@ def is_held(path: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        with open_own(path, os.O_RDONLY) as file:
+        with open_in_folder(path, os.O_RDONLY) as file:
             return not _lock(file.fileno(), wait=False)
     except OSError:
         return False
@@ -350,7 +350,7 @@ def _same(handle: int, path: Path) -> bool:
         return False
 
 
-def flush(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Make sure that a file, or the names in a folder, are on disk."""
     if path.is_dir() and errors.WINDOWS:  # a folder cannot be opened there
         return

@@ -48,12 +48,12 @@ _ROOMS = {"data": ("sets", "files")}
 _T = TypeVar("_T")
 
 
-def available(kind: str) -> list[str]:
+def list_names(kind: str) -> list[str]:
     """Return the built-in names of a kind, sorted: "methods", "models" or another one of `resolve`."""
     return sorted(_homes(kind))
 
 
-def understood(kind: str, name: str) -> str:
+def match_name(kind: str, name: str) -> str:
     """Return the built-in name that a text means: `ag-news` is `ag_news`, `ResNet-20` is `resnet20`; or the text.
 
     Hyphens, underscores and capital letters make no difference, unless two names differ in nothing else.
@@ -62,10 +62,10 @@ def understood(kind: str, name: str) -> str:
         kind: As of `resolve`.
         name: As somebody wrote it.
     """
-    return alike(name, _homes(kind))
+    return find_match(name, _homes(kind))
 
 
-def alike(name: str, known: Iterable[str]) -> str:
+def find_match(name: str, known: Iterable[str]) -> str:
     """Return which of some names a text means, by the rule of `understood`; or the text."""
     known = list(known)
     if not isinstance(name, str) or ":" in name or len(name) > _LONGEST or name in known:
@@ -113,20 +113,20 @@ def _package(kind: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def file_of(kind: str, name: str) -> Path:
+def find_source(kind: str, name: str) -> Path:
     """Return the file that a built-in name stands in."""
     place = _package(kind).joinpath(*_homes(kind)[name].split(".")[2:])
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
-def home(kind: str, name: str) -> ModuleType:
+def import_home(kind: str, name: str) -> ModuleType:
     """Return the module that a built-in name stands in."""
     return importlib.import_module(_homes(kind)[name])
 
 
-def summary(kind: str, name: str) -> str:
+def describe_entry(kind: str, name: str) -> str:
     """Return what a built-in is, in one line: the first of its module's docstring, or what the table's row says."""
-    module = home(kind, name)
+    module = import_home(kind, name)
     row = name in getattr(module, _TABLES.get(kind, ""), {})
     doc = (getattr(module, name) if row else module).__doc__ or ""
     return doc.strip().splitlines()[0] if doc.strip() else ""
@@ -147,22 +147,22 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
         raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
     if ":" in name:
         place, _, attribute = name.rpartition(":")
-        if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in available(kind):
+        if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in list_names(kind):
             return resolve(kind, attribute)  # by the path of a module of its own, which a row may have had once
         return _outside(kind, name)
-    name = understood(kind, name)
+    name = match_name(kind, name)
     if not _IDENTIFIER.fullmatch(name.replace("-", "_")):
         raise ConfigError(
             f'"{truncate(name)}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
             '"file.py:function".'
         )
-    known = available(kind)
+    known = list_names(kind)
     if name not in known:
         raise ConfigError(
             f'"{truncate(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.'
             f"{did_you_mean(name.replace('-', '_').lower(), known)}"
         )
-    return typing.cast(Callable[..., Any], getattr(home(kind, name), name))
+    return typing.cast(Callable[..., Any], getattr(import_home(kind, name), name))
 
 
 def _outside(kind: str, name: str) -> Callable[..., Any]:
@@ -197,7 +197,7 @@ def _module_by_name(place: str, name: str) -> ModuleType:
 
 def _module_of_file(place: str, name: str) -> ModuleType:
     try:
-        path = paths.given(place).resolve()
+        path = paths.parse_path(place).resolve()
         paths.check_file(path, ConfigError)
     except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ConfigError(f'"{name}": {error}') from None
@@ -240,7 +240,7 @@ class Row:
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 
-def entries(make: Callable[..., _T], table: Mapping[str, Row]) -> list[Callable[..., _T]]:
+def make_entries(make: Callable[..., _T], table: Mapping[str, Row]) -> list[Callable[..., _T]]:
     """Return the function of each row, with the keys, defaults and explanations that are left for it.
 
     Args:
@@ -283,7 +283,7 @@ def _note(module: ModuleType, name: str) -> None:
         _plug_ins.setdefault(str(module.__file__), name)
 
 
-def blamed(error: BaseException) -> str | None:
+def find_plug_in(error: BaseException) -> str | None:
     """Return the plug-in in whose code an error was raised, and where in it; None: it was FleetFit's own.
 
     What a library raises is of whoever called it. A plug-in's code is in the module that a configuration has named, or
@@ -301,19 +301,19 @@ def blamed(error: BaseException) -> str | None:
     return found
 
 
-def what_it_raised(error: BaseException) -> str:
+def describe_raised(error: BaseException) -> str:
     """Return what a plug-in did, as the end of a sentence."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}), which would end the whole program; raise an error instead"
     return f"raised {format_cause(error, typed=True)}"
 
 
-def anchored(name: str, folder: Path) -> str:
+def anchor_name(name: str, folder: Path) -> str:
     """Return the name with a relative `file.py` made absolute, seen from the folder of the run file."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place.endswith(".py"):
         return name
-    path = paths.given(place, f'"{name}"')
+    path = paths.parse_path(place, f'"{name}"')
     return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
 
 
@@ -367,7 +367,7 @@ def call(
         with used.calling(where, said):
             return function(**arguments)
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
-        raise ConfigError(f"{blamed(error) or f'{where} {name}'} {what_it_raised(error)}.") from error
+        raise ConfigError(f"{find_plug_in(error) or f'{where} {name}'} {describe_raised(error)}.") from error
 
 
 def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:

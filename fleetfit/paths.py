@@ -39,7 +39,7 @@ _SHOWN = 200  # characters of a path in a message
 _LONGEST = 200  # bytes of a name that a label gives; file systems take 255, and plots and copies add to them
 
 
-def given(text: str | Path, what: str = "a path") -> Path:
+def parse_path(text: str | Path, what: str = "a path") -> Path:
     """Return a path as somebody wrote it, `~` replaced.
 
     Args:
@@ -56,10 +56,10 @@ def given(text: str | Path, what: str = "a path") -> Path:
         written.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{what} must be text in UTF-8, got {os.fsencode(written)!r}; rename it.") from None
-    return files.expanded(text)
+    return files.expand_path(text)
 
 
-def why(error: OSError) -> str:
+def format_os_error(error: OSError) -> str:
     """Return in words why a file could not be used."""
     own = error.strerror or ""
     if own.startswith(("it ", "nobody ", "another ")):  # of `files`, in words already
@@ -67,12 +67,12 @@ def why(error: OSError) -> str:
     return _WORDS.get(error.errno or 0) or own or str(error) or type(error).__name__
 
 
-def known(error: OSError) -> bool:
+def is_environment_error(error: OSError) -> bool:
     """Tell whether an error is one of disks, permissions and paths, which no program is to blame for."""
     return error.errno in _WORDS
 
 
-def shown(path: str | Path) -> str:
+def truncate_path(path: str | Path) -> str:
     """Return a path for a message; of one that is very long, the beginning."""
     text = str(path)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -81,7 +81,7 @@ def shown(path: str | Path) -> str:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def opened(path: Path, error: type[FleetFitError]) -> BinaryIO:
+def open_file(path: Path, error: type[FleetFitError]) -> BinaryIO:
     """Open a regular file to read it; never waits for anybody.
 
     Args:
@@ -92,13 +92,13 @@ def opened(path: Path, error: type[FleetFitError]) -> BinaryIO:
         FleetFitError: It is not there, is no file, or may not be read.
     """
     try:
-        return files.opened(path)
+        return files.open_file(path)
     except FileNotFoundError:
-        raise error(f"there is no file {shown(path)}.") from None
+        raise error(f"there is no file {truncate_path(path)}.") from None
     except OSError as failed:
-        raise error(f"{shown(path)} cannot be read: {why(failed)}.") from None
+        raise error(f"{truncate_path(path)} cannot be read: {format_os_error(failed)}.") from None
     except ValueError:  # a null character
-        raise error(f"there is no file {shown(path)!r}.") from None
+        raise error(f"there is no file {truncate_path(path)!r}.") from None
 
 
 def check_file(path: Path, error: type[FleetFitError]) -> None:
@@ -107,30 +107,30 @@ def check_file(path: Path, error: type[FleetFitError]) -> None:
     Raises:
         FleetFitError: As `opened`.
     """
-    opened(path, error).close()
+    open_file(path, error).close()
 
 
-def bytes_of(path: Path, error: type[FleetFitError]) -> bytes:
+def read_bytes(path: Path, error: type[FleetFitError]) -> bytes:
     """Return a file's content.
 
     Raises:
         FleetFitError: It cannot be read.
     """
-    with opened(path, error) as file:
+    with open_file(path, error) as file:
         try:
             return file.read()
         except OSError as failed:
-            raise error(f"{shown(path)} cannot be read: {why(failed)}.") from None
+            raise error(f"{truncate_path(path)} cannot be read: {format_os_error(failed)}.") from None
 
 
-def text_of(path: Path, error: type[FleetFitError]) -> str:
+def read_text(path: Path, error: type[FleetFitError]) -> str:
     """Return a file's text, UTF-8 with or without a byte order mark; line ends become line feeds.
 
     Raises:
         FleetFitError: It cannot be read, or is no text in UTF-8.
     """
     try:
-        return files.text_in(bytes_of(path, error), "utf-8-sig")
+        return files.decode_text(read_bytes(path, error), "utf-8-sig")
     except UnicodeDecodeError as failed:
         raise error(f"{path} cannot be read as UTF-8: byte {failed.start} is no text.") from None
 
@@ -138,7 +138,7 @@ def text_of(path: Path, error: type[FleetFitError]) -> str:
 # ---- what the command line takes -----------------------------------------------------------------------------------
 
 
-def file_to_read(text: str | Path) -> Path:
+def parse_input_file(text: str | Path) -> Path:
     """Return the path of a file; whether it is there is asked where it is read.
 
     Raises:
@@ -147,7 +147,7 @@ def file_to_read(text: str | Path) -> Path:
     return _only("a file", *_looked_at(text, "a file's path"))
 
 
-def file_to_write(text: str | Path) -> Path:
+def parse_output_file(text: str | Path) -> Path:
     """Return the path of a file that is to be written; a terminal, and a pipe that is open already, will do.
 
     Raises:
@@ -159,7 +159,7 @@ def file_to_write(text: str | Path) -> Path:
     return _only("a file", path, kind)
 
 
-def folder(text: str | Path) -> Path:
+def parse_folder(text: str | Path) -> Path:
     """Return the path of a folder; whether it is there is asked where it is used.
 
     Raises:
@@ -176,19 +176,19 @@ def _only(wanted: str, path: Path, kind: str) -> Path:
 
 def _looked_at(text: str | Path, what: str) -> tuple[Path, str]:
     """Return a path and what it leads to: "a file", "a folder", "a named pipe" and so on, or "" for nothing."""
-    path = given(text, what)
+    path = parse_path(text, what)
     try:
-        return path, files.kind_of(path.stat())
+        return path, files.describe_kind(path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return path, ""
     except OSError as error:
-        raise ConfigError(f"{shown(path)} cannot be used: {why(error)}.") from None
+        raise ConfigError(f"{truncate_path(path)} cannot be used: {format_os_error(error)}.") from None
 
 
 # ---- names that labels give ------------------------------------------------------------------------------------------
 
 
-def slug(label: str, taken: Collection[str] = ()) -> str:
+def make_slug(label: str, taken: Collection[str] = ()) -> str:
     """Return a label as the name of a file or a folder, of letters, digits, dots and hyphens.
 
     A label that would give one that leads elsewhere, is hidden, is too long or is taken gets a short hash, so that it

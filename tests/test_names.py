@@ -81,13 +81,13 @@ def test_malformed_names_are_refused(kind: str, name: str) -> None:
     ],
 )
 def test_hyphens_and_capital_letters_make_no_difference(kind: str, name: str, meant: str) -> None:
-    assert names.understood(kind, name) == meant
+    assert names.match_name(kind, name) == meant
     assert names.resolve(kind, name) is names.resolve(kind, meant)
 
 
 def test_no_two_names_differ_in_hyphens_only() -> None:
     for kind in KINDS:
-        assert all(names.understood(kind, name.replace("_", "-").upper()) == name for name in names.available(kind))
+        assert all(names.match_name(kind, name.replace("_", "-").upper()) == name for name in names.list_names(kind))
 
 
 @pytest.mark.parametrize("name", [3, None, ["scalefl"], 1.5])
@@ -110,7 +110,7 @@ def test_a_name_must_be_text(name: Any) -> None:
     ],
 )
 def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: str) -> None:
-    assert name not in names.available(kind)
+    assert name not in names.list_names(kind)
     with pytest.raises(ConfigError):
         names.resolve(kind, name)
 
@@ -118,8 +118,8 @@ def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: st
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_available_name_resolves(kind: str) -> None:
     """So a helper module in one of these packages must not look like a name."""
-    assert names.available(kind) == sorted(set(names.available(kind)))
-    for name in names.available(kind):
+    assert names.list_names(kind) == sorted(set(names.list_names(kind)))
+    for name in names.list_names(kind):
         found = names.resolve(kind, name)
         assert callable(found) and found.__name__ == name, name
 
@@ -162,7 +162,7 @@ def made(size: int, shape: tuple[int, ...] = (3,), depth: int | None = None, rat
 def test_a_row_has_the_keys_that_it_leaves_open() -> None:
     row = names.Row("The small one.", {"size": 4, "rate": 0.5}, {"depth": 7})
     other = names.Row("The large one.", {"size": 9})
-    small, large = names.entries(made, {"small": row, "large": other})
+    small, large = names.make_entries(made, {"small": row, "large": other})
     assert {key: p.default for key, p in inspect.signature(small).parameters.items()} == {"shape": (3,), "depth": 7}
     assert small() == {"size": 4, "shape": (3,), "depth": 7, "rate": 0.5}
     assert small((5,), depth=1) == {"size": 4, "shape": (5,), "depth": 1, "rate": 0.5}
@@ -307,12 +307,12 @@ def test_a_plug_in_s_own_error_passes_and_a_wish_to_stop_too(tmp_path: Path) -> 
 
 
 def test_anchored_names_are_seen_from_the_run_file(tmp_path: Path) -> None:
-    assert names.anchored("mine.py:f", tmp_path) == f"{tmp_path / 'mine.py'}:f"
-    assert names.anchored("../mine.py:f", tmp_path / "runs") == f"{tmp_path / 'mine.py'}:f"
+    assert names.anchor_name("mine.py:f", tmp_path) == f"{tmp_path / 'mine.py'}:f"
+    assert names.anchor_name("../mine.py:f", tmp_path / "runs") == f"{tmp_path / 'mine.py'}:f"
     absolute = str(tmp_path / "there.py:f")
-    assert names.anchored(absolute, tmp_path / "runs") == absolute
+    assert names.anchor_name(absolute, tmp_path / "runs") == absolute
     for kept in ("scalefl", "package.module:f"):
-        assert names.anchored(kept, tmp_path) == kept
+        assert names.anchor_name(kept, tmp_path) == kept
 
 
 # ---- values against a signature -------------------------------------------------
@@ -400,8 +400,8 @@ def test_annotations_that_cannot_be_read_check_nothing() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_has_a_summary_of_one_line(kind: str) -> None:
-    for name in names.available(kind):
-        line = names.summary(kind, name)
+    for name in names.list_names(kind):
+        line = names.describe_entry(kind, name)
         assert line and line[0].isupper() and len(line) < 140 and "\n" not in line, name
 
 

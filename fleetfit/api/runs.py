@@ -35,7 +35,7 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
-from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
+from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.report import page, plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
 from fleetfit.stored import RUNS
@@ -289,7 +289,7 @@ def new_folder(
     experiment = assembly.experiment
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
-    path = new_path(RUNS, name, config) if out is None else Path(out)
+    path = choose_path(RUNS, name, config) if out is None else Path(out)
     privacy = assembly.settings.privacy
     if privacy is not None:  # before there is a folder
         outside(privacy.key_file, path)
@@ -302,8 +302,8 @@ def new_folder(
     if isinstance(assembly.data, Data) and assembly.data.columns:
         files[COLUMNS] = assembly.data.columns
     data = fingerprint(assembly)
-    where = environment() | ({} if data is None else {DATA: data})
-    files["environment.json"] = json.dumps({**where, "sha256": checksums(files)}, indent=2) + "\n"
+    where = describe_environment() | ({} if data is None else {DATA: data})
+    files["environment.json"] = json.dumps({**where, "sha256": compute_checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[secure_file.FILE] = secure_file.written(assembly.settings.secure)
     if privacy is not None:
@@ -430,7 +430,7 @@ def _rounds(
         settings = replace(settings, rounds=server.round + left)
     before = files.metrics()[: server.round]
     for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
-        report = jsonable(with_seconds(done.report, saving.read()))
+        report = to_json_value(with_seconds(done.report, saving.read()))
         files.append(report)
         if done.server.round % often.every == 0 or done.server.round == settings.rounds:
             after = done.server
@@ -452,7 +452,7 @@ def _finish(target: Run, saving: Timekeeper, on_result: OnResult | None) -> dict
     """
     metrics = target.metrics
     found = summary_of(_description(target), target.assembly.plan, metrics, target.assembly.notes)
-    summary: dict[str, Any] = jsonable(with_seconds(found, saving.read()))
+    summary: dict[str, Any] = to_json_value(with_seconds(found, saving.read()))
     if on_result is not None:
         on_result(summary)
     if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them

@@ -59,6 +59,6 @@ def written(path: Path) -> None:
     if path.is_file():
         raise ConfigError(f"{path} is there already, and is left as it is: name a new file after --write.")
     try:
-        files.write_where_told(path, RUN_FILE.read_text(encoding="utf-8"))
+        files.write_user_file(path, RUN_FILE.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the run file cannot be written to {path}: {error.strerror}.") from None

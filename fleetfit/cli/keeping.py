@@ -58,12 +58,12 @@ def runs(
         return
     if as_json and not yes:
         raise ConfigError("--json with --clear-checkpoints asks nobody: give --yes as well.")
-    going = stored.clearable(stored.runs(folder), last=last, unfinished=unfinished)
+    going = stored.plan_cleanup(stored.runs(folder), last=last, unfinished=unfinished)
     if not as_json:
         _show(clearing(going, folder))
         if any(one.files for one in going) and not yes:
             _ask(going)
-    gone = [stored.removed(one) for one in going]
+    gone = [stored.remove_checkpoints(one) for one in going]
     if as_json:
         output.print_json([_plain(one) for one in gone])
     elif any(one.files for one in going):

@@ -45,7 +45,7 @@ def listed(kind: str) -> Table:
     """Return what is built in, one line each."""
     if kind == "profiles":
         return profile_table(PROFILES)
-    known = {name: entry(kind, name) for name in names.available(kind)}
+    known = {name: entry(kind, name) for name in names.list_names(kind)}
     if kind == "data":
         return data_table({name: found.facts for name, found in known.items()})
     rows = [(name, found.summary, ", ".join(found.keys)) for name, found in known.items()]
@@ -55,14 +55,14 @@ def listed(kind: str) -> Table:
 def keys_of(kind: str, name: str) -> Table:
     """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
     if kind == "profiles":
-        name = names.alike(name, PROFILES)
+        name = names.find_match(name, PROFILES)
         if name not in PROFILES:
             from fleetfit.config.speeds import profile_of
 
             profile_of(name)  # says which there are
         return profile_table({name: PROFILES[name]})
-    name = names.understood(kind, name)
-    found = entry(kind, name) if name in names.available(kind) else imported(kind, name)
+    name = names.match_name(kind, name)
+    found = entry(kind, name) if name in names.list_names(kind) else imported(kind, name)
     rows = []
     for key, default in found.keys.items():
         said = "" if default in (NEEDED, None) else json.dumps(default, default=str)  # which is how TOML writes it
@@ -105,9 +105,9 @@ def imported(kind: str, name: str) -> Entry:
     keys = {k: p.default for k, p in inspect.signature(factory).parameters.items() if k not in _GIVEN}
     if ":" in name:
         return Entry(doc.partition("\n")[0], keys, doc)
-    facts = getattr(names.home(kind, name), "FACTS", None)
+    facts = getattr(names.import_home(kind, name), "FACTS", None)
     facts = facts.get(name) if isinstance(facts, Mapping) else facts
-    return Entry(names.summary(kind, name), keys, doc, facts)
+    return Entry(names.describe_entry(kind, name), keys, doc, facts)
 
 
 # ---- by reading it -------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def read(kind: str, name: str) -> Entry:
     Raises:
         Unclear: It takes running it.
     """
-    module = _parsed_file(names.file_of(kind, name))
+    module = _parsed_file(names.find_source(kind, name))
     facts = module.value("FACTS") if "FACTS" in module.assigned else None
     facts = facts.get(name) if isinstance(facts, dict) else facts
     if facts is not None and any(isinstance(value, ast.AST) for value in vars(facts).values()):

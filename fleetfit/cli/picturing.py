@@ -10,7 +10,7 @@ from typing import cast
 from fleetfit.api import load
 from fleetfit.cli.predicting import named_data, own_data
 from fleetfit.errors import ConfigError, did_you_mean
-from fleetfit.files import expanded
+from fleetfit.files import expand_path
 from fleetfit.inference import Measure
 from fleetfit.papers.attention import attention_of_samples
 from fleetfit.papers.pictures import PictureOptions
@@ -34,7 +34,7 @@ def attention(folder: Path, samples: int, out: Path | None, other: str | None = 
         FleetFitError: It is no run folder, its model has no attention maps, or matplotlib is not installed.
     """
     found = load(folder)
-    path = found.folder / "plots" / "attention.png" if out is None else expanded(out)
+    path = found.folder / "plots" / "attention.png" if out is None else expand_path(out)
     if path.suffix.removeprefix(".") not in FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     data = own_data(found, other, None)
@@ -68,7 +68,7 @@ def pictures(
         raise ConfigError(f"--format must be {', '.join(FORMATS)}, got {ending}.{did_you_mean(ending, FORMATS)}")
     found = load(folder)
     drawn = drawn_of(found, replace(asked, data=named_data(found, data, halves=True)))
-    place = plots_in(found.folder) if out is None else expanded(out)
+    place = plots_in(found.folder) if out is None else expand_path(out)
     return saved(drawn.figures, place, ending), drawn.notes
 
 

@@ -290,7 +290,7 @@ def _save(found: "Plan", path: Path) -> None:
     from fleetfit.cli import output
 
     try:
-        files.write_where_told(path, found.to_toml())
+        files.write_user_file(path, found.to_toml())
     except OSError as error:
         raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.") from None
     output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{path}".')
@@ -307,7 +307,7 @@ def evaluate(
     """Evaluate the newest checkpoint of a run again. Nothing is written."""
     from fleetfit.api import load
     from fleetfit.cli import display, output
-    from fleetfit.records import jsonable
+    from fleetfit.records import to_json_value
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
@@ -315,7 +315,7 @@ def evaluate(
         run = load(folder)
         columns = run.evaluate(**sections)
     if as_json:
-        output.print_json(jsonable(columns))
+        output.print_json(to_json_value(columns))
     else:
         display.columns(columns, run.assembly.federation.problem.task.score)
 

@@ -33,7 +33,7 @@ class _Watched:
 
     def look(self) -> None:
         """Show what is new."""
-        if self.finished or not files.is_there(self.place / "config.toml"):
+        if self.finished or not files.is_file(self.place / "config.toml"):
             return
         first = self.run is None
         self.run = self.run or load(self.place)
@@ -94,7 +94,7 @@ def watch(folder: Path, once: bool = False) -> None:
     Raises:
         RunError: There is neither.
     """
-    if files.is_there(folder / "config.toml"):
+    if files.is_file(folder / "config.toml"):
         _follow(folder, [_Watched(folder, "", None)], once)
         return
     runs = announced(folder)

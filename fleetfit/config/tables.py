@@ -20,7 +20,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file is missing, cannot be read, is not TOML, or no file of settings has such tables.
     """
-    path = files.expanded(path)
+    path = files.expand_path(path)
     try:
         return table_of(_bytes_of(path).decode("utf-8-sig"), str(path))
     except FileNotFoundError:
@@ -28,14 +28,14 @@ def read_table(path: str | Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; a run file is a TOML file.") from None
     except OSError as error:
-        raise ConfigError(f"{truncate(path, 200)} cannot be read: {paths.why(error)}.") from None
+        raise ConfigError(f"{truncate(path, 200)} cannot be read: {paths.format_os_error(error)}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no TOML file: it is not UTF-8 text.") from None
 
 
 def _bytes_of(path: Path) -> bytes:
     """Read a file, which must be one and no larger than any file of settings."""
-    with files.opened(path) as file:
+    with files.open_file(path) as file:
         found = file.read(MOST_BYTES + 1)
     if len(found) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB, which no file of settings has.")

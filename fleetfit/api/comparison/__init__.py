@@ -33,7 +33,7 @@ from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves,
 from fleetfit.config.tables import located, read_table
 from fleetfit.config.writing import dumped
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
-from fleetfit.paths import slug
+from fleetfit.paths import make_slug
 from fleetfit.report.differences import Difference
 from fleetfit.report.results import ComparisonResults, RunResult, TriedValues, TuningResult, read_results
 from fleetfit.stored import RUNS
@@ -116,7 +116,9 @@ def compare(
     reference = plan.reference(against)
     _check_jobs(plan, jobs)
     kept = None if record is None else record_path(path, record)
-    folder = files.expanded(out) if out is not None else RUNS / f"compare-{_folder_name(plan.name)}-{plan.fingerprint}"
+    folder = (
+        files.expand_path(out) if out is not None else RUNS / f"compare-{_folder_name(plan.name)}-{plan.fingerprint}"
+    )
     rehearsal, results = Rehearsal(plan, folder), ResultsFile(plan, path, folder, reference)
     with contextlib.ExitStack() as sharing:
         sharing.enter_context(sharing_data())
@@ -139,7 +141,7 @@ def compare(
 
 def _folder_name(name: str) -> str:
     """Return the part of the folder's name that the comparison's name gives: itself, where it is one."""
-    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else slug(name)
+    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else make_slug(name)
 
 
 def _check_jobs(plan: ComparisonPlan, jobs: int) -> None:

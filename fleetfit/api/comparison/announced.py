@@ -42,9 +42,9 @@ def announcing(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
     runs = [(entry, "tuning ") for entry, _ in candidates(plan)] + [(entry, "") for entry in plan.entries()]
     nest = {"runs": [{"place": str(entry.place), "title": f"{tunes}{title_of(entry)}"} for entry, tunes in runs]}
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / FILE, json.dumps(nest, indent=1) + "\n")
-    with files.open_own(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
-        files.lock_shared(file)
+    files.write_text(folder / FILE, json.dumps(nest, indent=1) + "\n")
+    with files.open_in_folder(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
+        files.share_lock(file)
         yield
 
 
@@ -54,10 +54,10 @@ def announced(folder: Path) -> list[AnnouncedRun]:
     Raises:
         RunError: The file that says so is damaged.
     """
-    if not files.is_there(folder / FILE):
+    if not files.is_file(folder / FILE):
         return []
     try:
-        found = files.json_of(files.read_text(folder / FILE))
+        found = files.parse_json(files.read_text(folder / FILE))
         _RUNS(found, "")
         runs = [AnnouncedRun(Path(one["place"]), one["title"]) for one in found["runs"]]
         if any(one.place.is_absolute() or ".." in one.place.parts for one in runs):

@@ -17,7 +17,7 @@ from fleetfit.config import to_table
 from fleetfit.config.reading import checked, leaves, merged, value_at
 from fleetfit.config.writing import make_plain
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.records import write_atomically
+from fleetfit.files import write_text
 from fleetfit.report.columns import final_numbers
 from fleetfit.report.results import (
     ComparisonResults,
@@ -71,7 +71,7 @@ class ResultsFile:
     def write(self) -> None:
         """Write what is finished into the comparison's folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, to_json(self.results))
+        write_text(self.path, to_json(self.results))
 
     @property
     def path(self) -> Path:
@@ -193,7 +193,7 @@ def record_path(file: str | Path, folder: str | Path) -> Path:
     Raises:
         ConfigError: There is something else of that name.
     """
-    path = files.expanded(folder) / f"{Path(file).stem}.json"
+    path = files.expand_path(folder) / f"{Path(file).stem}.json"
     if path.exists() or path.is_symlink():
         try:
             read_results(path)
@@ -213,6 +213,6 @@ def keep(results: ComparisonResults, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_where_told(path, to_json(results))
+        files.write_user_file(path, to_json(results))
     except OSError as error:
         raise ConfigError(f"the results cannot be written to {path}: {error.strerror}.") from None

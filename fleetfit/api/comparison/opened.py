@@ -31,7 +31,7 @@ def load_comparison(folder: str | Path) -> Comparison:
     Raises:
         RunError: It is no folder of a comparison, none of its runs is finished yet, or a file of it is damaged.
     """
-    path = files.expanded(folder)
+    path = files.expand_path(folder)
     planned = _count(path)
     record = read_comparison(path)
     finished = bool(record.entries) and planned in (0, len(record.results.runs))
@@ -70,17 +70,17 @@ def _count(path: Path) -> int:
     if not path.is_dir():
         raise RunError(f"there is no folder {path}.")
     there = announced(path)
-    if files.is_there(path / "config.toml") or not (there or files.is_there(path / NAME)):
-        one = " It is one run: open it with fleetfit.load." if files.is_there(path / "config.toml") else ""
+    if files.is_file(path / "config.toml") or not (there or files.is_file(path / NAME)):
+        one = " It is one run: open it with fleetfit.load." if files.is_file(path / "config.toml") else ""
         raise RunError(f"{path} is no folder of a comparison: it has no {NAME}.{one}")
-    if not files.is_there(path / NAME):
+    if not files.is_file(path / NAME):
         raise RunError(f"no run of the comparison in {path} is finished yet, as {FILE} without {NAME} says.")
     return sum(one.place.parts[:1] != (_TUNING,) for one in there)
 
 
 def _title(path: Path) -> str:
     """Return what stands above the table in `table.md`."""
-    if not files.is_there(path / "table.md"):
+    if not files.is_file(path / "table.md"):
         return ""
     first = files.read_text(path / "table.md").partition("\n")[0]
     return first[2:-2] if first.startswith("**") and first.endswith("**") else ""

@@ -20,7 +20,7 @@ from fleetfit.config.naming import check_keys, function_of
 from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.method import build, hyperparameters
-from fleetfit.paths import slug
+from fleetfit.paths import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
 TunedKeys = tuple[tuple[str, Any], ...]
@@ -112,7 +112,7 @@ class ComparisonPlan:
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             written = merged(self.rows[row], self.settings[setting])
             table = merged(written, self.change) | {"seed": seed, "name": row}
-            place = Path(slug(row, _TAKEN)) / slug(setting) / f"seed-{seed}"
+            place = Path(make_slug(row, _TAKEN)) / make_slug(setting) / f"seed-{seed}"
             yield ComparedRun(row, setting, seed, table, place, written)
 
     def reference(self, against: str | None = None) -> str:
@@ -218,7 +218,7 @@ class ComparisonPlan:
                 "[compare] two runs would have the same folder: give rows different labels, and the lists of the grid "
                 "different values."
             )
-        if len({slug(label(choice)) for choice in self.tuning}) < len(self.tuning):
+        if len({make_slug(label(choice)) for choice in self.tuning}) < len(self.tuning):
             raise ConfigError("[compare.tune] two candidates would have the same folder: give the lists other values.")
         if len(set(self.tune_seeds)) < len(self.tune_seeds):
             raise ConfigError("[compare] tune_seeds: a seed stands there twice.")

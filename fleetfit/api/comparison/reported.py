@@ -13,8 +13,8 @@ from fleetfit.api.comparison.planned import ComparisonPlan
 from fleetfit.api.results import Run
 from fleetfit.config.reading import checked, leaves, value_at
 from fleetfit.errors import MissingExtra
+from fleetfit.files import write_text
 from fleetfit.markup import escape_html
-from fleetfit.records import write_atomically
 from fleetfit.report import page, plots
 from fleetfit.report.columns import is_rounds, numbers_of
 from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
@@ -99,9 +99,9 @@ def reported(
         folder, table, runs, tuned, kept or results.path, tuple(compared), beside, found_out.tuning, tried,
         finished=not failures, failures=failures,
     )  # fmt: skip
-    write_atomically(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
-    write_atomically(folder / "table.csv", table_csv(found_out, compared, plan.targets, plan.printed))
-    write_atomically(folder / "differences.json", _differences_json(compared, found_out.against))
+    write_text(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
+    write_text(folder / "table.csv", table_csv(found_out, compared, plan.targets, plan.printed))
+    write_text(folder / "differences.json", _differences_json(compared, found_out.against))
     entries = [
         {
             "row": row,
@@ -115,7 +115,7 @@ def reported(
         for (row, setting), group in runs.items()
         for found, summary, shown in zip(group, summaries[row, setting], numbers[row, setting], strict=True)
     ]
-    write_atomically(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
+    write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
     with contextlib.suppress(MissingExtra):  # the command line says that there are no plots
         seeds = {key: list(zip(summaries[key], metrics[key], strict=True)) for key in runs}
         plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)

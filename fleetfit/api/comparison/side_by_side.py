@@ -26,7 +26,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config.naming import sharing_data
 from fleetfit.errors import FleetFitError, NoUsableUpdates, RunError, Unexpected
-from fleetfit.names import blamed, what_it_raised
+from fleetfit.names import describe_raised, find_plug_in
 
 _PATIENCE_S = 20.0  # for a process that is told to end, before it is killed
 
@@ -228,8 +228,8 @@ def _said(error: Exception) -> dict[str, Any]:
         return {"error": str(error), "details": error.details, "foreign": error.foreign}
     if isinstance(error, FleetFitError):
         return {"error": str(error), "kind": type(error).__name__}
-    plug_in = blamed(error)
-    sentence = f"{plug_in or 'FleetFit'} {what_it_raised(error)}."
+    plug_in = find_plug_in(error)
+    sentence = f"{plug_in or 'FleetFit'} {describe_raised(error)}."
     return {"error": sentence, "details": "".join(traceback.format_exception(error)), "foreign": plug_in is not None}
 
 

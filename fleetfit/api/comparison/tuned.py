@@ -13,7 +13,7 @@ from fleetfit.api.comparison.planned import ComparedRun, ComparisonPlan, TunedKe
 from fleetfit.api.results import Run
 from fleetfit.config.reading import merged
 from fleetfit.errors import ConfigError
-from fleetfit.paths import slug
+from fleetfit.paths import make_slug
 from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
 from fleetfit.report.results import TriedValues, TuningResult
 
@@ -32,7 +32,7 @@ def candidates(plan: ComparisonPlan) -> Iterator[Candidate]:
             for seed in plan.tune_seeds:
                 keys = nested(choice)
                 change = {**keys, "seed": seed, "evaluate": {**keys.get("evaluate", {}), "split": "validation"}}
-                place = FOLDER / entry.place.parent / slug(label(choice)) / f"seed-{seed}"
+                place = FOLDER / entry.place.parent / make_slug(label(choice)) / f"seed-{seed}"
                 table = merged(entry.table, change)
                 yield ComparedRun(entry.row, entry.setting, seed, table, place, entry.written), choice
 
