@@ -301,7 +301,7 @@ def find_plug_in(error: BaseException) -> str | None:
     return found
 
 
-def describe_raised(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return what a plug-in did, as the end of a sentence."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}), which would end the whole program; raise an error instead"
@@ -367,7 +367,7 @@ def call(
         with used.calling(where, said):
             return function(**arguments)
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
-        raise ConfigError(f"{find_plug_in(error) or f'{where} {name}'} {describe_raised(error)}.") from error
+        raise ConfigError(f"{find_plug_in(error) or f'{where} {name}'} {describe_failure(error)}.") from error
 
 
 def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:

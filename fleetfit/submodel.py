@@ -26,7 +26,7 @@ from torch import Tensor
 from fleetfit.buffers import empty_like
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
-from fleetfit.state import FlatState, concat_state
+from fleetfit.state import FlatState, concat_state, get_shapes
 from fleetfit.strips import Span, Strip, places_of, strips_of, together
 
 __all__ = [

@@ -103,11 +103,11 @@ def shrink() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["shrink"]:
         shrink()
-    known, allowed = read_names(), read_counts()
-    for name in sorted(find_names() - known):
+    names, phrases, known, allowed = find_names(), find_phrases(), read_names(), read_counts()
+    for name in sorted(names - known):
         print(f"new name: {name} ({explain_refusal(name.split()[1])})")
-    for place, numbers in find_phrases().items():
+    for place, numbers in phrases.items():
         if len(numbers) > allowed.get(place, 0):
             print(f"new phrase: {place}, {len(numbers)} for {allowed.get(place, 0)}, lines {numbers}")
-    removable = len(known - find_names()) + sum(n > len(find_phrases().get(p, [])) for p, n in allowed.items())
+    removable = len(known - names) + sum(count > len(phrases.get(place, [])) for place, count in allowed.items())
     print(f"{removable} lines of the baselines can be removed or lowered: python tests/words.py shrink")

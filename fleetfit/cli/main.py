@@ -104,7 +104,7 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         return f"{' or '.join(files) or 'the output'} cannot be used: {paths.format_os_error(error)}.", MISTAKE
     plug_in = names.find_plug_in(error)
     if plug_in is not None:
-        return f"{plug_in} {names.describe_raised(error)}. --traceback prints its traceback.", MISTAKE
+        return f"{plug_in} {names.describe_failure(error)}. --traceback prints its traceback.", MISTAKE
     return (
         f"this is a fault of FleetFit, not yours: {format_cause(error, typed=True)}. Please report it to your "
         "FleetFit distributor, with the traceback that --traceback prints.",

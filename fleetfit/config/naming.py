@@ -50,7 +50,7 @@ def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given:
     except Exception as error:
         if kind != "models":
             raise
-        raise ConfigError(f"{where} {label} {names.describe_raised(error)}.") from error
+        raise ConfigError(f"{where} {label} {names.describe_failure(error)}.") from error
 
 
 _BY_NAME_TOO = inspect.Parameter.POSITIONAL_OR_KEYWORD

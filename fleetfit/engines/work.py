@@ -16,7 +16,7 @@ from fleetfit.engines.local import on_accelerator
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
 from fleetfit.messages import dump_reply, load_job, pack
 from fleetfit.method import build, rebuilt
-from fleetfit.names import describe_raised, find_plug_in
+from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import DeviceResources, Simulation
@@ -78,7 +78,7 @@ def said(error: BaseException) -> dict[str, Any]:
     if isinstance(error, FleetFitError):
         return {"error": str(error)}
     plug_in = find_plug_in(error)
-    sentence = f"{plug_in or 'FleetFit'} {describe_raised(error)}."
+    sentence = f"{plug_in or 'FleetFit'} {describe_failure(error)}."
     if plug_in is None:
         sentence += " This is a fault of FleetFit, not yours; please report it."
     details = "".join(traceback.format_exception(error))

@@ -26,7 +26,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config.naming import sharing_data
 from fleetfit.errors import FleetFitError, NoUsableUpdates, RunError, Unexpected
-from fleetfit.names import describe_raised, find_plug_in
+from fleetfit.names import describe_failure, find_plug_in
 
 _PATIENCE_S = 20.0  # for a process that is told to end, before it is killed
 
@@ -229,7 +229,7 @@ def _said(error: Exception) -> dict[str, Any]:
     if isinstance(error, FleetFitError):
         return {"error": str(error), "kind": type(error).__name__}
     plug_in = find_plug_in(error)
-    sentence = f"{plug_in or 'FleetFit'} {describe_raised(error)}."
+    sentence = f"{plug_in or 'FleetFit'} {describe_failure(error)}."
     return {"error": sentence, "details": "".join(traceback.format_exception(error)), "foreign": plug_in is not None}
 
 
