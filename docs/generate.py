@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import names, values
-from fleetfit.method import FEDAVG, HOOKS, hooks
+from fleetfit.method import FEDAVG, HOOKS, Method, hooks
+from fleetfit.method.building import DECLARED
 
 DOCS = Path(__file__).parent
 WIDTH = 120
@@ -26,7 +27,7 @@ RULED = ("Where", "Before", "After", "Keeps")
 
 HEAD = """# Hooks
 
-<!-- made by docs/generate.py from fleetfit/method/hooks.py and fleetfit/values/: change the docstrings there -->
+<!-- made by docs/generate.py from fleetfit/method/ and fleetfit/values/: change the docstrings there -->
 
 A method is a record of functions, one for each hook; those that it does not set are FedAvg's. A round asks for them
 from top to bottom. Those of the server see all of the federation but no data; those of the device see one client's data
@@ -84,7 +85,7 @@ def hooks_page() -> str:
         rows.append(
             f"| [`{hook}`](#{hook}) | {where} | {said} | {joined(getattr(FEDAVG, hook).__doc__.split(chr(10))[0])} |"
         )
-    parts = [HEAD, "\n".join(rows), *map(hook_section, HOOKS), *map(value_section, VALUES)]
+    parts = [HEAD, "\n".join(rows), *map(hook_section, HOOKS), declared_section(), *map(value_section, VALUES)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -107,6 +108,15 @@ def hook_section(hook: str) -> str:
     lines += [bullet(f"- `{name}`: {text}") for name, text in arguments.items()]
     lines += [bullet(f"- **Returns**: {joined(parts['Returns'])}"), bullet(f"- **FedAvg**, {fedavg(hook)}")]
     return "\n".join([*lines, *(["", textwrap.fill(more, WIDTH)] if more else [])])
+
+
+def declared_section() -> str:
+    """Return what hooks.md says of the fields of a method that are not hooks."""
+    explained, fields = listed(sections(Method.__doc__ or "")["Attributes"]), dict(annotated(Method))
+    if set(explained) != set(DECLARED):
+        raise ValueError(f"Method declares {list(DECLARED)} and explains {list(explained)}")
+    lines = ["## What a method declares", "", "Fields of `Method` that are not hooks:", ""]
+    return "\n".join([*lines, *(bullet(f"- `{name}: {fields[name]}`: {explained[name]}") for name in DECLARED)])
 
 
 def value_section(name: str) -> str:

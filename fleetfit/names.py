@@ -33,8 +33,9 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from fleetfit import paths, used
+from fleetfit import paths
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_cause, format_expected, truncate
+from fleetfit.factories import copy_declarations
 
 OWN = Path(__file__).parent
 """The package's folder."""
@@ -267,6 +268,7 @@ def _entry(make: Callable[..., _T], name: str, row: Row) -> Callable[..., _T]:
     made.__module__, made.__doc__ = make.__module__, f"{row.what}\n{doc}"
     made.__annotations__ = {key: hint for key, hint in hints.items() if key not in row.fixed}
     made.__signature__ = kept  # type: ignore[attr-defined]
+    copy_declarations(make, made)
     return made
 
 
@@ -362,10 +364,8 @@ def call(
             and (parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL)
         ):
             raise ConfigError(f'{where} {name} needs "{key}".')
-    said = {key: value for key, value in values.items() if key in parameters and value != parameters[key].default}
     try:
-        with used.calling(where, said):
-            return function(**arguments)
+        return function(**arguments)
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
         raise ConfigError(f"{find_plug_in(error) or f'{where} {name}'} {describe_failure(error)}.") from error
 

@@ -16,7 +16,7 @@ from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from fleetfit.aggregate import Aggregate
 from fleetfit.api import resume
 from fleetfit.api import run as run_file
-from fleetfit.config.assembly import assemble
+from fleetfit.config.build.run import assemble
 from fleetfit.config.reading import experiment_of
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError

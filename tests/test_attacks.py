@@ -18,7 +18,7 @@ from fleetfit import names
 from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, drawn
 from fleetfit.attacks.min_max import largest, measured
 from fleetfit.config import assemble, experiment_of
-from fleetfit.config.assembly import assemble_fleet
+from fleetfit.config.build.run import assemble_fleet
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import Submodel, concat_state, extract

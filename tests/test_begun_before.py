@@ -13,7 +13,7 @@ import torch
 
 import fleetfit as ff
 from fleetfit.config import experiment_of, to_table
-from fleetfit.config.assembly import as_recorded
+from fleetfit.config.build.run import as_recorded
 from fleetfit.data import Data
 
 BEGUN = Path(__file__).parent / "data" / "begun_before"

@@ -11,6 +11,7 @@ import pytest
 import fleetfit
 from fleetfit.config.section import Fraction, Section
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
+from fleetfit.method.building import DECLARED
 
 DOCS = Path(__file__).parents[1] / "docs"
 RENEW = "run .venv/bin/python docs/generate.py"
@@ -102,7 +103,7 @@ def test_every_default_has_the_arguments_that_its_protocol_documents() -> None:
         documented = [name for name in inspect.signature(protocol.__call__).parameters if name != "self"]
         assert documented == list(inspect.signature(getattr(FEDAVG, hook)).parameters), hook
     assert {f"{hook.title()}Hook" for hook in HOOKS} == {name for name in vars(hooks) if re.fullmatch(r"\w+Hook", name)}
-    assert set(inspect.get_annotations(Method)) - set(HOOKS) == {"needs_budgets", "own_data", "settles"}
+    assert set(inspect.get_annotations(Method)) - set(HOOKS) == set(DECLARED)
 
 
 def test_a_docstring_that_leaves_something_out_is_named(

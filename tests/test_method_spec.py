@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from support import raises
 from test_train import job_for
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit import submodel
-from fleetfit.config import experiment_of
+from fleetfit.api.runs import described
+from fleetfit.config import experiment_of, to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, HOOKS, Method, build, by_count, by_samples, hyperparameters, is_portable, uniform
-from fleetfit.method.building import _with_option
+from fleetfit.method.building import _add_option
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, one_round, run, start
 from fleetfit.values import Device, Job, Server, Update
@@ -272,7 +274,7 @@ def test_each_of_a_chain_has_the_device() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     job, device = job_for(federation, 5, 2, seed=0), replace(simulation.device(5), memory={"kept": 1})
     two = {"a": adapting_to_the_client(), "b": adapting_to_the_client()}
-    method = functools.reduce(lambda one, name: _with_option(one, two[name], name, set()), two, Method())
+    method = functools.reduce(lambda one, name: _add_option(one, two[name], name, set()), two, Method())
     found = method.adapt(job, device)
     assert found is not None and found.seed == 1001
 
@@ -281,7 +283,7 @@ def test_each_observer_is_told_all_and_passes_on_what_it_made() -> None:
     federation, _ = tiny_federation({"name": "fedavg"})
     first: list[Any] = []
     second: list[Any] = []
-    method = _with_option(_with_option(Method(), observing(first), "a", set()), observing(second), "b", set())
+    method = _add_option(_add_option(Method(), observing(first), "a", set()), observing(second), "b", set())
     server = start(federation)
     assert method.observe(federation, server, ["jobs"], ["updates"]).round == server.round + 2  # type: ignore[call-arg,arg-type]
     assert first == second == [(["jobs"], ["updates"])]
@@ -407,3 +409,47 @@ def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
             one_round(federation, engine, Settings(1, plain()), start(federation))
     finally:
         engine.close()
+
+
+# ---- a method's own defaults of keys --------------------------------------------------------------------------------
+
+
+def with_defaults() -> Method:
+    return Method(
+        defaults={"local.optimiser": "adam", "local.lr": 0.5, "cohort.fraction": 0.5, "evaluate.norms": ["batch"]}
+    )
+
+
+def with_wrong_default() -> Method:
+    return Method(defaults={"local.learning_rate": 0.5})
+
+
+def test_a_method_has_its_own_defaults_of_keys_and_whatever_is_given_wins() -> None:
+    own = {"method": f"{HERE}:with_defaults"}
+    found = experiment_of(own)
+    assert (found.local.optimiser, found.local.lr, found.local.eps) == ("adam", 0.5, 1e-8)
+    assert found.cohort.fraction == 0.5 and found.evaluate.norms == ["batch"]
+    assert experiment_of({**own, "local": {"lr": 0.25}}, ["evaluate.norms=['static']"]).local.lr == 0.25
+    assert experiment_of(own, ["local.optimiser=sgd"]).local.momentum == 0.9
+    assert experiment_of(own, cohort={"count": 3}).cohort.fraction is None, "a run takes one of the two"
+    assert experiment_of({"method": "fedavg"}).local.optimiser == "sgd"
+
+
+def test_defaults_of_a_method_go_with_it() -> None:
+    """Another method named by an override has its own; a run folder holds every value and takes none anew."""
+    found = experiment_of({"method": f"{HERE}:with_defaults"})
+    assert described(found, ["method.name=fedavg"]).local.optimiser == "sgd"
+    table = {**to_table(found), "local": {"lr": 0.25}}
+    assert experiment_of(table, is_complete=True).local.optimiser == "sgd"
+
+
+def test_a_default_that_no_run_file_has_is_refused() -> None:
+    with raises(ConfigError, "learning_rate"):
+        experiment_of({"method": f"{HERE}:with_wrong_default"})
+
+
+def test_options_add_their_declarations() -> None:
+    option = Method(replaces=("weight",), settles=("epochs",), defaults={"local.lr": 0.1})
+    method = _add_option(Method(defaults={"local.lr": 0.2, "rounds": 5}), option, "a", set())
+    assert method.replaces == ("weight",) and method.settles == ("epochs",)
+    assert method.defaults == {"local.lr": 0.1, "rounds": 5}

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fleetfit as ff
 from fleetfit.config import assemble, experiment_of
-from fleetfit.config.assembly import assemble_fleet, beforehand, settings_of
+from fleetfit.config.build.run import assemble_fleet, beforehand, settings_of
 from fleetfit.config.reading import changes_of, checked, merged
 from fleetfit.config.schema import LocalSection
 from fleetfit.cost import training_memory

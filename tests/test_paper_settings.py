@@ -11,7 +11,7 @@ import pytest
 
 from fleetfit import names
 from fleetfit.api.comparison import ComparisonPlan
-from fleetfit.config.assembly import spec_of_method
+from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.reading import anchored, checked, read_table
 from fleetfit.method import build, by_count, by_samples
 
@@ -95,7 +95,7 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
             wrong[f"{label}: normalise"] = key_of(data, "normalise")
         counts = paper.counted is None or method in paper.counted
         plain = experiment.method.hooks.get("weight") == "by_samples" and path.stem.startswith("reefl-")
-        if build(spec_of_method(experiment)).weight is not (by_samples if plain or not counts else by_count):
+        if build(build_method_spec(experiment)).weight is not (by_samples if plain or not counts else by_count):
             wrong[f"{label}: weight"] = method
     assert not wrong
 

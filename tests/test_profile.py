@@ -12,7 +12,7 @@ from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, Profiled, profile, wished
 from fleetfit.cli import main, planning
 from fleetfit.config import assemble, experiment_of, read_experiment
-from fleetfit.config.assembly import assemble_fleet, beforehand
+from fleetfit.config.build.run import assemble_fleet, beforehand
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
     Energy,

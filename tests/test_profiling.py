@@ -17,7 +17,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import experiment_of
-from fleetfit.config.assembly import beforehand
+from fleetfit.config.build.run import beforehand
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
 from fleetfit.seeds import make_torch_rng

@@ -83,9 +83,9 @@ def test_notes_and_observations_chain_beside_a_server_optimiser() -> None:
     spec = {"name": "scalefl", "plus": {"fedadam": {}}}
     federation, simulation = tiny_federation(spec, norm=False)
     both = build({"name": "fedavg", "plus": {}})
-    from fleetfit.method.building import _with_option  # the spec names functions by path, and these have none
+    from fleetfit.method.building import _add_option  # the spec names functions by path, and these have none
 
-    both = _with_option(_with_option(federation.method, noting("a"), "a", set()), noting("b"), "b", set())
+    both = _add_option(_add_option(federation.method, noting("a"), "a", set()), noting("b"), "b", set())
     federation = replace(federation, method=both)
     server, report = one_round(federation, local(simulation), Settings(2, plain()), start(federation))
     assert server.memory["a"] == server.memory["b"] and len(server.memory["a"]) == report["train"]["clients"]

@@ -16,6 +16,8 @@ import pydantic
 import pytest
 import tomli_w
 import torch
+from support import raises
+from support.same import is_same
 
 import fleetfit as ff
 from fleetfit import names
@@ -25,9 +27,7 @@ from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSec
 from fleetfit.config.writing import dumped
 from fleetfit.engines.flower.settings import read_settings
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.method import FEDAVG
-from fleetfit.method.functions import alike
-from fleetfit.method.unused import called_hooks, unused_parts
+from fleetfit.method import FEDAVG, HOOKS, Method, find_unused_parts
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.planner import Plan
 
@@ -373,9 +373,9 @@ def plain(value: Any) -> Any:
 
 def same(one: Assembly, other: Assembly) -> bool:
     a, b = one.federation.method, other.federation.method
-    rest = ("needs_budgets", "own_data", "settles")
-    hooks = called_hooks(a) | called_hooks(b)
-    return held(one) == held(other) and all(alike(getattr(a, n), getattr(b, n)) for n in (*hooks, *rest))
+    called = set(HOOKS) - (set(a.replaces) & set(b.replaces))
+    compared = (*called, "needs_budgets", "own_data", "settles")
+    return held(one) == held(other) and all(is_same(getattr(a, n), getattr(b, n)) for n in compared)
 
 
 def outcome(base: Mapping[str, Any], change: Mapping[str, Any], key: str, without: Assembly) -> str:
@@ -522,24 +522,48 @@ def test_a_part_without_effect_is_named_with_its_reason() -> None:
         ),
     }
     for key, (spec, why) in said_of.items():
-        assert unused_parts(spec) == {key: why}
-    assert not unused_parts({"name": scalefl, "beta": 0.1})
+        assert find_unused_parts(spec) == {key: why}
+    assert not find_unused_parts({"name": scalefl, "beta": 0.1})
 
 
 def test_weights_that_no_average_asks_for_are_named() -> None:
-    """A merge of one's own that does not look at them; one that does, and the usual one, use them."""
+    """A method that declares to average without weights; with another merge than its own they count again."""
 
-    def alike(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
+    def merge_unweighted(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
         return FEDAVG.merge(federation, server, updates, lambda update: 1.0)
 
-    def weighed(federation: Any, server: Any, updates: Any, weight: Any) -> Any:
-        return FEDAVG.merge(federation, server, updates, lambda update: 2 * weight(update))
+    def unweighted() -> Method:
+        return Method(merge=merge_unweighted, replaces=("weight",))
 
-    def unused(**hooks: Any) -> dict[str, str]:
-        return unused_parts({"name": "fedavg", "hooks": {"weight": lambda update: 3.0, **hooks}})
+    def find(name: Any, **hooks: Any) -> dict[str, str]:
+        return find_unused_parts({"name": name, "hooks": {"weight": lambda update: 3.0, **hooks}})
 
-    assert unused(merge=alike) == {"method.hooks.weight": "fedavg never calls it: it averages without weights"}
-    assert not unused(merge=weighed) and not unused()
+    assert find(unweighted) == {"method.hooks.weight": "unweighted never calls it: it averages without weights"}
+    assert not find("fedavg") and not find(unweighted, merge=FEDAVG.merge)
+
+
+def test_a_method_replaces_only_what_another_hook_calls() -> None:
+    with raises(ConfigError, "choose, channels, weight", "loss"):
+        Method(replaces=("loss",))
+
+
+def assign_first(federation: Any, server: Any, rng: Any) -> Any:
+    return [(0, 0, federation.levels[0].submodel)]
+
+
+def undeclared() -> Method:
+    return Method(assign=assign_first)
+
+
+def declared() -> Method:
+    return Method(assign=assign_first, replaces=("choose", "channels"))
+
+
+def test_a_plug_in_that_declares_nothing_uses_every_key() -> None:
+    """The exception: no code is read to find out whether its `assign` calls `choose`; what is declared is found."""
+    for method, unused in (("undeclared", set()), ("declared", {"method.hooks.choose", "method.hooks.channels"})):
+        spec = {"name": f"test_used_keys:{method}", "hooks": {"choose": "uniform", "channels": "rolling"}}
+        assert set(find_unused_parts(spec)) == unused
 
 
 def test_reefl_without_ree_names_what_only_ree_needs() -> None:

@@ -30,7 +30,7 @@ def planned_for(files: RunFolder) -> list[NodeDescription]:
 
 def settled(experiment: Experiment) -> Experiment:
     """Return the experiment as `config.toml` will describe it, so that a resumed run is the same to the last byte."""
-    return experiment_of(visible(experiment))
+    return experiment_of(visible(experiment), is_complete=True)
 
 
 def visible(experiment: Experiment) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from fleetfit.api.listening import listeners
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
 from fleetfit.config import Assembly, Experiment
-from fleetfit.config.assembly import assemble_fleet, cohort_of, spec_of_method
+from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.build.run import assemble_fleet, cohort_of
 from fleetfit.config.links import asked
 from fleetfit.config.naming import called
 from fleetfit.config.participants import clients_of_nodes, facts_of_all, fleet_of_nodes
@@ -90,7 +91,7 @@ def rules_of(experiment: Experiment) -> Rules:
 
 def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
     """Return the experiment with the enrolled nodes as its groups, where they told what they afford."""
-    if not build(spec_of_method(experiment)).needs_budgets:
+    if not build(build_method_spec(experiment)).needs_budgets:
         return experiment
     groups = [
         GroupSection(
@@ -109,14 +110,14 @@ def new_manager(transport: "Transport", experiment: Experiment, say: Callable[[s
     """Return who looks after the clients of a run; nobody has enrolled yet."""
     from fleetfit.engines.flower.client_manager import ClientManager
 
-    method = build(spec_of_method(experiment))
+    method = build(build_method_spec(experiment))
     asks = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
     return ClientManager(transport, asks, fits(experiment), say)
 
 
 def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
     """Return what says why a node does not fit the run, or ""."""
-    method = build(spec_of_method(experiment))
+    method = build(build_method_spec(experiment))
 
     def wrong(told: NodeDescription) -> str:
         if facts is not None and told.facts.shape != facts.shape:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fleetfit import evaluate, inference, names
 from fleetfit.api.described import COLUMNS, short_name, visible
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
-from fleetfit.config.assembly import settings_of
+from fleetfit.config.build.run import settings_of
 from fleetfit.config.fleet import counted_piece
 from fleetfit.config.naming import load_data
 from fleetfit.config.usual import is_frame, with_data_found
@@ -143,7 +143,9 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(sections.get("data"), Data):
         sections = {**sections, "data": _in_unit_of(run.assembly.data, sections["data"])}
     if sections:
-        assembly = assemble(experiment_of(visible(run.experiment), **sections), run.files.load_base() or None)
+        assembly = assemble(
+            experiment_of(visible(run.experiment), is_complete=True, **sections), run.files.load_base() or None
+        )
         if isinstance(assembly.data, Data):
             evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
     _check_same_model(run.assembly, assembly)
@@ -258,7 +260,8 @@ def _in_memory(run: Trained, section: Any) -> Data | None:
 
 def _evaluated_on(run: Trained, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of all levels on data that are no clients'."""
-    experiment = experiment_of(visible(run.experiment), **{k: v for k, v in sections.items() if k != "data"})
+    further = {key: value for key, value in sections.items() if key != "data"}
+    experiment = experiment_of(visible(run.experiment), is_complete=True, **further)
     return _on_data(run, experiment, matching(run, data))
 
 
@@ -270,7 +273,7 @@ def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]
     """
     if "data" not in sections:
         raise ConfigError(f"{ELSEWHERE}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).")
-    experiment = experiment_of(visible(run.experiment), **sections)
+    experiment = experiment_of(visible(run.experiment), is_complete=True, **sections)
     return _on_data(run, experiment, matching(run, load_data(experiment.data)))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fleetfit import names
 from fleetfit.callbacks import HOOKS, RunStart
-from fleetfit.config.naming import called, function_of, without_calling
+from fleetfit.config.naming import called, find_function, without_calling
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
 from fleetfit.records import RunFolder, forms
 from fleetfit.report.recorded import check_report
@@ -77,7 +77,7 @@ def listeners(written: Sequence[Any], objects: Sequence[Any] = ()) -> list[Liste
 def _named(entry: str | Mapping[str, Any]) -> Listener:
     table = {"name": entry} if isinstance(entry, str) else entry
     name, keys = table["name"], {key: value for key, value in table.items() if key != "name"}
-    function, label = function_of("callbacks", name)
+    function, label = find_function("callbacks", name)
     if "report" not in inspect.signature(function).parameters:
         return Listener(label, called("callbacks", name, "callbacks", keys))
     keys = names.call(without_calling(function), label, "callbacks", keys, report=None)

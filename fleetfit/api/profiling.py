@@ -28,7 +28,7 @@ import torch
 
 from fleetfit.api.runs import check_single, described
 from fleetfit.config import Experiment
-from fleetfit.config.assembly import Beforehand, beforehand
+from fleetfit.config.build.run import Beforehand, beforehand
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text

@@ -17,7 +17,7 @@ from fleetfit.api.fingerprint import notes_on_change, recorded_shape
 from fleetfit.api.listening import Listener, listeners
 from fleetfit.api.progress import RoundFacts, as_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
-from fleetfit.config.assembly import assemble_fleet
+from fleetfit.config.build.run import assemble_fleet
 from fleetfit.config.usual import with_values
 from fleetfit.config.writing import objects_in
 from fleetfit.data import Data
@@ -393,7 +393,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(
             f"this run was started from Python with objects of its own; open it there and hand them over again: {again}"
         )
-    return Run(files, experiment_of(table, **sections))
+    return Run(files, experiment_of(table, is_complete=True, **sections))
 
 
 def _keep_stored_pixels(table: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ from fleetfit.api.results import Run, load, usable_checkpoint
 from fleetfit.check import check_layout
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
 from fleetfit.config import secure as secure_file
-from fleetfit.config.assembly import with_callbacks
-from fleetfit.config.unused import Unused
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.run import with_callbacks
 from fleetfit.config.writing import dumped
 from fleetfit.data import Data, class_counts
 from fleetfit.errors import ConfigError, MissingExtra, RunError
@@ -63,7 +63,7 @@ def check_single(experiment: Experiment, verb: str) -> None:
         )
 
 
-def check_asked(unused: Iterable[Unused], experiment: Experiment) -> None:
+def check_asked(unused: Iterable[UnusedKey], experiment: Experiment) -> None:
     """Refuse keys that the run does not use, where they were asked for beside the file or contradict its method.
 
     Args:

@@ -165,6 +165,12 @@ def _parsed_file(path: Any) -> "_Source":
     return _Source(ast.parse(path.read_text(encoding="utf-8")))
 
 
+def _is_declaration(decorator: ast.expr) -> bool:
+    """Return whether a decorator leaves the function as it is, like those that declare unused parameters."""
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(function, ast.Name) and function.id in ("declare_unused", "needs_group_norm")
+
+
 class _Source:
     """A module as it is written.
 
@@ -176,7 +182,8 @@ class _Source:
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        self.functions = {s.name: s for s in tree.body if isinstance(s, ast.FunctionDef) and not s.decorator_list}
+        functions = [statement for statement in tree.body if isinstance(statement, ast.FunctionDef)]
+        self.functions = {f.name: f for f in functions if all(map(_is_declaration, f.decorator_list))}
         self.assigned: dict[str, ast.expr] = {}
         for statement in tree.body:
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]

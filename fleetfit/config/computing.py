@@ -47,8 +47,8 @@ def computing(
     finer: dict[str, Any] = {"precision": section.precision, "compile": section.compile}
     if not fast and section.model_fields_set.isdisjoint((*finer, "memory_format")):
         return Computing()
-    modules = [_module(problem, level) for level in levels]
-    if any(map(has_convolutions, modules)):  # of others it says nothing, and so is not read
+    modules = [build_level(problem, level) for level in levels]
+    if any(map(has_convolutions, modules)):
         finer["memory_format"] = section.memory_format
     finer = {key: value for key, value in finer.items() if value is not None}
     before = _chosen_before(section.chosen, levels) if fast else {}
@@ -69,7 +69,8 @@ def computing(
     return Computing(computed if any(one != PLAIN for one in found.values()) else (), chosen, tuple(notes))
 
 
-def _module(problem: Problem, level: Level) -> torch.nn.Module:
+def build_level(problem: Problem, level: Level) -> torch.nn.Module:
+    """Return the module of a level on the meta device: shapes only."""
     sizes = {**problem.layout.full_sizes, **level.submodel.sizes}
     with torch.device("meta"):
         return build_module(problem.architecture, sizes, level.submodel.exits)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fleetfit import used
 from fleetfit.config.schema import Experiment, FleetSection, LevelSection
 from fleetfit.config.tables import exists, read_table
 from fleetfit.cost import Conditions, Cost, Piece, cost_of, full_cost, submodel_cost
@@ -70,8 +69,7 @@ def fleet_of(section: FleetSection, problem: Problem, clients: int, seed: int, c
         seed: The run's.
         conditions: Under which costs are counted; what a saved plan measured is added.
     """
-    with used.looking():  # whether its levels are used is for the method to say
-        plan = saved_plan(section)
+    plan = saved_plan(section)
     conditions = replace(conditions, measured={**(plan.measured if plan else {}), **conditions.measured})
     whole: Piece = ({}, (problem.architecture.blocks,))
 

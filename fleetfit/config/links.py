@@ -23,7 +23,6 @@ def on_the_way(
     cohort = experiment.cohort
     _check_plain(experiment)
     if simulation is None:
-        _ = cohort.quorum, cohort.over_selection  # the engine's
         return federation, settings
     section, clocked = experiment.fleet.links, bool(simulation.resources.speeds)
     if section is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fleetfit import names, used
+from fleetfit import names
 from fleetfit.config.schema import DataSection, Experiment, ServerDataSection
 from fleetfit.data import Data
 from fleetfit.data.partition import KINDS
@@ -18,7 +18,7 @@ from fleetfit.errors import ConfigError, FleetFitError, ModelError, truncate
 from fleetfit.layout import Architecture, check_described
 
 
-def function_of(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
+def find_function(kind: str, name: Any) -> tuple[Callable[..., Any], str]:
     """Return the function of a name, or the object that stands for one, and what messages call it."""
     if callable(name):
         function, label = name, getattr(name, "__name__", type(name).__name__)
@@ -42,7 +42,7 @@ def _refuse_module(found: Any, label: str) -> None:
 
 def called(kind: str, name: Any, where: str, values: Mapping[str, Any], **given: Any) -> Any:
     """Return what the function of a name returns for a section's keys."""
-    function, label = function_of(kind, name)
+    function, label = find_function(kind, name)
     try:
         return names.call(function, label, where, values, **given)
     except FleetFitError:
@@ -70,7 +70,7 @@ def check_keys(experiment: Experiment) -> None:
     ]
     for kind, where, section, known in named:
         if isinstance(section.name, str) or callable(section.name):
-            function, label = function_of(kind, section.name)
+            function, label = find_function(kind, section.name)
             own = [key for key in type(section).model_fields if key not in _NO_HINT]
             unsaid = [key for key in type(section).model_fields if key in _NO_HINT and key != "chosen"]
             unsaid += ["path"] if where == "[data]" else []
@@ -115,7 +115,7 @@ def _check_callback(table: dict[str, Any]) -> None:
     Raises:
         ConfigError: Its name or one of its keys does not fit.
     """
-    function, label = function_of("callbacks", table.pop("name"))
+    function, label = find_function("callbacks", table.pop("name"))
     first = next(iter(inspect.signature(function).parameters.values()), None)
     needed = first is not None and first.default is inspect.Parameter.empty and first.kind is _BY_NAME_TOO
     if needed and inspect.isfunction(function) and first is not None and first.name not in ("report", *table):
@@ -137,8 +137,8 @@ def without_calling(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MOST_SHARED = 2  # a run's data, and those of its server
-_SHARED: ContextVar[dict[str, tuple[Data, dict[str, str]]] | None] = ContextVar("shared", default=None)
-"""By what it is: a data set, and which of its keys have no effect, and why."""
+_SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
+"""Data sets by name and keys."""
 
 
 @contextlib.contextmanager
@@ -160,14 +160,8 @@ def load_data(section: DataSection | ServerDataSection, where: str = "[data]", *
     shared, key = _SHARED.get(), _key(section.name, section.settings | settings)
     if shared is None or key is None:
         return _loaded(section, where, settings)
-    if key in shared:
-        data, idle = shared.pop(key)
-    else:
-        with used.reading() as found:
-            data = _loaded(section, where, settings)
-        idle = {of.removeprefix(f"{used.dotted(where)}."): because for of, because in found.idle.items()}
-    shared[key] = data, idle  # the newest is the last
-    used.said({f"{used.dotted(where)}.{of}": because for of, because in idle.items()})  # by whoever shares it, too
+    data = shared.pop(key) if key in shared else _loaded(section, where, settings)
+    shared[key] = data  # the newest is the last
     while len(shared) > _MOST_SHARED:
         shared.pop(next(iter(shared)))
     return data

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit import names, paths, used
+from fleetfit import names, paths
 from fleetfit.config.availability import availability_of
 from fleetfit.config.computing import Computing
 from fleetfit.config.fleet import (
@@ -297,8 +297,7 @@ class SimulatedClients:
 
     def __init__(self, experiment: Experiment, method: Method) -> None:
         """Load the data and divide them."""
-        with used.looking():
-            check_keys(experiment)
+        check_keys(experiment)
         self._experiment = experiment
         self._whole = load_data(experiment.data)
         self.data: Data | DataDescription = self._whole

@@ -21,6 +21,7 @@ import pydantic
 
 from fleetfit import names
 from fleetfit.config import schema as schedules
+from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.schema import EngineSection, Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
@@ -29,6 +30,7 @@ from fleetfit.config.usual import usual_model, with_data_found, with_values
 from fleetfit.config.writing import Table, dumped
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
+from fleetfit.method import build
 from fleetfit.profiles import PROFILES
 from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 
@@ -37,14 +39,29 @@ from fleetfit.values.local import OF_OPTIMISERS, OPTIMISERS
 S = TypeVar("S", bound=Section)
 
 
-def checked(table: Mapping[str, Any]) -> Experiment:
-    """Make an experiment of complete tables.
+def checked(table: Mapping[str, Any], is_complete: bool = False) -> Experiment:
+    """Make an experiment of tables.
+
+    Args:
+        table: Tables as in a run file.
+        is_complete: Whether the tables hold every default already, as those of a run folder; the method then adds none.
 
     Raises:
         ConfigError: An unknown key, a value of a wrong type or out of range; the message names the place.
     """
     table, model = _completed(table)
-    experiment = validated(Experiment, table)
+    given, table = table, table if is_complete else fill_in_method_defaults(table)
+    try:
+        experiment = validated(Experiment, table)
+    except ConfigError as error:
+        if given is table:
+            raise
+        validated(Experiment, given)  # raises where the tables are wrong without the method
+        raise ConfigError(
+            f"a default that the method declares does not fit: {error}", key=error.key, path=error.path
+        ) from None
+    if given is not table:
+        _mark_as_default(experiment, given)
     experiment._asked = Overrides(model=model)
     _check_finite(table, ())
     _check_names(experiment)
@@ -66,6 +83,34 @@ def _completed(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         return table, ""
     usual = usual_model(data)
     return ({**table, "model": {**usual, **model}}, usual["name"]) if usual else (table, "")
+
+
+def fill_in_method_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tables laid over the defaults that their method declares (`Method.defaults`)."""
+    named = {key: value for key, value in table.items() if key in ("method", "cohort")}
+    try:
+        defaults = dict(build(build_method_spec(Experiment.model_validate(named))).defaults)
+    except Exception:  # assembling the run reports it
+        return table
+    cohort = table.get("cohort", {})
+    if isinstance(cohort, Mapping) and cohort.keys() & {"fraction", "count"}:  # a run takes one of them
+        defaults = {key: value for key, value in defaults.items() if key not in ("cohort.fraction", "cohort.count")}
+    base: Table = {}
+    for key, value in defaults.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        base = laid(base, value)
+    return merged(base, table) if base else table
+
+
+def _mark_as_default(section: Section, given: Any) -> None:
+    """Mark the keys of a section that were not given as defaults, so that another method's may take their place."""
+    given = given if isinstance(given, Mapping) else {}
+    for key in set(section.model_fields_set):
+        if key not in given:
+            section.model_fields_set.discard(key)
+        if isinstance(inner := getattr(section, key, None), Section):
+            _mark_as_default(inner, given.get(key))
 
 
 def _check_optimiser(local: LocalSection) -> None:
@@ -293,12 +338,15 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = (), **sections:
     return experiment_of(base, overrides, **sections)
 
 
-def experiment_of(base: Mapping[str, Any] | None = None, overrides: Sequence[str] = (), **sections: Any) -> Experiment:
+def experiment_of(
+    base: Mapping[str, Any] | None = None, overrides: Sequence[str] = (), is_complete: bool = False, **sections: Any
+) -> Experiment:
     """Make an experiment of tables.
 
     Args:
         base: Tables as in a run file; None or empty means the defaults.
         overrides: `a.b=c`, the value in TOML's notation or else text.
+        is_complete: Whether the tables hold every default already, as those of a run folder.
         **sections: Whole sections or single keys of the top level. Objects may stand in for names:
             `model=MyArchitecture()`.
 
@@ -312,7 +360,7 @@ def experiment_of(base: Mapping[str, Any] | None = None, overrides: Sequence[str
     change = changes_of(overrides)
     change = laid(change, anchored(sections_of(sections), here))
     gone: list[str] = []
-    found = checked(merged(table, change, gone=gone))
+    found = checked(merged(table, change, gone=gone), is_complete)
     found._asked = replace(found._asked, keys=tuple(leaves(change)), gone=tuple(gone))
     return found
 

@@ -1,11 +1,9 @@
 """What the sections of a run file are made of: kinds of numbers, and tables that know their keys."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import ConfigDict, Field
-
-from fleetfit import used
 
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -18,17 +16,9 @@ Norm = Literal["static", "batch"]
 
 
 class Section(pydantic.BaseModel):
-    """A section whose keys are all known. It notes which of them are read (see `fleetfit.used`)."""
+    """A section whose keys are all known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
-
-    if not TYPE_CHECKING:
-
-        def __getattribute__(self, name: str) -> Any:
-            """Return an attribute, and note that it is read."""
-            if not name.startswith(("_", "model_")):
-                used.noted(self, name)
-            return super().__getattribute__(name)
 
 
 class Open(Section):

@@ -1,11 +1,20 @@
 """The method: a record of functions, one per hook, whose defaults are FedAvg's; and how a spec becomes one.
 
 A method is its difference from FedAvg: a factory returns `Method(loss=..., weight=...)`, and is rebuilt from its spec
-wherever a job runs, never pickled. `hooks` has what each hook gets and gives, `building` the record and what makes one
-of a spec, `unused` finds parts of a spec that no round would call, by looking at what `functions` are made of.
+wherever a job runs, never pickled. `hooks` documents each hook, `building` has the record and makes one of a spec.
 """
 
-from fleetfit.method.building import FEDAVG, HOOKS, Method, build, hyperparameters, is_portable, modelled, rebuilt
+from fleetfit.method.building import (
+    FEDAVG,
+    HOOKS,
+    Method,
+    build,
+    find_unused_parts,
+    hyperparameters,
+    is_portable,
+    modelled,
+    rebuilt,
+)
 from fleetfit.method.hooks import (
     Loss,
     Penalty,
@@ -38,6 +47,7 @@ __all__ = [
     "by_samples",
     "coverage_mean",
     "cut_out",
+    "find_unused_parts",
     "full_level",
     "hyperparameters",
     "is_portable",

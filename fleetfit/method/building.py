@@ -1,18 +1,22 @@
 """The record of a method's hooks, and how a spec becomes one: by name, with its options and single hooks."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetfit import names, submodel
-from fleetfit.errors import ConfigError, did_you_mean, truncate
+from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
+from fleetfit.factories import is_default
 from fleetfit.method import hooks
-from fleetfit.method.functions import mentions
 from fleetfit.values import Device, Federation, Job, Problem, Server, Update
+
+CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "merge"}
+"""Hooks that another hook calls, and which one; rounds call all others."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,12 @@ class Method:
     Attributes:
         needs_budgets: Whether its levels need the budgets that clients report; without, the server never gets them.
         own_data: Whether the server trains, and so needs data of its own, `[data] server`.
-        settles: The keys of `[local]` that its `adapt` sets whatever the run file says.
+        settles: Keys of the run file that the method sets itself, whatever the file says: of `[local]`, such as
+            "epochs", which its `adapt` sets, or dotted, such as "fleet.levels", which its `levels` does not look at.
+        replaces: Hooks that the method never calls: "choose" and "channels" where its `assign` takes clients or
+            channels in another way, "weight" where its `merge` does not weigh.
+        defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimiser": "adam"}`. A key of the
+            file, an override or a keyword wins over them.
     """
 
     model: hooks.ModelHook = hooks.as_it_is
@@ -45,9 +54,21 @@ class Method:
     needs_budgets: bool = True
     own_data: bool = False
     settles: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check `replaces`."""
+        unknown = next((hook for hook in self.replaces if hook not in CALLED_BY), None)
+        if unknown is not None:
+            raise ConfigError(
+                f'Method(replaces=...): a method can replace {", ".join(CALLED_BY)}, got "{truncate(unknown)}".'
+            )
 
 
-HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in ("needs_budgets", "own_data", "settles"))
+DECLARED = ("needs_budgets", "own_data", "settles", "replaces", "defaults")
+"""Fields of a method that are not hooks."""
+HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
 
 # built-in functions by hook, for `method.hooks.channels = "rolling"`
@@ -111,31 +132,43 @@ def _build_cached(text: str) -> Method:
 def build_anew(spec: Mapping[str, Any]) -> Method:
     """Build the method that a spec describes, though one like it may have been built before."""
     values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
-    method = _made("methods", spec.get("name", "fedavg"), "[method]", values)
+    method = _make_method("methods", spec.get("name", "fedavg"), "[method]", values)
     single, plus, choice = spec.get("hooks", {}), spec.get("plus", {}), dict(spec.get("cohort", {}))
     if choice:
         name = choice.pop("name")
-        method = _with_option(method, _made("selection", name, "[cohort] choose", choice), str(name), set(single))
+        option = _make_method("selection", name, "[cohort] choose", choice)
+        method = _add_option(method, option, str(name), set(single))
     for name, settings in plus.items():
-        option = _made("options", name, f"[method.plus.{name}]", settings)
-        method = _with_option(method, option, name, set(single))
-    named = {hook: _single_hook(hook, value) for hook, value in single.items()}
-    return replace(method, **named)  # type: ignore[arg-type]  # hooks only, all of them functions
+        option = _make_method("options", name, f"[method.plus.{name}]", settings)
+        method = _add_option(method, option, name, set(single))
+    hooks = {hook: _single_hook(hook, value) for hook, value in single.items()}
+    replaces = tuple(hook for hook in method.replaces if CALLED_BY[hook] not in hooks)
+    return replace(method, replaces=replaces, **hooks)  # type: ignore[arg-type]  # hooks only, all of them functions
 
 
-def _made(kind: str, name: Any, where: str, values: Mapping[str, Any]) -> Method:
+def _make_method(kind: str, name: Any, where: str, values: Mapping[str, Any]) -> Method:
     if isinstance(name, Method):
         return name
-    factory = name if callable(name) else names.resolve(kind, name)
+    factory: Callable[..., Any] = name if callable(name) else names.resolve(kind, name)
     label = getattr(name, "__name__", name)
-    made = names.call(factory, str(label), where, values)
-    if not isinstance(made, Method):
-        raise ConfigError(f"{where} {label} must return a Method, got {type(made).__name__}.")
-    return made
+    method = names.call(factory, str(label), where, values)
+    if not isinstance(method, Method):
+        raise ConfigError(
+            f"{where} {label} must return a Method, got {type(method).__name__}.",
+            key=where.replace("[", "").replace("] ", ".").replace("]", ""),
+        )
+    return method
 
 
-def _with_option(method: Method, option: Method, name: str, decided: set[str]) -> Method:
-    """Join an option to a method: some hooks chain, penalties add up, any other may be set once."""
+def _add_option(method: Method, option: Method, name: str, decided: set[str]) -> Method:
+    """Add an option to a method: some hooks chain, penalties add up, any other may be set once.
+
+    Args:
+        method: The method.
+        option: Its hooks are FedAvg's where it has none.
+        name: Of the option, for messages.
+        decided: Hooks that the spec names one by one, which win.
+    """
     changes: Any = {}
     for hook in HOOKS:
         ours, theirs, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
@@ -145,11 +178,10 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
             changes[hook] = theirs
         elif hook in _JOINED:
             changes[hook] = functools.partial(_JOINED[hook], ours, theirs)
-        elif hook == "choose" and not mentions(method.assign, "choose"):
+        elif hook == "choose" and "choose" in method.replaces:
             raise ConfigError(
-                f'[cohort] choose: "{truncate(name)}" would never be asked, since the method chooses clients in a '
-                "way of "
-                "its own; leave it out.",
+                f'[cohort] choose: "{truncate(name)}" has no effect: the method chooses its clients itself. Leave it '
+                "out.",
                 key="cohort.choose",
             )
         elif hook not in decided:
@@ -158,9 +190,14 @@ def _with_option(method: Method, option: Method, name: str, decided: set[str]) -
                 '"module:function".',
                 key=f"method.hooks.{hook}",
             )
-    needs, own_data = method.needs_budgets and option.needs_budgets, method.own_data or option.own_data
     return replace(
-        method, needs_budgets=needs, own_data=own_data, settles=(*method.settles, *option.settles), **changes
+        method,
+        needs_budgets=method.needs_budgets and option.needs_budgets,
+        own_data=method.own_data or option.own_data,
+        settles=(*method.settles, *option.settles),
+        replaces=(*method.replaces, *option.replaces),
+        defaults={**method.defaults, **option.defaults},
+        **changes,
     )
 
 
@@ -229,3 +266,69 @@ def _single_hook(hook: str, value: Any) -> Callable[..., Any]:
 def hyperparameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return a factory's hyperparameters: its signature."""
     return dict(inspect.signature(factory).parameters)
+
+
+# ---- keys of a spec without effect ---------------------------------------------------------------------------------
+
+_NEVER_CALLS = {
+    "choose": "never calls it: it chooses clients in a way of its own",
+    "channels": "never calls it: it chooses channels in a way of its own",
+    "weight": "never calls it: it averages without weights",
+}
+
+
+def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of a spec that change nothing in a round, as a run file has them, each with the reason.
+
+    A hook is unused where the method declares to replace it. A hyperparameter or an option is unused where all hooks
+    that it changes are set one by one in `method.hooks`, or replaced.
+
+    Args:
+        spec: The method's; see `build`.
+    """
+    method, hooks = build(spec), spec.get("hooks", {})
+    name = spec.get("name", "fedavg")
+    label = name if isinstance(name, str) else str(getattr(name, "__name__", "this method"))
+    unused = {key if "." in key else f"local.{key}": f"{label} sets it itself" for key in method.settles}
+    unused |= {f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in hooks if hook in method.replaces}
+    instead = f"method.hooks.{', '.join(sorted(hooks))} takes the place of all that it would do"
+    for key, changed in _find_changed_hooks(spec):
+        if changed <= {*hooks, *method.replaces}:
+            unused[key] = instead if changed & hooks.keys() else f"{label} is the same without it"
+    return unused
+
+
+def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]]]:
+    """Yield each hyperparameter and option of a spec, and the fields of the method that differ without it."""
+    name = spec.get("name", "fedavg")
+    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
+    factory = None if isinstance(name, Method) else name if callable(name) else names.resolve("methods", name)
+    parameters = {} if factory is None else hyperparameters(factory)
+    for key, value in values.items() if factory is not None else ():
+        parameter = parameters.get(key)
+        if parameter is not None and is_default(value, parameter.default):
+            continue
+        rest = {other: v for other, v in values.items() if other != key}
+        with contextlib.suppress(FleetFitError):  # raised where the method needs the key
+            without = _make_method("methods", name, "[method]", rest)
+            yield f"method.{key}", _find_differences(_make_method("methods", name, "[method]", values), without)
+    for option, settings in spec.get("plus", {}).items():
+        added = _make_method("options", option, f"[method.plus.{option}]", settings)
+        yield f"method.plus.{option}", _find_differences(added, FEDAVG)
+
+
+def _find_differences(one: Method, other: Method) -> set[str]:
+    fields = {*HOOKS, *DECLARED} - {"replaces"}  # which goes with `assign` and `merge`
+    return {name for name in fields if not _is_same(getattr(one, name), getattr(other, name))}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two hooks are the same function, with the same arguments where they are partial."""
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        parts = [(p.func, p.args, p.keywords) for p in (one, other)]
+        return _is_same(*parts)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
+    return one is other or (isinstance(one, bool | int | float | str) and bool(one == other))

@@ -90,6 +90,7 @@ def adaptivefl(
         adapt=partial(shrunk, models=models),
         observe=partial(learn, credit=credit),
         needs_budgets=False,
+        replaces=("choose", "channels"),
     )
 
 

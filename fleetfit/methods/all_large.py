@@ -10,7 +10,7 @@ from fleetfit.values import Level, Problem
 
 def all_large() -> Method:
     """Make the method."""
-    return Method(levels=full_for_all)
+    return Method(levels=full_for_all, settles=("fleet.levels",))
 
 
 def full_for_all(problem: Problem, targets: Targets) -> list[Level]:

@@ -41,7 +41,10 @@ def decoupled(
     if trained_by == "own":
         return method
     return replace(
-        method, assign=a_cohort_each, choose=lambda *given: [client for client, _, _ in a_cohort_each(*given)]
+        method,
+        assign=a_cohort_each,
+        choose=lambda *given: [client for client, _, _ in a_cohort_each(*given)],
+        replaces=("choose", "channels"),
     )
 
 

@@ -16,15 +16,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError
+from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, mutual_distillation
 from fleetfit.method import Loss, Method, by_count
 from fleetfit.options.feddyn import feddyn
-from fleetfit.used import idle
 from fleetfit.values import Device, Job
 
 
+@declare_unused(
+    "temperature", "ramp", when=lambda values: values["share"] == 0, reason="share = 0 switches the distillation off"
+)
 def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature: float = 1.0) -> Method:
     """Make the method.
 
@@ -39,8 +42,6 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
         raise ConfigError(
             f"depthfl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
         )
-    if share == 0:
-        idle("temperature", "ramp", because="share = 0 switches the distillation off")
     base = feddyn(alpha) if alpha else Method(weight=by_count)
     loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
     return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)

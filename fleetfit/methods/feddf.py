@@ -23,6 +23,7 @@ import torch
 
 from fleetfit.aggregate import Aggregate, applied
 from fleetfit.errors import ConfigError
+from fleetfit.factories import declare_unused
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
 from fleetfit.method import Method, Weight, by_count, coverage_mean
@@ -30,12 +31,16 @@ from fleetfit.methods._distillation import Distillation
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, get_shapes, whole
 from fleetfit.training import run_on_server
-from fleetfit.used import idle
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
 CLIP_NORM = 5.0
 
 
+@declare_unused(
+    *("temperature", "lr", "batch_size", "check_every", "patience"),
+    when=lambda values: values["steps"] == 0,
+    reason="steps = 0 leaves the mean as it is",
+)
 def feddf(
     steps: int = 10_000,
     temperature: float = 1.0,
@@ -62,7 +67,6 @@ def feddf(
         )
     base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
     if not steps:
-        idle("temperature", "lr", "batch_size", "check_every", "patience", because="steps = 0 leaves the mean as it is")
         return base
     local = Local(lr, steps, batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
                   check_every=check_every, optimiser="adam", schedule_in_round="cosine")  # fmt: skip

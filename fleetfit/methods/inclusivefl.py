@@ -30,18 +30,21 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.errors import ConfigError
+from fleetfit.factories import declare_unused
 from fleetfit.layout import State
 from fleetfit.levels import split_levels
 from fleetfit.method import Method, Weight
 from fleetfit.methods._own_blocks import OwnBlocks, own_blocks
 from fleetfit.submodel import Submodel, cut, extract
-from fleetfit.used import idle
 from fleetfit.values import Failure, Federation, Server, Update
 
 Movements = Mapping[str, State]
 """By depth of a level, as text: m for the level below it, by the tensors' names within a block."""
 
 
+@declare_unused(
+    "damped", when=lambda values: values["beta"] == 0, reason="beta = 0 switches the momentum distillation off"
+)
 def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
     """Make the method.
 
@@ -51,8 +54,6 @@ def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
     """
     if not 0 <= beta <= 1:
         raise ConfigError(f"inclusivefl's beta must be between 0 and 1, got {beta}.", key="beta")
-    if beta == 0:
-        idle("damped", because="beta = 0 switches the momentum distillation off")
     return Method(
         levels=partial(split_levels, mode="depth", exits="last"),
         dispatch=with_own_top,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError, check_range
+from fleetfit.factories import declare_unused
 from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import best_exit_distillation, check_temperature
@@ -26,12 +27,19 @@ from fleetfit.method import Loss, Method
 from fleetfit.methods.depthfl import ramped
 from fleetfit.models.ree import PLACES, recurrent
 from fleetfit.submodel import Submodel
-from fleetfit.used import idle
 from fleetfit.values import Device, Job
 
 _KEPT = "exit_losses"
 
 
+@declare_unused(
+    "temperature", "ramp", when=lambda values: values["share"] == 0, reason="share = 0 switches the distillation off"
+)
+@declare_unused(
+    *("modulate", "at", "queue", "heads", "bottleneck", "mlp"),
+    when=lambda values: not values["ree"],
+    reason="ree = false leaves Ree out",
+)
 def reefl(
     zeta: float = 0.2,
     ramp: int = 300,
@@ -70,10 +78,6 @@ def reefl(
         raise ConfigError(
             f"reefl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
         )
-    if share == 0:
-        idle("temperature", "ramp", because="share = 0 switches the distillation off")
-    if not ree:
-        idle("modulate", "at", "queue", "heads", "bottleneck", "mlp", because="ree = false leaves Ree out")
     sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
     method = Method(

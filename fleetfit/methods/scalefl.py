@@ -13,14 +13,17 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError
+from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature, self_distillation
 from fleetfit.method import Loss, Method, by_count
-from fleetfit.used import idle
 from fleetfit.values import Device, Job
 
 
+@declare_unused(
+    "temperature", "warmup", when=lambda values: values["beta"] == 0, reason="beta = 0 switches the distillation off"
+)
 def scalefl(
     beta: float = 0.1,
     temperature: float = 3.0,
@@ -40,8 +43,6 @@ def scalefl(
     check_temperature(temperature)
     if not 0 <= beta < 1 or not 0 <= warmup <= 1:
         raise ConfigError(f"beta must be in [0, 1) and warmup in [0, 1], got {beta} and {warmup}.", key="beta")
-    if beta == 0:
-        idle("temperature", "warmup", because="beta = 0 switches the distillation off")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
     return Method(levels=partial(split_levels, mode=split), loss=loss, weight=by_count)
 

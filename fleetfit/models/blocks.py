@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit import used
 from fleetfit.errors import ModelError
+from fleetfit.factories import declare_unused
 
 Norm = Literal["batch", "group"]
+needs_group_norm = declare_unused("group", when=lambda values: values["norm"] == "batch", reason='norm is "batch"')
+"""Decorator of the families whose `group` is that of the group norm."""
 
 
 def norm_layer(norm: Norm, channels: int, group: int) -> nn.Module:
@@ -33,8 +35,6 @@ def granule_of(norm: str, group: int) -> int:
         raise ModelError(f'norm must be "batch" or "group", got {norm!r}.', key="norm")
     if group < 1:
         raise ModelError(f"group (channels per group of the group norm) must be at least 1, got {group}.", key="group")
-    if norm == "batch":
-        used.idle("group", because='norm is "batch"')
     return group if norm == "group" else 1
 
 

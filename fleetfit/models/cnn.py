@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, needs_group_norm, norm_layer
 
 _STAGES = {"stage1": 28, "stage2": 42}
 _PER_STAGE = 3
@@ -90,6 +90,7 @@ class Cnn(Architecture):
         return CnnModule(self, axes, exits)
 
 
+@needs_group_norm
 def cnn(
     classes: int = 10,
     channels: int = 1,

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.names import Row, make_entries
 
 Activation = Literal["swish", "relu6"]
@@ -318,6 +318,7 @@ def thinned(strides: Sequence[int], total: int) -> tuple[int, ...]:
 # ---- the networks --------------------------------------------------------------------------------------------------
 
 
+@needs_group_norm
 def network(
     classes: int = 10,
     channels: int = 3,

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes, segments
 from fleetfit.layout.axes import Declaration
-from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming
+from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm
 from fleetfit.names import Row, make_entries
 
 Features = tuple[Tensor, ...]
@@ -248,6 +248,7 @@ def _made(step: ScaleStep) -> tuple[str, ...]:
     return (*made, step.down, f"{step.down}_inner") if step.down else made
 
 
+@needs_group_norm
 def msdnet(
     classes: int = 10,
     channels: int = 3,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.names import Row, make_entries
 
 _STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
@@ -117,6 +117,7 @@ class ResNet(Architecture):
         return ResNetModule(self, axes, exits)
 
 
+@needs_group_norm
 def resnet(
     classes: int = 10,
     channels: int = 3,

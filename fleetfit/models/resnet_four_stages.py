@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.models.resnet import BasicBlock
 from fleetfit.names import Row, make_entries
 
@@ -108,6 +108,7 @@ class FourStages(Architecture):
         return FourStagesModule(self, axes, exits)
 
 
+@needs_group_norm
 def four_stages(
     classes: int = 10,
     channels: int = 3,

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
-from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, norm_layer
+from fleetfit.models.blocks import Head, Norm, granule_of, halved, kaiming, needs_group_norm, norm_layer
 
 _TIMES = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # channels of the convolutions, in those of the first
 _HALVED = (1, 3, 6, 9, 12)  # blocks after whose convolution the map is halved
@@ -137,6 +137,7 @@ class Vgg(Architecture):
         return VggModule(self, axes, exits)
 
 
+@needs_group_norm
 def vgg16(
     classes: int = 10,
     input_shape: tuple[int, ...] = (3, 32, 32),

@@ -11,7 +11,6 @@ import torch
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit import names, used
 from fleetfit.config import experiment_of
 from fleetfit.config.naming import load_data, sharing_data
 from fleetfit.config.reading import read_experiment
@@ -20,6 +19,7 @@ from fleetfit.data.files import arrays as arrays_module
 from fleetfit.data.files.arrays import arrays, in_memory
 from fleetfit.data.sets import widar
 from fleetfit.errors import ConfigError, DataError
+from fleetfit.factories import find_unused_parameters
 
 RNG = np.random.default_rng(0)
 
@@ -189,26 +189,18 @@ def test_a_number_of_classes_that_is_not_there_is_refused(save: Callable[..., st
         arrays(save(x=x, y=texts), classes=0)
 
 
-def test_keys_without_effect_are_said_by_all_who_share_the_data(save: Callable[..., str]) -> None:
-    own = {"name": "arrays", "file": save(x=RNG.random((20, 3)), y=RNG.random(20)), "task": "regression", "classes": 7}
+def test_data_are_shared_by_sections_with_the_same_keys(save: Callable[..., str]) -> None:
+    own = {"name": "arrays", "file": save(x=RNG.random((20, 3)), y=RNG.random(20)), "task": "regression"}
     data = experiment_of({"data": {**own, "server": own}}).data
     assert data.server is not None
     with sharing_data():
-        for _ in range(2):
-            with used.reading() as found:
-                assert load_data(data) is load_data(data.server, "[data] server")
-            assert set(found.idle) == {"data.classes", "data.server.classes"}
+        assert load_data(data) is load_data(data.server, "[data] server")
 
 
-def test_keys_without_effect_are_said(save: Callable[..., str]) -> None:
-    file = save(x=RNG.random((20, 3)), y=RNG.random(20))
-    with used.reading() as found:
-        names.call(arrays, "arrays", "[data]", {"file": file, "task": "regression", "classes": 7, "padding": 0})
-    assert set(found.idle) == {"data.classes", "data.padding"}
-    whole = {"file": save(x=RNG.integers(0, 9, (20, 3)), y=np.arange(20) % 3), "classes": 4, "padding": 0}
-    with used.reading() as found:
-        names.call(arrays, "arrays", "[data]", {**whole, "vocabulary": 9})
-    assert not found.idle
+def test_keys_without_effect_are_declared() -> None:
+    found = find_unused_parameters(arrays, {"file": "x.npz", "task": "regression", "classes": 7, "padding": 0})
+    assert set(found) == {"classes", "padding"}
+    assert not find_unused_parameters(arrays, {"file": "x.npz", "classes": 4, "padding": 0, "vocabulary": 9})
 
 
 @pytest.mark.parametrize(

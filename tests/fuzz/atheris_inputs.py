@@ -49,7 +49,7 @@ def folders(place: Path) -> Target:
 
 INPUTS: dict[str, tuple[Callable[[Path], Target], list[str]]] = {
     "messages": (messages, ["fleetfit.validation", "fleetfit.messages", "fleetfit.engines.flower.protocol"]),
-    "run_files": (run_files, ["fleetfit.config", "fleetfit.used", "fleetfit.paths"]),
+    "run_files": (run_files, ["fleetfit.config", "fleetfit.paths"]),
     "data_files": (data_files, ["fleetfit.data", "fleetfit.paths"]),
     "folders": (folders, ["fleetfit.records", "fleetfit.files", "fleetfit.rounds"]),
 }

@@ -60,7 +60,6 @@ TESTS: Mapping[str, Sequence[str]] = {
 """The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
 
 MORE: Mapping[str, Sequence[str]] = {
-    "method/unused.py": ("test_used_keys",),
     "methods/_pool.py": ("test_pool", "test_adaptivefl"),
     "methods/_reinforcement.py": ("test_adaptivefl",),
     "methods/_distillation.py": ("test_feddf",),
@@ -78,8 +77,7 @@ MORE: Mapping[str, Sequence[str]] = {
     "training/local_model.py": ("test_peft", "test_train"),
     "training/start.py": ("test_start", "test_peft"),
     "layout/axes.py": ("test_layout", "test_reefl", "test_peft"),
-    "method/functions.py": ("test_functions", "test_used_keys"),
-    "method/building.py": ("test_method_spec",),
+    "method/building.py": ("test_method_spec", "test_used_keys"),
     "training/job.py": ("test_compression", "test_train", "test_limits", "test_deadlines"),
 }
 

@@ -27,7 +27,7 @@ from fleetfit.api.progress import Wanted, shown_runs
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import OnRound, proceed
 from fleetfit.config import Assembly, Experiment, to_table
-from fleetfit.config.assembly import as_recorded
+from fleetfit.config.build.run import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves, merged, sections_of, value_at
 from fleetfit.config.tables import located, read_table

@@ -15,8 +15,8 @@ from secrets import token_hex
 from typing import Any
 
 from fleetfit.config import Experiment
-from fleetfit.config.assembly import spec_of_method
-from fleetfit.config.naming import check_keys, function_of
+from fleetfit.config.build.method import build_method_spec
+from fleetfit.config.naming import check_keys, find_function
 from fleetfit.config.reading import checked, leaves, merged, names_among, sections_of, value_at
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.method import build, hyperparameters
@@ -226,7 +226,7 @@ class ComparisonPlan:
     def _check(self, entry: ComparedRun) -> None:
         try:
             experiment = checked(entry.table)
-            build(spec_of_method(experiment))
+            build(build_method_spec(experiment))
             check_keys(experiment)
         except FleetFitError as error:
             raise ConfigError(f"{entry.title}: {error}") from None
@@ -326,7 +326,7 @@ def _head(table: Mapping[str, Any]) -> str | None:
     section = checked(table).model
     if not isinstance(section.name, str):
         return None
-    parameter = hyperparameters(function_of("models", section.name)[0]).get("head")
+    parameter = hyperparameters(find_function("models", section.name)[0]).get("head")
     return None if parameter is None else str(section.settings.get("head", parameter.default))
 
 

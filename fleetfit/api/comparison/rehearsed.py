@@ -18,9 +18,9 @@ from fleetfit.api.described import settled
 from fleetfit.api.results import Run, load
 from fleetfit.api.runs import covers, prepare
 from fleetfit.config import Assembly, Experiment, assemble, to_table
-from fleetfit.config.assembly import with_callbacks, with_measured
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.run import with_callbacks, with_measured
 from fleetfit.config.reading import checked, leaves, merged, value_at
-from fleetfit.config.unused import Unused
 from fleetfit.config.writing import objects_in
 from fleetfit.errors import ConfigError, FleetFitError
 
@@ -115,7 +115,7 @@ class Rehearsal:
         self._used: set[str] = set()
         self._measured: dict[tuple[str, str], dict[str, list[float]]] = {}
         self._entries = [entry for entry in plan.entries() if entry.seed == plan.seeds[0]]
-        self._unused: dict[tuple[str, str], tuple[Unused, ...]] = {}
+        self._unused: dict[tuple[str, str], tuple[UnusedKey, ...]] = {}
         self.work: dict[tuple[str, str], float] = {}
         """Multiply-adds of a round that the plan foresees, by row and setting, of those that were assembled."""
 
@@ -206,7 +206,7 @@ class Rehearsal:
             if idle is not None:
                 raise ConfigError(f"{where} {key}: {idle} Leave it out.")
 
-    def _idle(self, key: str, entries: list[ComparedRun]) -> Unused | None:
+    def _idle(self, key: str, entries: list[ComparedRun]) -> UnusedKey | None:
         """Return why no run of several uses a key; None where one does."""
         why = None
         for entry in entries:
@@ -215,7 +215,7 @@ class Rehearsal:
                 return None
         return why
 
-    def _unused_in(self, entry: ComparedRun) -> tuple[Unused, ...]:
+    def _unused_in(self, entry: ComparedRun) -> tuple[UnusedKey, ...]:
         place = (entry.row, entry.setting)
         if place not in self._unused:
             found = [self._assembled(entry, choice).unused for choice in self._choices()]

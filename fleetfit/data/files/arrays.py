@@ -19,13 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit import paths, used
+from fleetfit import paths
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
 from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import ALIASES, SPLITS, completed, notes_on_empty
 from fleetfit.errors import DataError, FleetFitError, did_you_mean, format_cause
+from fleetfit.factories import declare_unused
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
 
@@ -34,6 +35,14 @@ _ROWS = 4096  # rows in memory at a time
 Array = NDArray[Any]
 
 
+@declare_unused(
+    "classes", when=lambda values: values["task"] == "regression", reason='task = "regression" has no classes'
+)
+@declare_unused(
+    "padding",
+    when=lambda values: not values["vocabulary"] and values["task"] != "next_token",
+    reason="vocabulary = 0 says that x holds no tokens",
+)
 def arrays(
     file: str,
     x: str = "x",
@@ -87,7 +96,7 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
-    _check_keys(task, classes, vocabulary, standardise, mean, std)
+    _check_keys(classes, standardise, mean, std)
     path = set_folder(file)
     found = Arrays(path)
     name = path.resolve().stem
@@ -142,11 +151,7 @@ def arrays(
     )
 
 
-def _check_keys(
-    task: Task, classes: int | None, vocabulary: int, standardise: bool, mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> None:  # fmt: skip
-    """Refuse keys that contradict each other, and say which ones others leave without effect."""
+def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     if standardise and (mean or std):
         raise DataError(
             f"standardise = true takes mean and std from the training samples, and {'mean' if mean else 'std'} is "
@@ -157,10 +162,6 @@ def _check_keys(
         raise DataError(
             f"classes must be at least 1, got {classes}. Without it they are found in the labels.", key="classes"
         )
-    if task == "regression":
-        used.idle("classes", because='task = "regression" has no classes')
-    if not vocabulary and task != "next_token":
-        used.idle("padding", because="vocabulary = 0 says that x holds no tokens")
 
 
 def in_memory(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfit import paths, used
+from fleetfit import paths
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
@@ -90,7 +90,12 @@ def text(
         name = path.resolve().stem if path.is_file() else path.resolve().name
         path = readable(path)
     corpus = read_corpus(name, path, text, label, groups, header)
-    return from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
+    data = from_corpus(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
+    others = [file.name for file in corpus.files if file.suffix not in (".csv", ".tsv")]
+    if header or not others:
+        return data
+    note = f"{name}: header = false is not used: {others[0]} is not a CSV or TSV file."
+    return dataclasses.replace(data, notes=(*data.notes, note))
 
 
 def named(
@@ -201,8 +206,6 @@ def _opened(path: Path, header: bool) -> TextTable:
         DataError: The file cannot be read, or has another suffix.
         MissingExtra: pyarrow is not installed.
     """
-    if path.suffix in (".parquet", ".jsonl", ".json"):
-        used.idle("header", because=f"{path.name} is no CSV or TSV file, and names its columns itself")
     if path.suffix == ".parquet":
         import_optional("pyarrow", "text", "Reading text from Parquet files")
         return parquet.File(path)
