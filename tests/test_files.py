@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from support import raises
 
-from fleetfit import files
+from fleetfit import files, paths
+from fleetfit.config.tables import find_base_folder, read_table
 from fleetfit.errors import ConfigError
 
 
@@ -35,9 +37,9 @@ def test_a_link_to_a_file_may_be_read(tmp_path: Path) -> None:
 
 
 def test_a_home_of_nobody_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match='"~nobody-at-all" is nobody\'s home here'):
+    with raises(ConfigError, "~nobody-at-all", path="~nobody-at-all/x"):
         files.expand_path("~nobody-at-all/x")
-    with pytest.raises(ConfigError, match="null character"):
+    with raises(ConfigError, path="a\0b"):
         files.expand_path("a\0b")
 
 
@@ -100,7 +102,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> Non
     program = (
         "import sys, time; from pathlib import Path; from fleetfit import files\n"
         "place = Path(sys.argv[1])\n"
-        "with files.folder_begun(place / 'folder') as part, files.replacing(place / 'file') as file:\n"
+        "with files.atomic_folder(place / 'folder') as part, files.atomic_write(place / 'file') as file:\n"
         "    (part / 'half').write_text('half'); file.write(b'half'); file.flush(); print('begun', flush=True)\n"
         "    time.sleep(600)\n"
     )
@@ -140,3 +142,52 @@ def test_a_write_that_fails_leaves_nothing_beside(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space"):
         files.write_text(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_file_may_be_an_open_pipe(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b'[method]\nname = "fedavg"\n')
+    os.close(write)
+    try:
+        path = paths.parse_input_file(f"/dev/fd/{read}")
+        assert read_table(path) == {"method": {"name": "fedavg"}}
+        assert find_base_folder(path) == Path.cwd() and find_base_folder(tmp_path / "a.toml") == tmp_path.resolve()
+    finally:
+        os.close(read)
+    os.mkfifo(tmp_path / "pipe")
+    with raises(ConfigError, "a named pipe", path=tmp_path / "pipe"):  # it may have no writer
+        paths.parse_input_file(tmp_path / "pipe")
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from fleetfit import files
+with files.hold_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="is_held has no answer there")
+def test_a_lock_is_seen_without_write_permission_and_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLDS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        path.chmod(0o444)
+        tmp_path.chmod(0o555)
+        assert files.is_held(path)
+        tmp_path.chmod(0o755)
+        path.chmod(0o644)
+        with pytest.raises(OSError, match="another process"), files.hold_lock(path):
+            pass
+        holder.kill()
+    assert not files.is_held(path)
+    with files.hold_lock(path):
+        assert files.is_held(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"), files.hold_lock(path):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

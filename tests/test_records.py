@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fleetfit.errors import RunError
+from fleetfit.files import write_text
 from fleetfit.records import RunFolder, choose_path, describe_environment, to_json_value
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
-from fleetfit.records.folder import write_text
 
 FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
 

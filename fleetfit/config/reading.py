@@ -25,7 +25,7 @@ from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.schema import EngineSection, Experiment, GroupSection, LocalSection, Overrides, ProfileSection
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
 from fleetfit.config.speeds import check_profiles
-from fleetfit.config.tables import DEEPEST, check_values, exists, located, read_table, table_of
+from fleetfit.config.tables import DEEPEST, check_values, exists, find_base_folder, located, read_table, table_of
 from fleetfit.config.usual import usual_model, with_data_found, with_values
 from fleetfit.config.writing import Table, dumped
 from fleetfit.data.partition import KINDS
@@ -334,7 +334,7 @@ def read_experiment(path: str | Path, overrides: Sequence[str] = (), **sections:
     Raises:
         ConfigError: Something in it is wrong.
     """
-    base = anchored(sections_of(read_table(path)), located(path, Path.cwd(), "run file").parent)
+    base = anchored(sections_of(read_table(path)), find_base_folder(path))
     return experiment_of(base, overrides, **sections)
 
 

@@ -34,8 +34,8 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Read a file, which must be one and no larger than any file of settings."""
-    with files.open_file(path) as file:
+    """Read a regular file or an open stream, up to the largest size of a run file."""
+    with path.open("rb") if paths.is_open_stream(path) else files.open_file(path) as file:
         found = file.read(MOST_BYTES + 1)
     if len(found) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB, which no file of settings has.")
@@ -91,6 +91,12 @@ def check_values(table: Mapping[str, Any], what: str = "") -> None:
             left += [((*place, f"#{i}"), inner) for i, inner in enumerate(value, 1)]
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise ConfigError(f"{begin}{truncate('.'.join(place))}: a whole number has at most 64 bits.")
+
+
+def find_base_folder(path: str | Path) -> Path:
+    """Return the folder from which relative paths in a run file are seen; of a stream, the working folder."""
+    here = Path.cwd()
+    return here if paths.is_open_stream(Path(path)) else located(path, here, "run file").parent
 
 
 def located(given: str | Path, folder: Path, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -185,13 +186,13 @@ class RunFolder:
         Raises:
             RunError: Another process has it, or the folder cannot be written into.
         """
-        try:
-            file = files.open_in_folder(self.path / ".lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written into: {_reason(error)}.") from None
-        with file:
-            if not files.lock(file):
-                raise RunError(f"another process is writing into {self.path}.")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(files.hold_lock(self.path / ".lock"))
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise RunError(f"another process is writing into {self.path}.", path=self.path) from None
+                raise RunError(f"{self.path} cannot be written into: {_reason(error)}.", path=self.path) from None
             yield
 
     def has(self, name: str) -> bool:

@@ -30,7 +30,7 @@ from fleetfit.config import Assembly, Experiment, to_table
 from fleetfit.config.build.run import as_recorded
 from fleetfit.config.naming import sharing_data
 from fleetfit.config.reading import anchored, changes_of, checked, laid, leaves, merged, sections_of, value_at
-from fleetfit.config.tables import located, read_table
+from fleetfit.config.tables import find_base_folder, read_table
 from fleetfit.config.writing import dumped
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.paths import make_slug
@@ -204,7 +204,7 @@ def planned(
         return ComparisonPlan(given, "comparison", change)
     change = laid(change, given)
     if isinstance(source, str | Path):
-        base = anchored(sections_of(read_table(source)), located(source, here, "run file").parent)
+        base = anchored(sections_of(read_table(source)), find_base_folder(source))
         return ComparisonPlan(base, Path(source).stem, change)
     table = dumped(source, only_set=True) if isinstance(source, Experiment) else source
     return ComparisonPlan(anchored(_with_sections(table), here), "comparison", change)
