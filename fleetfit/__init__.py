@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from fleetfit.api import Machine as Machine
     from fleetfit.api import Run as Run
     from fleetfit.api import Wishes as Wishes
-    from fleetfit.api import compare as compare
     from fleetfit.api import load as load
     from fleetfit.api import load_comparison as load_comparison
     from fleetfit.api import plan as plan
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from fleetfit.api import resume as resume
     from fleetfit.api import run as run
     from fleetfit.api import write_report as write_report
+    from fleetfit.api.compare import compare as compare
     from fleetfit.callbacks import Callback as Callback
     from fleetfit.callbacks import RunStart as RunStart
     from fleetfit.callbacks import scalars as scalars

@@ -251,8 +251,8 @@ def drawn(levels: np.ndarray, share: float, among: str | Sequence[int], seed: in
         found += make_numpy_rng(seed, "attack", *group).choice(ids, count, replace=False).tolist()
     if not found:
         raise ConfigError(
-            f"[attack] share: {share:g} of {int((levels >= 0).sum())} clients is nobody. Set a larger share, or leave "
-            "[attack] out.",
+            f"[attack] share: {share:g} of {int((levels >= 0).sum())} clients is less than one client. Set a larger "
+            "share, or leave [attack] out.",
             key="attack.share",
         )
     return tuple(sorted(found))

@@ -230,7 +230,9 @@ class Round:
 def start(federation: Federation) -> Server:
     """Return the server before the first round."""
     if not len(federation.able):
-        raise RunError("no client can take part: none affords the smallest level, or none has training data.")
+        raise RunError(
+            "no client can take part: none affords the smallest level, or none has training data.", key="fleet"
+        )
     return Server(initial_state(federation.problem, federation.seed))
 
 
@@ -375,7 +377,9 @@ def _stepped(federation: Federation, server: Server, replies: "_Replies") -> tup
         for doing, hook in (("the server's step", method.step), ("what the method observes", method.observe)):
             found = hook(federation, after, aggregate, reports)
             if not isinstance(found, Server):
-                raise ConfigError(f"{doing} must return the server after the round, got {type(found).__name__}.")
+                raise ConfigError(
+                    f"{doing} must return the server after the round, got {type(found).__name__}.", key="step"
+                )
             after = replace(found, round=server.round + 1)
     except Exception as error:
         if replies.broken or (isinstance(error, FleetFitError) and not isinstance(error, RunError)):
@@ -514,12 +518,13 @@ class _Replies:
             ConfigError: It is none of this round's, or was given on before.
         """
         if not isinstance(update, Update):
-            raise ConfigError(f"receive must give on updates, got {type(update).__name__}.", key="receive")
+            raise ConfigError(f"receive must return updates, got {type(update).__name__}.", key="receive")
         job = self._waiting.pop(update.index, None)
         if job is None or (update.round, update.client) != (job.round, job.client):
             raise ConfigError(
-                f"receive gave on an update of client {update.client} (index {update.index}) that it did not get, or "
-                "twice. It may leave updates out and change what they say, not whose they are."
+                f"receive returned an update of client {update.client} (index {update.index}) that it did not get, or "
+                "twice. It may leave updates out and change what they say, not whose they are.",
+                key="receive",
             )
         return job
 

@@ -98,7 +98,9 @@ class Segments:
 
     def _made(self, pieces: tuple[str, ...]) -> tuple[Tensor, Mapping[int, _Block]]:
         if len(pieces) > _MOST_PIECES:
-            raise RunError(f"{len(pieces)} different sub-models in one cohort; at most {_MOST_PIECES} have blocks.")
+            raise RunError(
+                f"{len(pieces)} different sub-models in one cohort; at most {_MOST_PIECES} have blocks.", key="cohort"
+            )
         codes = torch.zeros(len(self._tensor), dtype=torch.int64)
         for number, piece in enumerate(pieces):
             self._cut_of(piece).scatter_scalar(codes, 1 << number)
@@ -114,7 +116,7 @@ class Segments:
         try:
             return cut(self._layout, submodel_of(json.loads(piece)))
         except (FleetFitError, ValueError, RecursionError):
-            raise RunError("a member says that it trains a sub-model which this model does not have.") from None
+            raise RunError("a member trains a sub-model that this model does not have.", key="roster") from None
 
     def lengths(self, pieces: Sequence[str]) -> Mapping[int, int]:
         """Return the words of each block."""

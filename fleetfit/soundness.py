@@ -82,7 +82,9 @@ def check_base(problem: Problem, stored: State) -> None:
     try:
         _check(stored, layout.frozen.shapes({}, layout.exits), "")
     except Damaged as error:
-        raise RunError(f"what is never trained of the model, base.safetensors, does not fit: {error}.") from None
+        raise RunError(
+            f"base.safetensors, the tensors that are never trained, does not fit the model: {error}."
+        ) from None
 
 
 # ---- states --------------------------------------------------------------------------------------------------------

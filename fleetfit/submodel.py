@@ -541,18 +541,21 @@ def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """
     if state.keys() != shapes.keys():
         missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
-        raise ModelError(f"a state does not fit its sub-model: missing {missing[:3]}, unexpected {extra[:3]}.")
+        raise ModelError(
+            f"a state does not fit its sub-model: missing {missing[:3]}, unexpected {extra[:3]}.", key="state"
+        )
     for name, shape in shapes.items():
         if tuple(state[name].shape) != shape:
             raise ModelError(
-                f'a state does not fit its sub-model: "{name}" is {tuple(state[name].shape)}, expected {shape}.'
+                f'a state does not fit its sub-model: "{name}" is {tuple(state[name].shape)}, expected {shape}.',
+                key="state",
             )
 
 
 def _check_names(layout: Layout, state: State) -> None:
     if state.keys() != layout.tensors.keys():
         odd = sorted(state.keys() ^ layout.tensors.keys())
-        raise ModelError(f"a full state must have the layout's tensors; these differ: {odd[:4]}.")
+        raise ModelError(f"a full state must have the layout's tensors; these differ: {odd[:4]}.", key="state")
 
 
 def _ordered(layout: Layout, state: State) -> State:

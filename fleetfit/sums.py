@@ -47,7 +47,9 @@ def stepped_by(
                 raise
             return None, f"the server's step raised an error: {format_exception(error)}"
         if not isinstance(found, Server):
-            raise ConfigError(f"the server's step must return the server after the round, got {type(found).__name__}.")
+            raise ConfigError(
+                f"the server's step must return the server after the round, got {type(found).__name__}.", key="step"
+            )
     trained = trained_levels(federation, server, summed.reports)
     after = replace(found, round=server.round + 1, trained=trained)
     with watch.on("validation"):

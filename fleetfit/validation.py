@@ -52,10 +52,14 @@ def paired(
 
     for reply in run(noted()):
         if not waiting:
-            raise RunError("the engine gave more replies than it was given jobs: one each, in the jobs' order.")
+            raise RunError(
+                "the engine gave more replies than it was given jobs: one each, in the jobs' order.", key="engine"
+            )
         yield waiting.popleft(), reply
     if waiting:
-        raise RunError(f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.")
+        raise RunError(
+            f"the engine left {len(waiting)} jobs without a reply: one each, in the jobs' order.", key="engine"
+        )
 
 
 def examined(

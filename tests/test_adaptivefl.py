@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import Expected, raises
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 
 from fleetfit.aggregate import Aggregate
@@ -437,7 +438,7 @@ def test_scalefl_s_decoupled_trains_each_model_on_its_own_clients() -> None:
 
 def test_a_choice_of_clients_beside_cohorts_for_each_model_is_refused() -> None:
     spec = {"name": "decoupled", "trained_by": "able", "cohort": {"name": "size"}}
-    with pytest.raises(ConfigError, match="choose"):
+    with raises(ConfigError, key="cohort.choose"):
         build(spec)
 
 
@@ -568,22 +569,22 @@ def test_the_server_never_sees_a_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("table", "expected"),
     [
-        ({"fleet": {"reports_budget": True}}, "adaptivefl never learns a budget"),
-        ({"method": {"name": "adaptivefl", "choose": "best"}}, "choose"),
-        ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, "at least tau = 2"),
-        ({"method": {"name": "adaptivefl", "starts": []}}, "one or more, each at least tau"),
-        ({"method": {"name": "adaptivefl", "tau": 2}}, "keeps 0 layers whole, fewer than tau = 2"),
+        ({"fleet": {"reports_budget": True}}, Expected("[fleet] reports_budget")),
+        ({"method": {"name": "adaptivefl", "choose": "best"}}, Expected("choose", "best")),
+        ({"method": {"name": "adaptivefl", "tau": 2, "starts": [0, 3]}}, Expected("tau = 2", "[0, 3]")),
+        ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]")),
+        ({"method": {"name": "adaptivefl", "tau": 2}}, Expected(0, "tau = 2")),
         ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
     ],
 )
-def test_what_does_not_fit_is_a_sentence(table: dict[str, Any], message: str | None) -> None:
+def test_what_does_not_fit_is_a_sentence(table: dict[str, Any], expected: Expected | None) -> None:
     given = {**RUN, "method": {"name": "adaptivefl"}, **table}
-    if message is None:
+    if expected is None:
         assemble(experiment_of(given, []))
         return
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, expected):
         assemble(experiment_of(given, []))
 
 

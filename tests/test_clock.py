@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import raises
 from tiny import plain, tiny_federation
 
 from fleetfit import messages
@@ -224,7 +225,7 @@ def test_profiles_of_a_run_file_reach_the_devices() -> None:
 
 @pytest.mark.parametrize("key", ["slow={share=0.3}", "jitter=0.1"])
 def test_who_is_slow_needs_profiles(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"\[fleet\] {key.partition('=')[0]}: it needs a profile for each"):
+    with raises(ConfigError, f"[fleet] {key.partition('=')[0]}"):
         assemble(experiment_of({}, [f"fleet.{key}"]))
 
 

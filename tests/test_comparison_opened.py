@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparing import compared
+from support import compare_text, raises
 
 import fleetfit as ff
 
@@ -36,7 +36,7 @@ method.name = "fedavg"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
-    return compared(tmp_path_factory.mktemp("opened"), TEXT)
+    return compare_text(tmp_path_factory.mktemp("opened"), TEXT)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_of_an_unfinished_one_there_is_what_is_finished(own: Path) -> None:
     assert found.table.notes == ("Not finished: 2 of 4 runs so far.",)
     assert list(found.runs) == [("scalefl", "")] and len(found.runs["scalefl", ""]) == 2
     (own / "results.json").unlink()
-    with pytest.raises(ff.RunError, match="no run of the comparison in .* is finished yet"):
+    with raises(ff.RunError, "runs.json", "results.json"):
         ff.load_comparison(own)
 
 
@@ -87,14 +87,15 @@ def test_what_is_withheld_stays_withheld(own: Path) -> None:
 
 
 def test_who_takes_one_for_the_other_is_told(made: ff.Comparison, own: Path, tmp_path: Path) -> None:
-    with pytest.raises(ff.RunError, match=r"It is a comparison: .* load_comparison"):
+    with raises(ff.RunError, "load_comparison"):
         ff.load(made.folder)
-    with pytest.raises(ff.RunError, match=r"It is one run: open it with fleetfit\.load"):
-        ff.load_comparison(made.runs["fedavg", ""][0].folder)
-    with pytest.raises(ff.RunError, match=r"no folder of a comparison: it has no results\.json"):
+    run = made.runs["fedavg", ""][0].folder
+    with raises(ff.RunError, "fleetfit.load", path=run):
+        ff.load_comparison(run)
+    with raises(ff.RunError, "results.json", path=tmp_path):
         ff.load_comparison(tmp_path)
-    with pytest.raises(ff.RunError, match="there is no folder"):
+    with raises(ff.RunError, path=tmp_path / "nothing"):
         ff.load_comparison(tmp_path / "nothing")
     (own / "compare.json").write_text('[{"row": "fedavg"}]')
-    with pytest.raises(ff.RunError, match=r"compare\.json is damaged"):
+    with raises(ff.RunError, path=own / "compare.json"):
         ff.load_comparison(own)

@@ -1,183 +1,89 @@
-"""How long a comparison takes yet: by a clock that is given in, and what a real one says on the way."""
+"""How long a comparison takes yet: estimates from given rounds, and the reports of a real comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fleetfit as ff
-from fleetfit.api.comparison.remaining import ComparisonProgress, ExpectedRun, Remaining
+from fleetfit.api.compare.execute import ComparisonProgress, Eta
+from fleetfit.api.compare.plan import PlannedRun
 from fleetfit.cli import main
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+def planned(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:
+    place = Path(f"{'tune/' if tried else ''}{row}/{number}")
+    return PlannedRun(row, "", number, {"rounds": rounds}, place, f"{row}, {number}", {}, tried)
 
 
-def report(round: int, seconds: float, evaluation: float | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"round": round, "seconds": seconds}
-    if evaluation is not None:
-        found |= {"evaluate": {}, "seconds_of": {"evaluation": evaluation}}
-    return found
+def add_rounds(eta: Eta, run: PlannedRun, seconds: Sequence[float], first: int = 1) -> None:
+    for number, each in enumerate(seconds, first):
+        eta.add_round(run, {"round": number, "seconds": each})
 
 
-def rounds(left: Remaining, clock: Clock, key: str, numbers: Any, each: float) -> None:
-    for number in numbers:
-        clock.now += each
-        left.round(key, report(number, each))
-
-
-def runs(**groups: tuple[str, str]) -> dict[Any, ExpectedRun]:
-    return {key: ExpectedRun(group, rounds=10, every=0) for key, group in groups.items()}
-
-
-# ---- by a clock that is given in -------------------------------------------------------------------------------------
+# ---- estimates -------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_known_before_the_first_round() -> None:
-    clock = Clock()
-    left = Remaining(runs(a=("A", ""), b=("A", "")), clock=clock)
-    assert left.progress == ComparisonProgress(
+    runs = [planned("A", 0), planned("A", 1)]
+    eta = Eta(runs)
+    assert eta.progress == ComparisonProgress(
         runs=2, tuning=0, finished=0, jobs=1, seconds_left=None, rows=1, rows_measured=0
     )
-    left.began("a")
-    clock.now += 30
-    assert left.seconds_left() is None
-    left.round("a", report(1, 4.0))
-    assert left.seconds_left() == 9 * 4.0 + 26.0 + 10 * 4.0, "and 26 s before the first round, of the other run too"
+    add_rounds(eta, runs[0], [4.0])
+    assert eta.progress.seconds_left == 9 * 4.0 + 10 * 4.0
 
 
-def test_the_first_round_counts_only_as_long_as_there_is_no_other() -> None:
-    """It warms up: 10 s, then 2 s. Of ten rounds eight are left, then the ten of the other run."""
-    clock = Clock()
-    left = Remaining(runs(a=("A", ""), b=("A", "")), clock=clock)
-    left.began("a")
-    rounds(left, clock, "a", [1], 10.0)
-    assert left.seconds_left() == 90.0 + 100.0
-    rounds(left, clock, "a", [2], 2.0)
-    assert left.seconds_left() == 8 * 2.0 + 10 * 2.0
+def test_each_row_has_its_own_mean() -> None:
+    """A: 10, 2 and 3 s, so 5 s a round; B: 1 s. The second seed of A counts as its first."""
+    runs = [planned("A", 0), planned("B", 0), planned("A", 1)]
+    eta = Eta(runs)
+    add_rounds(eta, runs[0], [10.0, 2.0, 3.0])
+    add_rounds(eta, runs[1], [1.0, 1.0])
+    assert eta.progress.seconds_left == pytest.approx(7 * 5.0 + 8 * 1.0 + 10 * 5.0)
 
 
-def test_time_goes_by_within_a_round() -> None:
-    clock = Clock()
-    left = Remaining(runs(a=("A", "")), clock=clock)
-    left.began("a")
-    rounds(left, clock, "a", range(1, 6), 3.0)
-    clock.now += 2.0
-    assert left.seconds_left() == 5 * 3.0 - 2.0
-    clock.now += 50.0
-    assert left.seconds_left() == 5 * 3.0 - 3.0, "a round that takes long is not less than no round"
+def test_a_row_without_rounds_takes_the_mean_of_the_others() -> None:
+    runs = [planned("A"), planned("B"), planned("C", rounds=3)]
+    eta = Eta(runs)
+    add_rounds(eta, runs[0], [3.0] * 10)
+    eta.add_finished(runs[0])
+    add_rounds(eta, runs[1], [5.0] * 10)
+    eta.add_finished(runs[1])
+    assert eta.progress.seconds_left == 3 * 4.0
+    assert (eta.progress.rows, eta.progress.rows_measured) == (3, 2)
 
 
-def test_rows_are_measured_for_themselves() -> None:
-    """A: 3 s a round, B: 5 s. A's second seed is as long as its first."""
-    clock = Clock()
-    left = Remaining(runs(a=("A", ""), b=("B", ""), c=("A", ""), d=("B", "")), clock=clock)
-    left.began("a")
-    rounds(left, clock, "a", range(1, 11), 3.0)
-    left.finished("a")
-    left.began("b")
-    rounds(left, clock, "b", [1, 2], 5.0)
-    assert left.seconds_left() == 8 * 5.0 + 10 * 3.0 + 10 * 5.0
+@pytest.mark.parametrize(("count", "expected"), [(4, 80.0), (1, 40.0)])
+def test_jobs_share_all_runs_but_not_the_longest(count: int, expected: float) -> None:
+    runs = [planned("A", i) for i in range(count + 1)]
+    eta = Eta(runs, jobs=2)
+    add_rounds(eta, runs[0], [4.0] * 10)
+    eta.add_finished(runs[0])
+    assert eta.progress.seconds_left == expected
 
 
-def test_a_row_that_has_not_run_goes_by_its_multiply_adds() -> None:
-    """A takes 3 s for 6 multiply-adds, so B with 20 takes 10 s, C with unknown ones as long as A."""
-    clock = Clock()
-    work = {("A", ""): 6.0, ("B", ""): 20.0}
-    left = Remaining(runs(a=("A", ""), b=("B", ""), c=("C", "")), work=work, clock=clock)
-    left.began("a")
-    rounds(left, clock, "a", range(1, 11), 3.0)
-    left.finished("a")
-    assert left.seconds_left() == 10 * 10.0 + 10 * 3.0
-    assert (left.progress.rows, left.progress.rows_measured) == (3, 1)
-
-
-def test_another_setting_of_the_row_is_nearer_than_another_row() -> None:
-    clock = Clock()
-    work = {("A", "x"): 1.0, ("B", "x"): 2.0, ("B", "y"): 4.0}
-    left = Remaining(runs(a=("A", "x"), b=("B", "x"), c=("B", "y")), work=work, clock=clock)
-    for key, each in (("a", 100.0), ("b", 1.0)):
-        left.began(key)
-        rounds(left, clock, key, range(1, 11), each)
-        left.finished(key)
-    assert left.seconds_left() == 10 * 2.0
-
-
-def test_evaluations_are_counted_apart() -> None:
-    """Ten rounds of 2 s; every fourth round and the last evaluate, 8 s each."""
-    clock = Clock()
-    left = Remaining({"a": ExpectedRun(("A", ""), 10, every=4), "b": ExpectedRun(("A", ""), 10, every=4)}, clock=clock)
-    left.began("a")
-    rounds(left, clock, "a", [1, 2, 3], 2.0)
-    assert left.seconds_left() == 7 * 2.0 + 10 * 2.0, "what an evaluation takes is not known yet"
-    clock.now += 10.0
-    left.round("a", report(4, 10.0, evaluation=8.0))
-    assert left.seconds_left() == 6 * 2.0 + 2 * 8.0 + 10 * 2.0 + 3 * 8.0
-
-
-@pytest.mark.parametrize(
-    ("total", "every", "done", "expected"),
-    [(10, 0, 0, 1), (10, 0, 9, 1), (10, 0, 10, 0), (10, 5, 0, 2), (10, 5, 5, 1), (10, 4, 0, 3), (10, 4, 8, 1),
-     (10, 1, 3, 7), (3, 5, 0, 1)],
-)  # fmt: skip
-def test_how_many_evaluations_are_left(total: int, every: int, done: int, expected: int) -> None:
-    assert ExpectedRun(("A", ""), total, every).evaluations(done) == expected
-
-
-def test_jobs_share_what_is_left() -> None:
-    """Three runs of 40 s on two lines: 40 and 80."""
-    clock = Clock()
-    left = Remaining(runs(a=("A", ""), b=("A", ""), c=("A", ""), d=("A", "")), jobs=2, clock=clock)
-    left.began("a")
-    rounds(left, clock, "a", range(1, 11), 4.0)
-    left.finished("a")
-    assert left.seconds_left() == 80.0
-    left.began("b")
-    left.began("c")
-    clock.now += 4.0
-    left.round("b", report(1, 4.0))
-    left.round("c", report(1, 4.0))
-    assert left.seconds_left() == 36.0 + 40.0
-
-
-def test_runs_that_tune_come_before_the_others() -> None:
-    """Three that tune, 40 s each, on two lines: 80 s; then one run of 40 s, which cannot begin before."""
-    clock = Clock()
-    tuning = {f"t{i}": ExpectedRun(("A", ""), 10, 0, tunes=True) for i in range(4)}
-    left = Remaining({**tuning, **runs(a=("A", ""))}, jobs=2, clock=clock)
-    left.began("t0")
-    rounds(left, clock, "t0", range(1, 11), 4.0)
-    left.finished("t0")
-    assert left.seconds_left() == 80.0 + 40.0
-    assert left.progress == ComparisonProgress(
-        runs=5, tuning=4, finished=1, jobs=2, seconds_left=120.0, rows=1, rows_measured=1
+def test_runs_that_tune_count_too() -> None:
+    runs = [planned("A", 0, tried=(("local.lr", 0.1),)), planned("A", 0)]
+    eta = Eta(runs)
+    add_rounds(eta, runs[0], [4.0] * 10)
+    eta.add_finished(runs[0])
+    assert eta.progress == ComparisonProgress(
+        runs=2, tuning=1, finished=1, jobs=1, seconds_left=40.0, rows=1, rows_measured=1
     )
 
 
-def test_what_was_measured_before_counts_until_it_is_measured_anew() -> None:
-    """Another day the machine was slower: 9 s a round, now 2 s; of the run that was cut off six rounds are left."""
-    clock = Clock()
-    left = Remaining(runs(a=("A", ""), b=("A", ""), c=("A", "")), clock=clock)
-    left.known("a", [report(i, 9.0) for i in range(1, 11)], finished=True)
-    left.known("b", [report(i, 9.0) for i in range(1, 5)], finished=False)
-    assert left.seconds_left() == 6 * 9.0 + 10 * 9.0
-    assert left.progress.finished == 1
-    left.began("b")
-    rounds(left, clock, "b", [5, 6], 2.0)
-    assert left.seconds_left() == 4 * 2.0 + 10 * 2.0
-
-
-def test_nothing_is_left_at_the_end() -> None:
-    clock = Clock()
-    left = Remaining(runs(a=("A", "")), clock=clock)
-    left.known("a", [report(1, 9.0)], finished=True)
-    assert left.seconds_left() == 0.0
+def test_a_resumed_run_has_its_last_rounds_left() -> None:
+    """Its checkpoint is of round 3, so round 4 is repeated."""
+    run = planned("A")
+    eta = Eta([run])
+    add_rounds(eta, run, [2.0] * 4)
+    assert eta.progress.seconds_left == 6 * 2.0
+    add_rounds(eta, run, [2.0], first=4)
+    assert eta.progress.seconds_left == 6 * 2.0
+    eta.add_finished(run)
+    assert (eta.progress.finished, eta.progress.seconds_left) == (1, 0.0)
 
 
 # ---- a real one ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from same_bits import SETTINGS, finished, fleets, same
+from support import raises
 from tiny import plain, tiny_federation
 
 import fleetfit
@@ -232,7 +233,7 @@ def test_the_size_of_an_update_is_known_before_there_is_one(kind: str | None) ->
 
 
 def test_an_unknown_kind_is_refused_in_a_run_file() -> None:
-    with pytest.raises(ConfigError, match=r"\[local\] compress"):
+    with raises(ConfigError, "[local] compress"):
         experiment_of({"local": {"compress": "int4"}})
 
 

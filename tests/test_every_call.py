@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import raises
 
 import fleetfit as ff
 from fleetfit.config import experiment_of
@@ -179,7 +180,7 @@ def test_rows_of_a_comparison_take_objects(call: Calls, tmp_path: Path) -> None:
 
 
 def test_objects_stay_in_their_process(call: Calls, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="jobs"):
+    with raises(ConfigError, "jobs = 2", "jobs = 1"):
         call("compare", {**TABLES, "compare": ROWS}, data=(X, Y), jobs=2, out=tmp_path / "compared")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sampling import some_quick
+from support import raises
 from tiny import plain, spec_of, tiny_data, tiny_federation, tiny_parts, tiny_problem, tiny_server_data
 from torch import Tensor
 
@@ -180,7 +181,7 @@ def test_a_method_goes_with_every_option(name: str) -> None:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough
         spec = {**spec_of(name), **alone, "plus": {option: {}}}
         if option in ("lora_product", "trimmed_mean") and build(spec_of(name)).merge is not FEDAVG.merge:
-            with pytest.raises(ConfigError, match=f'"{option}" set hook "merge"'):
+            with raises(ConfigError, f'"{option}"', key="method.hooks.merge"):
                 build(spec)
             continue
         federation, simulation = planned(spec)

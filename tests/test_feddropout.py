@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support import raises
 from test_methods import Recorded
 from tiny import plain, tiny_federation, tiny_problem
 
@@ -77,5 +78,5 @@ def test_the_levels_are_those_of_width() -> None:
 
 @pytest.mark.parametrize("drop", [-0.1, 1.0])
 def test_a_share_outside_its_range_is_a_sentence(drop: float) -> None:
-    with pytest.raises(ConfigError, match="drop must be at least 0 and below 1, got"):
+    with raises(ConfigError, 0, 1, key="drop"):
         build({"name": "feddropout", "drop": drop})

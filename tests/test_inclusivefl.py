@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import raises
 from test_train import close, last_exit, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
@@ -217,5 +218,5 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1])
 def test_beta_outside_its_range_is_a_sentence(beta: float) -> None:
-    with pytest.raises(ConfigError, match="beta must be between 0 and 1, got"):
+    with raises(ConfigError, 0, 1, key="beta"):
         build({"name": "inclusivefl", "beta": beta})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import raises
 from tiny import plain, tiny_federation
 
 import fleetfit as ff
@@ -286,7 +287,7 @@ def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
     assert {one.key for one in found.unused} == {"cohort.quorum", "cohort.over_selection"}
     assert "no group has a profile" in str(found.unused[0]) and found.settings.quorum is None
     assert found.federation.cohort == 6 and found.settings.links == Links(lost_up=0.3)
-    with pytest.raises(ConfigError, match=r"\[cohort\] quorum is not used here: no group has a profile"):
+    with raises(ConfigError, "[cohort] quorum"):
         ff.run({**table, "cohort": {"count": 6}}, overrides=["cohort.quorum=0.5"])
 
 
@@ -295,7 +296,7 @@ def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
 )
 def test_out_of_range(key: str, value: Any) -> None:
     section = "fleet" if key == "links" else "cohort"
-    with pytest.raises(ConfigError, match=rf"\[{section}\] {key}.*should be (greater|less) than"):
+    with raises(ConfigError, f"[{section}] {key}"):
         experiment_of({section: {key: value}})
 
 
@@ -314,7 +315,7 @@ def test_secure_rounds_which_have_phases_of_their_own_refuse_it(more: dict[str, 
     }
     assemble(experiment_of(table))
     table[section] = {**table[section], **keys}
-    with pytest.raises(ConfigError, match=rf"\[secure\].*\[{section}\] {next(iter(keys))} is for plain rounds"):
+    with raises(ConfigError, "[secure]", f"[{section}] {next(iter(keys))}"):
         assemble(experiment_of(table))
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from support import raises
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate, applied
@@ -254,7 +255,7 @@ def test_a_round_without_updates_is_the_plain_mean() -> None:
 @pytest.mark.parametrize("tuning", ["full", "serial_adapter"])
 def test_a_run_without_lora_is_refused(tuning: str) -> None:
     described = {**RUN, "method": {"name": "depthfl", "alpha": 0.0, "plus": {"lora_product": {}}}}
-    with pytest.raises(ConfigError, match=r'no tensor lora_B.*\[peft\] name = "lora"'):
+    with raises(ConfigError, "lora_B", "[peft] name", '"lora"'):
         assemble(experiment_of({**described, "peft": {"name": tuning}}))
 
 

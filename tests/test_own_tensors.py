@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import raises
 from torch import Tensor, nn
 from zoo import CLASSES, Made, lstm
 
@@ -131,7 +132,7 @@ class First(nn.Module):
 def test_a_wrong_layout_of_such_a_model_is_refused() -> None:
     made = recurrent(lambda n, wide: torch.zeros(2, n, wide))
     wrong = Made(made.axes, made.make, {"net.*": ff.interleaved(4, dim=0)}, made.input_shape)
-    with pytest.raises(ModelError, match='axis "wide"'):
+    with raises(ModelError, '"wide"'):
         check_layout(wrong, input_shape=wrong.input_shape)
 
 
@@ -194,7 +195,7 @@ def test_derived_state_is_seen_in_them() -> None:
 
     gates = {"lstm.*": blocked(4, dim=0)}
     made = Made({"hidden": Axis(6), "classes": CLASSES}, make, gates, (STEPS, FEATURES))
-    with pytest.raises(ModelError, match=r'"fc\.parametrizations\.weight\.0\._u".*derived state'):
+    with raises(ModelError, '"fc.parametrizations.weight.0._u"'):
         check_layout(made, input_shape=made.input_shape)
 
 
@@ -272,7 +273,7 @@ def test_a_tensor_that_names_another_device_or_type_is_refused_with_its_line(
 
 def test_a_forward_that_looks_at_numbers_is_refused_with_its_line(tmp_path: Path) -> None:
     made = layers(lambda _, h: h * h.sum().item())
-    with pytest.raises(ModelError, match=r"It failed at line \d+ of test_own_tensors.py\..*no numbers"):
+    with raises(ModelError, "test_own_tensors.py"):
         submodel_cost(made, ({}, (1,)), made.input_shape)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetfit import names
-from fleetfit.api.comparison import ComparisonPlan
+from fleetfit.api.compare import ComparisonPlan
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.reading import anchored, checked, read_table
 from fleetfit.method import build, by_count, by_samples
@@ -66,7 +66,7 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     if "compare" not in table:
         yield path.stem, checked(table)
         return
-    for entry in ComparisonPlan(table, path.stem).entries():
+    for entry in ComparisonPlan(table, path.stem).runs:
         yield f"{entry.row}, {entry.setting}", checked(entry.table)
 
 
@@ -194,7 +194,7 @@ def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if "compare" not in table:
         yield path.stem, table
         return
-    for entry in ComparisonPlan(table, path.stem).entries():
+    for entry in ComparisonPlan(table, path.stem).runs:
         yield f"{entry.row}; {entry.setting}", dict(entry.table)
 
 

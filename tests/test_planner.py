@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import Expected, raises
 
 from fleetfit.cost import WIDTHS, Conditions, Grid, cost_grid, cost_of
 from fleetfit.errors import ConfigError, PlanError
@@ -95,7 +96,7 @@ def test_search_is_what_plain_loops_find(grid: Grid, count: int, seed: int, mode
     targets = Targets((*ratios, 1.0), tolerances, strict=strict)
     expected = by_loops(grid, targets, mode)
     if expected is None:
-        with pytest.raises(PlanError, match="within the levels' tolerances"):
+        with raises(PlanError, f"{targets.ratios[0]:.3g}"):
             search(grid, targets, mode)
         return
     found = search(grid, targets, mode)
@@ -128,7 +129,7 @@ def test_search_stays_under_the_ceilings_of_further_costs(
     targets = Targets((*ratios, 1.0), tolerances, strict=strict, ceilings=ceilings)
     expected = by_loops(grid, targets, mode, further)
     if expected is None:
-        with pytest.raises(PlanError, match="and at most .* of its size_bytes"):
+        with raises(PlanError, "size_bytes"):
             search(grid, targets, mode, further={"size_bytes": further})
         return
     found = search(grid, targets, mode, further={"size_bytes": further})
@@ -184,24 +185,22 @@ def test_measurements_that_never_agree_are_an_error() -> None:
     def measure(width: float, exits: tuple[int, ...]) -> float:
         return 0.375 * grid.full  # whatever is asked for: half as much again as the target
 
-    with pytest.raises(PlanError, match="parameters came out otherwise than estimated in 8 searches"):
+    with raises(PlanError, "parameters", 8):
         search(replace(grid, measure=measure), Targets((0.25, 1.0), (0.1, 0.1)))
 
 
 def test_the_search_wants_the_costs_that_have_ceilings() -> None:
     targets = replace(QUARTERS, ceilings={"size_bytes": (1.0,) * 4})
-    with pytest.raises(PlanError, match="needs the costs of size_bytes"):
+    with raises(PlanError, "size_bytes", key="others"):
         search(cost_grid(resnet(depth=20), CIFAR), targets)
-    with pytest.raises(PlanError, match="needs a ceiling above 0 of size_bytes"):
+    with raises(PlanError, 0, "size_bytes", key="ceilings"):
         replace(QUARTERS, ceilings={"size_bytes": (1.0,) * 3})
 
 
 def test_ceilings_that_shut_out_everything_are_blamed() -> None:
     grids = {cost: cost_grid(resnet(depth=20), CIFAR, cost) for cost in ("parameters", "multiply_adds")}
     targets = replace(QUARTERS, ceilings={"multiply_adds": (0.01, 0.01, 0.01, np.inf)})
-    with pytest.raises(
-        PlanError, match="The budgets of multiply_adds are too small for those of parameters, .* level 1"
-    ):
+    with raises(PlanError, "multiply_adds", 1):
         search(grids["parameters"], targets, further={"multiply_adds": grids["multiply_adds"]})
 
 
@@ -287,32 +286,30 @@ def test_nothing_fits_names_the_nearest_and_the_tolerance() -> None:
 
 def test_more_levels_than_depths() -> None:
     ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
-    with pytest.raises(PlanError, match="6 smaller levels need as many different depths, and the model has 5"):
+    with raises(PlanError, 6, 5):
         search(cost_grid(cnn(), (1, 8, 8)), Targets(ratios, (0.1,) * 7))
 
 
 def test_one_level_alone_says_what_would_do() -> None:
     grid = cost_grid(cnn(), (1, 8, 8))
-    with pytest.raises(
-        PlanError, match="cost 0.0001 of the model within 0.1; the nearest is 1 of 6 blocks at width 0.01"
-    ):
+    with raises(PlanError, 0.0001, 0.1, 1, 6, 0.01, key="tolerance"):
         one_level(grid, 0.0001)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "expected"),
     [
-        ({"depths": (1, 2)}, "4 levels need 3 depths .*got 2"),
-        ({"widths": (0.5,)}, "4 levels need 3 widths"),
-        ({"depths": (3, 2, 4)}, "must grow strictly"),
-        ({"depths": (2, 3, 6)}, r"be among \[1, 2, 3, 4, 5\]"),
-        ({"widths": (0.5, 0.4, 0.6)}, "must not shrink"),
-        ({"widths": (0.5, 0.505, 0.6)}, "go by 0.01"),
-        ({"mode": "height"}, 'must be "both", "width" or "depth"'),
+        ({"depths": (1, 2)}, Expected(4, 3, 2, key="depths")),
+        ({"widths": (0.5,)}, Expected(4, 3, key="widths")),
+        ({"depths": (3, 2, 4)}, Expected(key="depths")),
+        ({"depths": (2, 3, 6)}, Expected("[1, 2, 3, 4, 5]", key="depths")),
+        ({"widths": (0.5, 0.4, 0.6)}, Expected(key="widths")),
+        ({"widths": (0.5, 0.505, 0.6)}, Expected(0.01, key="widths")),
+        ({"mode": "height"}, Expected('"both"', '"width"', '"depth"', key="split")),
     ],
 )
-def test_given_depths_and_widths_are_checked(options: dict, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+def test_given_depths_and_widths_are_checked(options: dict, expected: Expected) -> None:
+    with raises(PlanError, expected):
         search(cost_grid(cnn(), (1, 8, 8)), QUARTERS, **options)
 
 
@@ -360,7 +357,7 @@ def test_ratios_may_be_given() -> None:
     assert levels_of_budgets([0.1, 1.0], [0.2, 0.4]).ratios == (0.2, 0.4, 1.0)
     assert levels_of_budgets([0.1, 1.0], [0.2, 1]).ratios == (0.2, 1.0)
     for wrong in ([0.4, 0.2], [0.0, 0.5], [0.5, 1.5], [0.3, 0.3]):
-        with pytest.raises(PlanError, match="target ratios must be"):
+        with raises(PlanError, key="ratios"):
             levels_of_budgets([0.1, 1.0], wrong)
 
 
@@ -372,14 +369,14 @@ def test_a_levels_tolerance_is_the_smallest_of_its_clients() -> None:
 
 @pytest.mark.parametrize("budgets", [[], [0.0], [0.5, -1.0], [float("nan")], [float("inf")]])
 def test_budgets_that_make_no_sense(budgets: list[float]) -> None:
-    with pytest.raises(PlanError, match="budget"):
+    with raises(PlanError, key="budgets"):
         levels_of_budgets(budgets)
 
 
 def test_other_words_and_tolerances_are_refused() -> None:
-    with pytest.raises(PlanError, match='must be "cluster", "halving" or a list'):
+    with raises(PlanError, '"cluster"', '"halving"', key="levels"):
         levels_of_budgets([1.0], "thirds")
-    with pytest.raises(PlanError, match="a tolerance must be a number of at least 0, got -0.1"):
+    with raises(PlanError, 0, -0.1, key="tolerance"):
         levels_of_budgets([1.0], "cluster", -0.1)
 
 
@@ -424,22 +421,22 @@ def test_amounts_with_a_unit_are_absolute(amount: str, cost: str, fraction: floa
 
 
 @pytest.mark.parametrize(
-    ("budget", "message"),
+    ("budget", "expected"),
     [
-        ({"memory_bytes": 0.5}, "budget #1 names memory_bytes, and must name parameters too"),
-        ({}, "budget #1 names nothing"),
+        ({"memory_bytes": 0.5}, Expected(1, "memory_bytes", key="budgets")),
+        ({}, Expected(1, key="budgets")),
         (
             {"parameters": 1.0, "memory_bytes": "2 ms"},
-            r"memory_bytes is a number, or text with a unit \(B, kB",
+            Expected("memory_bytes", key="budget"),
         ),
-        ({"parameters": 1.0, "latency_s": "fast"}, 'such as "20 ms"; got "fast"'),
-        ({"parameters": 1.0, "latency_s": "1.2.3 ms"}, "text with a unit"),
-        ({"parameters": 1.0, "latency_s": -1.0}, "a budget must be a number above 0"),
-        ("0 K", "a budget must be a number above 0"),
+        ({"parameters": 1.0, "latency_s": "fast"}, Expected('"20 ms"', '"fast"', key="budget")),
+        ({"parameters": 1.0, "latency_s": "1.2.3 ms"}, Expected(key="budget")),
+        ({"parameters": 1.0, "latency_s": -1.0}, Expected(0, key="budgets")),
+        ("0 K", Expected(0, key="budgets")),
     ],
 )
-def test_budgets_in_several_costs_that_make_no_sense(budget: Any, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+def test_budgets_in_several_costs_that_make_no_sense(budget: Any, expected: Expected) -> None:
+    with raises(PlanError, expected):
         budgets_by_cost([budget], "parameters", COSTS_OF_M.__getitem__)
 
 
@@ -525,22 +522,22 @@ def test_a_plan_survives_toml_and_settles_a_run() -> None:
     assert pairs(search(grid, again.targets, "width")) != pairs(
         search(grid, again.targets)
     )  # settled for its mode only
-    with pytest.raises(PlanError, match="made for another model"):
+    with raises(PlanError, key="levels"):
         search(cost_grid(resnet(depth=20), CIFAR), again.targets)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "expected"),
     [
-        ("format = ", "must be TOML"),
-        ("format = 3", "format 3 cannot be read"),
-        ("", "format None"),
-        ("format = 1", "no plan that"),
-        ("format = 1\nlevel = [{ name = 1 }]", "no plan that"),
+        ("format = ", Expected(key="plan")),
+        ("format = 3", Expected(3, key="format")),
+        ("", Expected(key="format")),
+        ("format = 1", Expected(key="plan")),
+        ("format = 1\nlevel = [{ name = 1 }]", Expected(key="plan")),
     ],
 )
-def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_no_plan_is_refused(text: str, expected: Expected) -> None:
+    with raises(ConfigError, expected):
         Plan.from_toml(text)
 
 
@@ -556,7 +553,7 @@ def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
 def test_a_plan_with_wrong_entries_is_refused(before: str, after: str) -> None:
     text = small_plan().to_toml()
     assert before in text
-    with pytest.raises(ConfigError, match="no plan that"):
+    with raises(ConfigError, key="plan"):
         Plan.from_toml(text.replace(before, after))
 
 
@@ -595,7 +592,7 @@ def test_a_plan_with_further_costs_and_measurements_survives_toml() -> None:
     again = Plan.from_toml(plan.to_toml())
     assert again == plan
     assert again.targets.conditions.measured == conditions.measured
-    with pytest.raises(ConfigError, match="no plan that"):
+    with raises(ConfigError, key="plan"):
         Plan.from_toml(plan.to_toml().replace("[level.further]", "[level.farther]"))
 
 

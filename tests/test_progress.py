@@ -21,7 +21,7 @@ from waiting import LIMIT_S, running, wait_until
 
 import fleetfit as ff
 from fleetfit.api import progress
-from fleetfit.api.comparison.announced import announced, at_work
+from fleetfit.api.compare.plan import is_running, list_planned_runs
 from fleetfit.cli import main, watching
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
@@ -246,14 +246,14 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: py
 
     with pytest.MonkeyPatch.context() as patch, RunFolder(run).held():
         patch.setattr(watching.time, "sleep", meanwhile)
-        assert at_work(run)
+        assert is_running(run)
         said = watched(run, capsys)
         assert "goes on" not in said
     assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("round")] == [
         "round 1/3", "round 2/3", "round 3/3"
     ]  # fmt: skip
     assert said.startswith(f"Watching {run}; Ctrl-C leaves it alone.") and f"{run} is finished." in said
-    assert not at_work(run)
+    assert not is_running(run)
 
 
 def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(
@@ -279,7 +279,7 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(
     file.write_text(tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}]}}))
 
     def stops(title: str, number: int, count: int, run: ff.Run) -> Any:
-        assert at_work(tmp_path / "both")
+        assert is_running(tmp_path / "both")
 
         def on_round(found: Mapping[str, Any]) -> None:
             if number == 2 and found["round"] == 2:
@@ -289,8 +289,8 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(
 
     with pytest.raises(Stopped):
         ff.compare(file, out=tmp_path / "both", on_run=stops)
-    assert not at_work(tmp_path / "both")
-    assert [one.title for one in announced(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
+    assert not is_running(tmp_path / "both")
+    assert [one.title for one in list_planned_runs(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
     said = watched(tmp_path / "both", capsys)
     assert "[1/2] a, seed 3: finished." in said and "[2/2] c, seed 3  round 2/3" in said
     assert "was stopped: 1 of 2 runs are finished; the same fleetfit compare command goes on." in said

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import Expected, raises
 from test_attacks import TINY
 from test_rounds import LOCAL, fleet, same
 from tiny import plain, tiny_federation
@@ -263,19 +264,19 @@ def test_an_error_of_the_merge_is_not_laid_to_receive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("give", "message"),
+    ("give", "expected"),
     [
-        (lambda updates: [3], "receive must give on updates, got int"),
-        (lambda updates: [None, *updates], "receive must give on updates, got NoneType"),
-        (lambda updates: [u for u in list(updates) for _ in range(2)], "of client 2 .* did not get, or twice"),
-        (lambda updates: [replace(u, index=9) for u in updates], "did not get, or twice"),
-        (lambda updates: [replace(u, client=0) for u in updates], "not whose they are"),
+        (lambda updates: [3], Expected(key="receive")),
+        (lambda updates: [None, *updates], Expected(key="receive")),
+        (lambda updates: [u for u in list(updates) for _ in range(2)], Expected(2, key="receive")),
+        (lambda updates: [replace(u, index=9) for u in updates], Expected(2, 9, key="receive")),
+        (lambda updates: [replace(u, client=0) for u in updates], Expected(0, key="receive")),
     ],
     ids=["no update", "None", "twice", "unknown", "another client's"],
 )
-def test_what_is_no_update_of_this_round_is_named(give: Callable[[Any], Any], message: str) -> None:
+def test_what_is_no_update_of_this_round_is_named(give: Callable[[Any], Any], expected: Expected) -> None:
     federation, simulation = fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, expected):
         one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
 

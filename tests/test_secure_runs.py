@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit import secured
@@ -269,7 +270,7 @@ def test_a_damaged_record_of_begun_rounds_ends_the_run(text: str, tmp_path: Path
     with pytest.raises(Stopped):
         ff.run(laid(TINY, {"secure": SECURE}), out=tmp_path / "run", on_round=_stop)
     (tmp_path / "run/secure.json").write_text(text)
-    with pytest.raises(RunError, match=r"secure\.json is damaged"):
+    with raises(RunError, "secure.json"):
         ff.resume(tmp_path / "run")
 
 
@@ -281,38 +282,38 @@ def own_note(federation: Any, server: Any, update: Any) -> dict[str, Any]:
     return {}
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "weights by samples": ({"method": {"name": "fedavg"}}, 'method.hooks.weight = "by_count"'),
-    "robust": ({"method": {"plus": {"outliers": {}}}}, r"\[method.plus.outliers\] looks at single updates"),
-    "own merge": ({"method": {"plus": {"trimmed_mean": {}}}}, r"trimmed_mean\] averages in a way of its own"),
-    "own levels' tensors": ({"method": {"name": "decoupled"}}, "decoupled sends each level tensors of its own"),
-    "shrinks": ({"method": {"name": "adaptivefl"}}, "adaptivefl has clients train less than they were sent"),
+REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
+    "weights by samples": ({"method": {"name": "fedavg"}}, Expected("method.hooks.weight", '"by_count"')),
+    "robust": ({"method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
+    "own merge": ({"method": {"plus": {"trimmed_mean": {}}}}, Expected("trimmed_mean")),
+    "own levels' tensors": ({"method": {"name": "decoupled"}}, Expected("decoupled", "'dispatch'")),
+    "shrinks": ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'adapt'")),
     "shallower": ({"fleet": {"groups": [{"budget": 1.0, "profile": PROFILE}]}, "cohort": {"deadline_s": 60}},
-                  r'cohort.late = "shallower" has clients train less'),
-    "rows out": ({"method": {"name": "heterofl", "masked": True}}, "heterofl has clients leave rows out"),
-    "own note": ({"method": {"hooks": {"note": f"{__file__}:own_note"}}}, "method.hooks.note looks at single updates"),
-    "chosen by loss": ({"cohort": {"choose": "loss"}}, "cohort.choose learns from what each client did"),
-    "random channels": ({"method": {"hooks": {"channels": "random"}}}, "channels of its own"),
-    "compression": ({"local": {"compress": "int8"}}, "masked numbers cannot be compressed"),
-    "clients that remember": ({"method": {"plus": {"feddyn": {}}}}, r"\[method.plus.feddyn\] each client remembers"),
-    "batch norm": ({"model": {"norm": True}}, "batch-norm layers, whose statistics"),
-    "small cohort": ({"cohort": {"fraction": 0.1}}, "3 clients at least are to be added up, and a cohort has 1"),
-    "half": ({"secure": {"threshold": 0.5}}, "threshold"),
-    "one": ({"secure": {"minimum": 1}}, "minimum"),
+                  Expected("cohort.late", '"shallower"')),
+    "rows out": ({"method": {"name": "heterofl", "masked": True}}, Expected("heterofl", "'reply'")),
+    "own note": ({"method": {"hooks": {"note": f"{__file__}:own_note"}}}, Expected("method.hooks.note")),
+    "chosen by loss": ({"cohort": {"choose": "loss"}}, Expected("cohort.choose")),
+    "random channels": ({"method": {"hooks": {"channels": "random"}}}, Expected('channels = "prefix"', '"rolling"')),
+    "compression": ({"local": {"compress": "int8"}}, Expected("[secure]", "[local]", "compress")),
+    "clients that remember": ({"method": {"plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
+    "batch norm": ({"model": {"norm": True}}, Expected('norm = "group"', '"batch"')),
+    "small cohort": ({"cohort": {"fraction": 0.1}}, Expected("[secure] minimum", 3, 1)),
+    "half": ({"secure": {"threshold": 0.5}}, Expected("[secure] threshold", 0.5)),
+    "one": ({"secure": {"minimum": 1}}, Expected("[secure] minimum", 2, 1)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_asked_of_sums_is_refused_before_the_first_round(what: str) -> None:
-    change, sentence = REFUSED[what]
+    change, expected = REFUSED[what]
     base = {k: v for k, v in TINY.items() if k != "fleet"} if "fleet" in change else TINY
-    with pytest.raises(ConfigError, match=sentence):
+    with raises(ConfigError, expected):
         assemble(experiment_of(laid(base, {"secure": SECURE}, change)))
 
 
 def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
     change = {"data": {"name": f"{HERE}/tiny.py:tiny_data", "n": 4000, "partition": {"kind": "iid", "clients": 300}}}
-    with pytest.raises(ConfigError, match="sums of 24 bits hold 256 clients, and a cohort has 300"):
+    with raises(ConfigError, "[secure] bits", 24, 256, 300):
         assemble(experiment_of(laid(TINY, {"secure": {"bits": 24}}, change)))
 
 

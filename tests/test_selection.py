@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import Expected, raises
 from tiny import plain, spec_of, tiny_federation
 
 from fleetfit import names
@@ -389,22 +390,22 @@ def own_choice() -> Method:
 
 
 def test_a_method_that_chooses_refuses_another_choice() -> None:
-    with pytest.raises(ConfigError, match='both the method and "size" set hook "choose"'):
+    with raises(ConfigError, '"size"', '"choose"', key="method.hooks.choose"):
         build({"name": own_choice, "cohort": {"name": "size"}})
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "expected"),
     [
-        ({"name": "loss", "candidates": -1}, "candidates must be at least 0, got -1"),
-        ({"name": "diversity", "buckets": 0}, "buckets must be at least 1, got 0"),
-        ({"name": "diversity", "kept": 1}, "kept must be at least 2, got 1"),
-        ({"name": "diversity", "target": "some"}, 'target: should be "uniform" or "all"'),
-        ({"name": "size", "candidates": 3}, 'has no "candidates"; it takes nothing'),
+        ({"name": "loss", "candidates": -1}, Expected(0, -1, key="candidates")),
+        ({"name": "diversity", "buckets": 0}, Expected(1, 0, key="buckets")),
+        ({"name": "diversity", "kept": 1}, Expected(2, 1, key="kept")),
+        ({"name": "diversity", "target": "some"}, Expected('"uniform"', '"all"')),
+        ({"name": "size", "candidates": 3}, Expected('"candidates"')),
     ],
 )
-def test_what_a_choice_refuses(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_a_choice_refuses(keys: dict[str, Any], expected: Expected) -> None:
+    with raises(ConfigError, expected):
         build({"name": "fedavg", "cohort": keys})
 
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pydantic
 import pytest
+from support import raises
 
 import fleetfit
 from fleetfit import errors
@@ -18,6 +19,7 @@ from fleetfit.config.schema import (
     Exponential,
     Step,
 )
+from fleetfit.errors import ConfigError
 
 NAMES = {
     "Aggregate",
@@ -306,5 +308,5 @@ def test_plan_is_that_of_the_run() -> None:
     plan = fleetfit.plan(described)
     assert [level.name for level in plan.levels] == ["1", "2"] and plan.levels[-1].share == 1.0
     assert fleetfit.plan(described, overrides=["fleet.levels=[0.5, 1.0]"]).levels[0].target == 0.5
-    with pytest.raises(fleetfit.ConfigError, match="compares several"):
+    with raises(ConfigError, "fleetfit compare", "[compare]"):
         fleetfit.plan({"compare": {"row": [{}]}})

@@ -22,10 +22,20 @@ def test_no_phrase_of_a_refused_kind_is_new() -> None:
     assert not new, f"say these in plain words (CONTRIBUTING.md, Words), file and lines: {new}"
 
 
+def test_no_test_on_the_wording_of_an_error_is_new() -> None:
+    allowed = words.read_counts(words.WORDING)
+    new = {place: lines for place, lines in words.find_matches().items() if len(lines) > allowed.get(place, 0)}
+    assert not new, f"assert on class, key, path and values (support.raises), not on words; file and lines: {new}"
+
+
 def test_the_baselines_hold_nothing_that_is_gone() -> None:
     gone = (words.read_names() | REASONS.keys()) - words.find_names()
-    phrases = words.find_phrases()
-    high = {place: count for place, count in words.read_counts().items() if count > len(phrases.get(place, []))}
+    high = {
+        place: count
+        for path, lines in ((words.PROSE, words.find_phrases()), (words.WORDING, words.find_matches()))
+        for place, count in words.read_counts(path).items()
+        if count > len(lines.get(place, []))
+    }
     assert not gone, f"remove these lines: python tests/words.py shrink: {sorted(gone)}"
     assert not high, f"lower these numbers: python tests/words.py shrink: {high}"
 
@@ -47,7 +57,7 @@ def test_a_method_may_be_called_as_the_paper_calls_it() -> None:
     assert words.explain_refusal("decoupled", "training") == "participle"
 
 
-def test_names_and_phrases_are_found(tmp_path: Path) -> None:
+def test_names_phrases_and_matches_are_found(tmp_path: Path) -> None:
     (tmp_path / "fleetfit/room").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
     (tmp_path / "fleetfit/room/a.py").write_text(
@@ -56,3 +66,6 @@ def test_names_and_phrases_are_found(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("Fine.\nIt goes on with the next one.\n")
     assert words.find_names(tmp_path) == {"fleetfit/room/a.py taken"}
     assert words.find_phrases(tmp_path) == {"fleetfit/room/a.py": [3], "README.md": [2]}
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_a.py").write_text('with raises(E, key="a"): ...\nwith pytest.raises(E, match="a"): ...\n')
+    assert words.find_matches(tmp_path) == {"tests/test_a.py": [2]}

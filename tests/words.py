@@ -1,10 +1,11 @@
-"""Find names and phrases that the rules of ADR 0021 refuse, and shorten the baselines of those that are left.
+"""Find names, phrases and tests on wording that the rules of ADR 0021 refuse, and shorten the baselines of those left.
 
     python tests/words.py           # list what is new, and the lines of the baselines that can be removed
     python tests/words.py shrink    # remove those lines; nothing is ever added
 
-`tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file. Both are
-edited by removing lines or lowering numbers only.
+`tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file and
+`tests/baselines/wording.txt` a number of `raises(..., match=...)` per test file. They are edited by removing lines or
+lowering numbers only.
 """
 
 import ast
@@ -16,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NAMES, PROSE = ROOT / "tests/baselines/names.txt", ROOT / "tests/baselines/prose.txt"
+WORDING = ROOT / "tests/baselines/wording.txt"
 
 WORDS = {
     kind: frozenset(words) for kind, words in tomllib.loads((ROOT / "tests/baselines/words.toml").read_text()).items()
@@ -81,33 +83,52 @@ def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
     return lines
 
 
+def find_matches(root: Path = ROOT) -> dict[str, list[int]]:
+    """Return the numbers of the lines on which a test matches the wording of an exception, by file."""
+    lines = {}
+    for path in sorted((root / "tests").rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        numbers = [
+            call.lineno
+            for call in calls
+            if ast.unparse(call.func).rpartition(".")[2] == "raises" and any(k.arg == "match" for k in call.keywords)
+        ]
+        if numbers:
+            lines[path.relative_to(root).as_posix()] = sorted(numbers)
+    return lines
+
+
 def read_names(path: Path = NAMES) -> set[str]:
     """Return the names that the baseline still allows."""
     return set(path.read_text(encoding="utf-8").splitlines())
 
 
 def read_counts(path: Path = PROSE) -> dict[str, int]:
-    """Return how many lines with a phrase the baseline still allows, by file."""
+    """Return how many lines a baseline still allows, by file."""
     rows = [line.rsplit(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines()]
     return {place: int(count) for place, count in rows}
 
 
 def shrink() -> None:
     """Remove names from the baseline that are gone, and lower its numbers to what is left."""
-    names, counts = find_names(), {place: len(numbers) for place, numbers in find_phrases().items()}
+    names = find_names()
     NAMES.write_text("".join(f"{name}\n" for name in sorted(read_names() & names)), encoding="utf-8")
-    left = Counter(read_counts()) & Counter(counts)
-    PROSE.write_text("".join(f"{place} {count}\n" for place, count in sorted(left.items())), encoding="utf-8")
+    for path, lines in ((PROSE, find_phrases()), (WORDING, find_matches())):
+        left = Counter(read_counts(path)) & Counter({place: len(numbers) for place, numbers in lines.items()})
+        path.write_text("".join(f"{place} {count}\n" for place, count in sorted(left.items())), encoding="utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["shrink"]:
         shrink()
-    names, phrases, known, allowed = find_names(), find_phrases(), read_names(), read_counts()
+    names, known = find_names(), read_names()
     for name in sorted(names - known):
         print(f"new name: {name} ({explain_refusal(name.split()[1])})")
-    for place, numbers in phrases.items():
-        if len(numbers) > allowed.get(place, 0):
-            print(f"new phrase: {place}, {len(numbers)} for {allowed.get(place, 0)}, lines {numbers}")
-    removable = len(known - names) + sum(count > len(phrases.get(place, [])) for place, count in allowed.items())
+    removable = len(known - names)
+    for kind, path, lines in (("phrase", PROSE, find_phrases()), ("match", WORDING, find_matches())):
+        allowed = read_counts(path)
+        for place, numbers in lines.items():
+            if len(numbers) > allowed.get(place, 0):
+                print(f"new {kind}: {place}, {len(numbers)} for {allowed.get(place, 0)}, lines {numbers}")
+        removable += sum(count > len(lines.get(place, [])) for place, count in allowed.items())
     print(f"{removable} lines of the baselines can be removed or lowered: python tests/words.py shrink")

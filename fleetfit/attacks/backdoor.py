@@ -28,9 +28,9 @@ def backdoor(target: int = 0, trigger: int = 3, scale: float = 5.0, poisoned: fl
         scale: How many times as far the update moves, above 0.
         poisoned: Share of a hostile client's training images that get the square, above 0 and at most 1.
     """
-    check_range("[attack] trigger", trigger, 1, closed=True)
-    check_range("[attack] scale", scale, 0)
-    check_range("[attack] poisoned", poisoned, 0, 1 + 1e-9)
+    check_range("attack.trigger", trigger, 1, closed=True)
+    check_range("attack.scale", scale, 0)
+    check_range("attack.poisoned", poisoned, 0, 1 + 1e-9)
     return Attack(
         poison=partial(poisoned_samples, target=target, side=trigger, share=poisoned),
         probe=partial(triggered, target=target, side=trigger),

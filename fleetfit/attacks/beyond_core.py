@@ -20,7 +20,7 @@ def beyond_core(scale: float = 10.0) -> Attack:
     Args:
         scale: How many times as far, above 0.
     """
-    check_range("[attack] scale", scale, 0)
+    check_range("attack.scale", scale, 0)
     return Attack(forge=partial(flipped_beyond, scale=scale))
 
 

@@ -17,7 +17,7 @@ def false_samples(scale: float = 100.0) -> Attack:
     Args:
         scale: How many times as many, above 1.
     """
-    check_range("[attack] scale", scale, 1, 1e6)
+    check_range("attack.scale", scale, 1, 1e6)
     return Attack(tell=partial(registered, scale=scale), forge=partial(counted, scale=scale))
 
 

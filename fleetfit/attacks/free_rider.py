@@ -15,7 +15,7 @@ def free_rider(scale: float = 0.0) -> Attack:
     Args:
         scale: Noise that hides it: its norm as a share of what an honest update would have moved; 0 for none.
     """
-    check_range("[attack] scale", scale, 0, closed=True)
+    check_range("attack.scale", scale, 0, closed=True)
     return Attack(forge=partial(unmoved, scale=scale))
 
 

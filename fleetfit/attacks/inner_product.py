@@ -19,7 +19,7 @@ def inner_product(scale: float = 5.0) -> Attack:
     Args:
         scale: How many times the mean, above 0.
     """
-    check_range("[attack] scale", scale, 0)
+    check_range("attack.scale", scale, 0)
     return Attack(forge=partial(opposed, scale=scale), together=True)
 
 

@@ -19,7 +19,7 @@ def little_is_enough(z: float = 1.5) -> Attack:
     Args:
         z: Standard deviations, above 0. What stays unseen depends on how many there are; the paper has 0.3 to 1.5.
     """
-    check_range("[attack] z", z, 0)
+    check_range("attack.z", z, 0)
     return Attack(forge=partial(shifted, z=z), together=True)
 
 

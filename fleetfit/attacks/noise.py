@@ -15,7 +15,7 @@ def noise(scale: float = 10.0) -> Attack:
     Args:
         scale: How many times as long, above 0.
     """
-    check_range("[attack] scale", scale, 0)
+    check_range("attack.scale", scale, 0)
     return Attack(forge=partial(random_movement, scale=scale))
 
 

@@ -15,7 +15,7 @@ def sign_flip(scale: float = 10.0) -> Attack:
     Args:
         scale: How many times as far, above 0.
     """
-    check_range("[attack] scale", scale, 0)
+    check_range("attack.scale", scale, 0)
     return Attack(forge=partial(flipped, scale=scale))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.progress import Progress
 
 from fleetfit.api import Comparison, Run
-from fleetfit.api.comparison import ComparisonProgress
+from fleetfit.api.compare import ComparisonProgress
 from fleetfit.api.progress import Rounds, bars
 from fleetfit.api.runs import proceed
 from fleetfit.cli.output import explain_interrupt, print_line, print_notes, print_table

@@ -68,14 +68,14 @@ class Shown:
 def of_run_file(file: Path | None, overrides: Sequence[str]) -> list[Shown]:
     """Return the plan of a run file's method; of a file that compares, that of each row that has another."""
     from fleetfit.api import runs
-    from fleetfit.api.comparison import plans_of
+    from fleetfit.api.compare import list_plans
     from fleetfit.api.runs import described
 
     asked = described(file, overrides)
     if file is not None and asked.compare.is_set:
         return [
             Shown(assembly.plan, _title(assembly, rows), _models(assembly))
-            for rows, assembly in plans_of(file, overrides)
+            for rows, assembly in list_plans(file, overrides)
         ]
     assembly = assemble(asked)
     runs.check_asked(assembly.unused, asked)

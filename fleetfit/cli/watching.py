@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from fleetfit import files
 from fleetfit.api import Run, load
-from fleetfit.api.comparison.announced import announced, at_work
+from fleetfit.api.compare.plan import is_running, list_planned_runs
 from fleetfit.api.progress import Rounds, bars
 from fleetfit.cli import display, output
 from fleetfit.cli.output import UserInterrupt
@@ -97,7 +97,7 @@ def watch(folder: Path, once: bool = False) -> None:
     if files.is_file(folder / "config.toml"):
         _follow(folder, [_Watched(folder, "", None)], once)
         return
-    runs = announced(folder)
+    runs = list_planned_runs(folder)
     if not runs:
         raise RunError(f"{folder} is no folder of a run or a comparison that can be watched.")
     bar = bars() if sys.stdout.isatty() else None
@@ -108,11 +108,11 @@ def watch(folder: Path, once: bool = False) -> None:
 
 
 def _follow(folder: Path, found: Sequence[_Watched], once: bool) -> None:
-    if not once and at_work(folder):
+    if not once and is_running(folder):
         output.print_line(f"Watching {folder}; Ctrl-C leaves it alone.")
     try:
         while True:
-            alive = at_work(folder)  # first: what it wrote before it ended is looked at then
+            alive = is_running(folder)  # first: what it wrote before it ended is looked at then
             for one in found:
                 one.look()
             if once or not alive or all(one.finished for one in found):

@@ -85,7 +85,7 @@ def kind_of(cost: str) -> CostKind:
     """
     if cost not in COSTS:
         raise ConfigError(
-            f'"{cost}" is no cost; choose one of {", ".join(COSTS)}.{did_you_mean(cost, COSTS)}', key="cost"
+            f'"{cost}" is not a cost; choose one of {", ".join(COSTS)}.{did_you_mean(cost, COSTS)}', key="cost"
         )
     return COSTS[cost]
 

@@ -166,4 +166,4 @@ def read_policy(numbers: Mapping[str, Any]) -> Policy:
             tuple(map(float, found["thresholds"])), found["measure"], tuple(map(float, found["temperatures"]))
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the calibration cannot be read: {error}. Calibrate again.") from None
+        raise RunError(f"the calibration cannot be read: {error}. Calibrate again.", key="calibration") from None

@@ -52,7 +52,7 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
     """
     if measure not in get_args(Measure):
         known = get_args(Measure)
-        raise ConfigError(f'there is no confidence "{measure}"; there are {", ".join(known)}.'
+        raise ConfigError(f'unknown confidence "{measure}"; choose one of {", ".join(known)}.'
                           f"{did_you_mean(measure, known)}", key="measure")  # fmt: skip
     logs = F.log_softmax(logits.float() / temperature, dim=-1)
     if measure == "max":
@@ -290,7 +290,9 @@ def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> Stopped:
     parts = with_segments(module)
     last = len(parts.exits) - 1
     if len(policy.thresholds) != last + 1:
-        raise ConfigError(f"the policy has {len(policy.thresholds)} thresholds, and the model {last + 1} exits.")
+        raise ConfigError(
+            f"the policy has {len(policy.thresholds)} thresholds, and the model {last + 1} exits.", key="policy"
+        )
     carry = parts.start(x)
     here = torch.arange(len(x), device=x.device)
     logits, exits = None, torch.full((len(x),), last, device=x.device)
@@ -306,7 +308,7 @@ def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> Stopped:
             break
         here, carry = here[stays], tree_map(_kept(stays, len(z)), carry)
     if logits is None:
-        raise RunError("the model has no exits.")
+        raise RunError("the model has no exits.", key="model")
     return Stopped(logits, exits)
 
 

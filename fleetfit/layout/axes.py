@@ -37,11 +37,12 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in (self.size, self.granule, self.block)):
-            raise ModelError(f"size, granule and block of an axis must be whole numbers, got {self}.")
+            raise ModelError(f"size, granule and block of an axis must be whole numbers, got {self}.", key="size")
         if self.size < 1 or self.granule < 1 or self.size % self.granule:
             raise ModelError(
                 f"an axis of size {self.size} cannot be cut in granules of {self.granule}: both must be at least 1 and "
-                "the size a multiple of the granule."
+                "the size a multiple of the granule.",
+                key="granule",
             )
 
 
@@ -100,7 +101,7 @@ def default_sizes(axes: Mapping[str, Axis], width: float) -> dict[str, int]:
         ModelError: The width is outside (0, 1].
     """
     if not 0 < width <= 1:
-        raise ModelError(f"a width must be above 0 and at most 1, got {width}.")
+        raise ModelError(f"a width must be above 0 and at most 1, got {width}.", key="width")
     kept = {}
     for name, axis in axes.items():
         granules = int(width * axis.size / axis.granule + 1e-9)  # 0.29 * 100 is 28.999..., and means 29
@@ -347,7 +348,8 @@ def product(*factors: str | int, dim: int | None = None) -> Declaration:
     if not axes or len(set(axes)) != len(axes):
         raise ModelError(
             'product(...) takes axes, each once, and numbers, outermost first, such as product(3, "heads", 8); got '
-            f"{factors!r}."
+            f"{factors!r}.",
+            key="product",
         )
     return Declaration("product", parts=factors, dim=_place("product", dim))
 
@@ -361,11 +363,13 @@ def segments(*parts: str | int | Declaration, dim: int | None = None) -> Declara
     """
     for part in parts:
         if isinstance(part, Declaration) and part.kind != "product":
-            raise ModelError(f"segments(...) takes axes, numbers and product(...) of them, got {part}.")
+            raise ModelError(f"segments(...) takes axes, numbers and product(...) of them, got {part}.", key="segments")
         if not isinstance(part, (str, Declaration)):
             _count("segments", part)
     if not parts:
-        raise ModelError('segments() has no parts; name what lies side by side, such as segments("stem", "grow*").')
+        raise ModelError(
+            'segments() has no parts; name its parts in order, such as segments("stem", "grow*").', key="segments"
+        )
     return Declaration("segments", parts=parts, dim=_place("segments", dim))
 
 
@@ -403,7 +407,8 @@ def declarations_of(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
             if not isinstance(pattern, str) or not isinstance(one, Declaration):
                 raise ModelError(
                     f"declared[{pattern!r}] must be blocked(...), interleaved(...), product(...), segments(...), "
-                    f"alias(...), block(...), exit_after(...) or a tuple of them; got {one!r}."
+                    f"alias(...), block(...), exit_after(...) or a tuple of them; got {one!r}.",
+                    key="declared",
                 )
             _known(one, pattern, architecture.axes)
         found[pattern] = tuple(several)
@@ -417,12 +422,14 @@ def _known(one: Declaration, pattern: str, axes: Mapping[str, Any]) -> None:
         if isinstance(part, Declaration):
             _known(part, pattern, axes)
         elif isinstance(part, str) and part not in axes and not set(part) & set("*?["):
-            raise ModelError(f'"{pattern}": {one} names axis "{part}"; the model has {", ".join(axes)}.')
+            raise ModelError(
+                f'"{pattern}": {one} names axis "{part}"; the model has {", ".join(axes)}.', key="declared"
+            )
 
 
 def _count(kind: str, n: Any, least: int = 1) -> int:
     if not isinstance(n, int) or isinstance(n, bool) or n < least:
-        raise ModelError(f"{kind}(...) takes whole numbers of at least {least}, got {n!r}.")
+        raise ModelError(f"{kind}(...) takes whole numbers of at least {least}, got {n!r}.", key=kind)
     return n
 
 

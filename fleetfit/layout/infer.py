@@ -54,7 +54,7 @@ def dimension(
         wrong = next((x for x in ours if x.dim == d), None)
         if wrong is not None:
             raise ModelError(
-                f"{where} is declared {wrong.kind}, but no axis moves it. Remove the declaration or mend its dim."
+                f"{where} is declared {wrong.kind}, but no axis moves it. Remove the declaration, or correct its dim."
             )
         return (Segment(None, size),)
     alone = next(iter(growth)) if len(growth) == 1 else None
@@ -434,5 +434,5 @@ def _check_together(layout: Layout, sizes: Mapping[str, int], built: _Tensors) -
         if built[name][0] != shape:
             raise ModelError(
                 f'"{name}": with every axis larger by a granule the layout predicts {shape}, the builder makes '
-                f"{built[name][0]}. Look at what is declared of it: product(...) multiplies, segments(...) adds."
+                f"{built[name][0]}. Check its declaration: product(...) multiplies, segments(...) adds."
             )

@@ -279,8 +279,8 @@ def concatenated(name: str, where: str, size: int, growth: Mapping[str, int], ax
     fixed = size - sum(axes[axis].size * n for axis, n in times.items())
     if fixed < 0 or any(growth[axis] % axes[axis].granule for axis in growth):
         return ModelError(
-            f"{where} moves with {moving} and is neither their sum nor their product. Declare what lies side by side "
-            'in it, in order, with product(...) for what is multiplied: such as segments(product("heads", "head_dim"), '
+            f"{where} moves with {moving} and is neither their sum nor their product. Declare its parts in order, "
+            'products with product(...), such as segments(product("heads", "head_dim"), '
             'product("groups", "head_dim")), or only one of the axes may move it.'
         )
     front = [str(fixed)] if fixed else []

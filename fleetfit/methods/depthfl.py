@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError
+from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
@@ -38,10 +38,8 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
         temperature: Softens the distributions that are compared.
     """
     check_temperature(temperature)
-    if ramp < 0 or share < 0:
-        raise ConfigError(
-            f"depthfl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
-        )
+    check_range("ramp", ramp, 0, closed=True)
+    check_range("share", share, 0, closed=True)
     base = feddyn(alpha) if alpha else Method(weight=by_count)
     loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
     return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)

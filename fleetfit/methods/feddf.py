@@ -22,7 +22,7 @@ from functools import partial
 import torch
 
 from fleetfit.aggregate import Aggregate, applied
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
@@ -60,11 +60,10 @@ def feddf(
         patience: Stop after so many steps without a lower divergence there.
     """
     check_temperature(temperature)
-    if steps < 0 or min(batch_size, check_every, patience) < 1 or not lr > 0:
-        raise ConfigError(
-            "feddf's steps must be at least 0, batch_size, check_every and patience at least 1 and lr above 0; got "
-            f"{steps}, {batch_size}, {check_every}, {patience} and {lr}."
-        )
+    check_range("steps", steps, 0, closed=True)
+    check_range("lr", lr, 0)
+    for name, number in (("batch_size", batch_size), ("check_every", check_every), ("patience", patience)):
+        check_range(name, number, 1, closed=True)
     base = Method(levels=partial(split_levels, mode="width"), weight=by_count)
     if not steps:
         return base

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError, check_range
+from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.layout import State, outputs
 from fleetfit.levels import split_levels
@@ -74,10 +74,8 @@ def reefl(
     """
     check_temperature(temperature)
     check_range("zeta", zeta, 0, 1)
-    if ramp < 0 or share < 0:
-        raise ConfigError(
-            f"reefl's ramp and share must be at least 0, got {ramp} and {share}.", key="ramp" if ramp < 0 else "share"
-        )
+    check_range("ramp", ramp, 0, closed=True)
+    check_range("share", share, 0, closed=True)
     sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
     method = Method(

@@ -172,7 +172,7 @@ class Bert(Architecture):
                 key="heads",
             )
         if not self.encoder.bias:
-            raise ModelError("its query, key and value have no biases, those of a BERT in transformers have.")
+            raise ModelError("its query, key and value have no biases; a BERT in transformers has them.", key="bias")
         if self.head != "pooler":
             raise ModelError(
                 f'its classifier is of the kind [model] head = "{self.head}", that of a BERT in transformers has a '

@@ -52,7 +52,7 @@ def renamed(state: Mapping[str, Tensor], names: Mapping[str, Sequence[str]], pre
         elif part in names:
             theirs = f"{names[part][0]}.{kind}"
         else:
-            raise ModelError(f'there is no place for "{ours}" in a model of that type.')
+            raise ModelError(f'a model of that type does not have "{ours}".')
         found[theirs if theirs.startswith(CLASSIFIER) else prefix + theirs] = tensor
     return found
 
@@ -154,8 +154,8 @@ def _files(folder: Path) -> dict[str, Path]:
         old = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
         if old:
             raise ModelError(
-                f"{folder} holds {old[0]}, a pickle, which could run any code and is not read. Save it anew as "
-                f"safetensors: AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does.",
+                f"{folder} holds {old[0]}, a pickle, which could run any code and is not read. Save it as "
+                "safetensors: AutoModel.from_pretrained(...).save_pretrained(...) of `transformers` does.",
                 path=folder,
             )
         raise ModelError(f"{folder} has no model.safetensors.", path=folder)

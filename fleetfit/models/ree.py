@@ -202,7 +202,8 @@ class Recurrent(Wrapped):
         if odd is not None:
             raise ModelError(
                 f"ReeFL needs a backbone with one state size in all layers: this one's is {widths[0]} at its start and "
-                f"{widths[odd]} after block {self.positions[odd - 1]}. A transformer, BERT or Vision Mamba has one."
+                f"{widths[odd]} after block {self.positions[odd - 1]}. A transformer, BERT or Vision Mamba has one.",
+                key="model",
             )
         for name, axis in self.inner.axes.items():
             if axis.scaled and self._token_widths({**full, name: axis.size + axis.granule}, 1)[0] != widths[0]:
@@ -298,11 +299,12 @@ def recurrent(
     Raises:
         ModelError: The backbone cannot be run block by block, its state changes its size, or the sizes do not fit.
     """
-    if heads < 1 or bottleneck % heads or not mlp > 0:
-        raise ModelError(f"Ree's bottleneck must be a multiple of its heads and mlp above 0, got {bottleneck}, {heads} "
-                         f"and {mlp}.", key="bottleneck")  # fmt: skip
-    if at not in ("blocks", "exits") or queue not in ("modulated", "original"):
-        raise ModelError(
-            f'Ree runs at "blocks" or "exits" and keeps "modulated" or "original", got {at} and {queue}.', key="at"
-        )
+    if heads < 1 or bottleneck % heads:
+        raise ModelError(f"heads must be at least 1 and divide bottleneck = {bottleneck}, got {heads}.", key="heads")
+    if not mlp > 0:
+        raise ModelError(f"mlp must be above 0, got {mlp}.", key="mlp")
+    if at not in ("blocks", "exits"):
+        raise ModelError(f'at must be "blocks" or "exits", got {at!r}.', key="at")
+    if queue not in ("modulated", "original"):
+        raise ModelError(f'queue must be "modulated" or "original", got {queue!r}.', key="queue")
     return Recurrent(architecture, tuple(input_shape), ree, modulate, at, queue, heads, bottleneck, mlp)

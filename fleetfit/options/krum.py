@@ -28,7 +28,7 @@ def krum(share: float = 0.2) -> Method:
     Args:
         share: Of the round's clients that are expected to be hostile, above 0 and below 0.5; so many are left out.
     """
-    check_range("[method.plus.krum] share", share, 0, 0.5)
+    check_range("method.plus.krum.share", share, 0, 0.5)
     return Method(receive=partial(received, share=share), weight=by_count)
 
 

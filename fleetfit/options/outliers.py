@@ -41,8 +41,8 @@ def outliers(threshold: float = 2.0, least: int = 4) -> Method:
         threshold: How many times as far from the median as the median client a client may be, above 1.
         least: Clients that have to cover a block for it to be judged, at least 3.
     """
-    check_range("[method.plus.outliers] threshold", threshold, 1)
-    check_range("[method.plus.outliers] least", least, 3, closed=True)
+    check_range("method.plus.outliers.threshold", threshold, 1)
+    check_range("method.plus.outliers.least", least, 3, closed=True)
     return Method(receive=partial(received, threshold=threshold, least=least), weight=by_count)
 
 

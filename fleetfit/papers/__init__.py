@@ -38,7 +38,8 @@ def paper_table(name: str) -> "PaperTable":
     """
     if name not in TABLES:
         raise ConfigError(
-            f'"{name}" is no table of the papers; there is {", ".join(TABLES)}.{did_you_mean(name, TABLES)}', key="name"
+            f'"{name}" is not a table of the papers; choose one of {", ".join(TABLES)}.{did_you_mean(name, TABLES)}',
+            key="name",
         )
     module = importlib.import_module(f"fleetfit.papers.{TABLES[name]}")
     found: PaperTable = getattr(module, name.replace("-", "_"))()

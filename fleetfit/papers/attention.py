@@ -103,13 +103,15 @@ def _parts(module: nn.Module) -> tuple[RecurrentModule, VitModule, nn.Module]:
     if not isinstance(module, RecurrentModule) or module.ree is None:
         raise ModelError(
             "attention maps before and after modulation need a model with Ree, which this one has not. Train a vision "
-            'transformer with method "reefl", and not with its ree = false.'
+            'transformer with method "reefl", and not with its ree = false.',
+            key="method",
         )
     backbone = module.backbone
     if not isinstance(backbone, VitModule):
         raise ModelError(
             "attention maps need attention over the patches of an image, so a vision transformer (vit, deit_ti, "
-            f"deit_s, deit_b); Ree sits on a {type(backbone).__name__} here."
+            f"deit_s, deit_b); Ree sits on a {type(backbone).__name__} here.",
+            key="model",
         )
     return module, backbone, module.ree
 

@@ -315,7 +315,7 @@ def _checked(budgets: npt.ArrayLike) -> Floats:
         raise PlanError("there are no budgets: name at least one client or group.", key="budgets")
     if wrong.size:
         raise PlanError(
-            f"a budget must be a number above 0, got {given[wrong[0]]} for client {wrong[0]}.", key="budget"
+            f"a budget must be a number above 0, got {given[wrong[0]]} for client {wrong[0]}.", key="budgets"
         )
     return given
 

@@ -139,7 +139,7 @@ class Plan:
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"a plan must be TOML: {error}.") from error
+            raise ConfigError(f"a plan must be TOML: {error}.", key="plan") from error
         return Plan.of_table(values)
 
     @staticmethod
@@ -171,7 +171,8 @@ class Plan:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
-                f"this is no plan that `fleetfit plan` saved ({type(error).__name__}: {truncate(error, 200)})."
+                f"this is not a plan saved by `fleetfit plan` ({type(error).__name__}: {truncate(error, 200)}).",
+                key="plan",
             ) from error
 
 

@@ -315,7 +315,7 @@ def _settled(grid: Grid, targets: Targets, further: Mapping[str, Grid]) -> tuple
     """Return the splits of a saved plan, with their cost in this model."""
     strange = sorted({e for s in targets.splits for e in s.exits} - set(grid.positions))
     if strange or targets.splits[-1].depth != grid.blocks:
-        raise PlanError(f"the plan, or what is given as levels, was made for another model: it has exits "
+        raise PlanError(f"the plan, or the given levels, were made for another model: it has exits "
                         f"{list(targets.splits[-1].exits)}; this model has {grid.blocks} blocks and allows exits after "
                         f"{list(grid.positions)}.", key="levels")  # fmt: skip
     return tuple(_counted(split, grid, further) for split in targets.splits)

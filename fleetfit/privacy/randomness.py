@@ -88,8 +88,8 @@ def key_in(path: str | Path) -> bytes:
         text, found = files.read_text(place), place.stat()
     except FileNotFoundError:
         raise RunError(
-            f"[privacy] key_file: {place} is not there, and without the key this run cannot go on: another key would "
-            "draw other noise for rounds that are known. What it has spent stands in its privacy.json. Put the file "
+            f"[privacy] key_file: {place} does not exist, and the run cannot continue without the key: another key "
+            "would draw other noise for rounds that are known. Its privacy.json has what was spent. Put the file "
             "back, or begin a new run, whose budget adds to that.",
             key="privacy.key_file",
             path=place,
@@ -100,8 +100,8 @@ def key_in(path: str | Path) -> bytes:
         ) from None
     if os.name == "posix" and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
-            f"[privacy] key_file: others than you may read {place}, and whoever has the key can take the noise away. "
-            f"Make a new one, or if nobody has looked: chmod 600 {place}",
+            f"[privacy] key_file: other users can read {place}, and with the key the noise can be removed. Make a "
+            f"new one, or if it was not read: chmod 600 {place}",
             key="privacy.key_file",
             path=place,
         )
@@ -111,8 +111,8 @@ def key_in(path: str | Path) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         raise ConfigError(
-            f"[privacy] key_file: {place} is no key of {KEY_BYTES} bytes in hexadecimal digits. Name a file that is "
-            "not there, and it is made.",
+            f"[privacy] key_file: {place} is not a key of {KEY_BYTES} bytes in hexadecimal digits. Name a new file "
+            "to have a key made.",
             key="privacy.key_file",
             path=place,
         )
@@ -127,8 +127,8 @@ def outside(path: str | Path, folder: Path) -> None:
     """
     if files.expand_path(path).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            f"[privacy] key_file: {path} lies in the run folder {folder}. Whoever gets the folder could take the noise "
-            "away; choose a place outside of it.",
+            f"[privacy] key_file: {path} is inside the run folder {folder}. With the folder, others could remove the "
+            "noise; choose a place outside of it.",
             key="privacy.key_file",
             path=path,
         )

@@ -264,8 +264,8 @@ def class_counts_in(folder: RunFolder) -> list[list[int]]:
             raise ValueError("first/class_counts has rows of different lengths")
     except ValueError as error:
         raise RunError(
-            f"{folder.path / 'fleet.json'} is damaged: {error}. It is only drawn: remove it, and there is no plot of "
-            "the partition.",
+            f"{folder.path / 'fleet.json'} is damaged: {error}. Only the plot of the partition uses it; remove it to "
+            "go without.",
             path=folder.path / "fleet.json",
         ) from None
     return counts

@@ -167,13 +167,17 @@ class SecureClient:
             RunError: It lies, or hides too few.
         """
         if (roster.run, roster.round) != (self._run, self._round):
-            raise RunError("the roster is one of another run or round than the keys that were asked for.", key="roster")
+            raise RunError(
+                "the roster is one of another run or round than the keys that were asked for.", key="roster.round"
+            )
         numbers = [member.client for member in roster.members]
         if any(one >= other for one, other in pairwise(numbers)):
-            raise RunError("a client is on the roster twice, or its members are in no order.", key="roster")
+            raise RunError("a client is on the roster twice, or its members are out of order.", key="roster.members")
         for what in ("identity", "mask_key", "seal_key"):
             if len({getattr(member, what) for member in roster.members}) < len(numbers):
-                raise RunError("two members of the roster have the same key: one client under two names.", key="roster")
+                raise RunError(
+                    "two members of the roster have the same key: one client under two names.", key="roster.mask_key"
+                )
         if self._secrets.sent not in roster.members:
             raise RunError(
                 f"the roster has other keys, or another sub-model, for client {self.number} than it has sent.",
@@ -189,8 +193,8 @@ class SecureClient:
             )
         if 2 * roster.threshold <= len(numbers):
             raise RunError(
-                f"a threshold of {roster.threshold} among {len(numbers)} members is not more than half of them: two "
-                "halves could be told two stories.",
+                f"a threshold of {roster.threshold} among {len(numbers)} members is not more than half of them: the "
+                "server could show two halves different rosters.",
                 key="roster.threshold",
             )
         for member in roster.members:
@@ -200,7 +204,7 @@ class SecureClient:
     def _check_member(self, member: Keys) -> None:
         if not keys.signed_by(self._authority, member.certificate, keys.membership(member.identity)):
             raise RunError(
-                f"the key of client {member.client} is not signed by the fleet's authority: it may be anybody.",
+                f"the key of client {member.client} is not signed by the fleet's authority: anyone could have made it.",
                 key="roster.member",
             )
         told = of_round(self._run, self._round, member.client, member.piece, member.mask_key, member.seal_key)
@@ -226,7 +230,7 @@ class SecureClient:
             if members < self._minimum:
                 raise RunError(
                     f"a block was announced that {members} members cover, and at least {self._minimum} are asked for: "
-                    "its sum would say too much of one.",
+                    "its sum would reveal too much of one.",
                     key="roster.blocks",
                 )
 
@@ -284,7 +288,7 @@ class SecureClient:
         members = {member.client: member for member in self._roster.members}
         dealers = [client for client, _ in dealt.sealed]
         if len(set(dealers)) < len(dealers) or not set(dealers) <= members.keys() - {self.number}:
-            raise RunError("shares came twice from one member, or from nobody on the roster.", key="shares")
+            raise RunError("shares came twice from one member, or from one that is not on the roster.", key="shares")
         self._dealers = {self.number, *dealers}
         if len(self._dealers) < max(self._roster.threshold, self._minimum):
             raise RunError(
@@ -317,14 +321,14 @@ class SecureClient:
         living, dead = set(survivors.living), set(survivors.dead)
         if living & dead:
             raise RunError(
-                f"client {min(living & dead)} is said to be both living and dead: who knows both of its secrets reads "
+                f"client {min(living & dead)} is listed as living and as dead: both of its secrets together reveal "
                 "its update.",
                 key="living",
             )
         told = [*survivors.living, *survivors.dead]
         if len(set(told)) < len(told) or set(told) != self._dealers or self.number not in living:
             raise RunError(
-                "who is said to live or to be dead are not the members that have dealt their shares.", key="living"
+                "the clients listed as living and dead are not the members that have dealt their shares.", key="living"
             )
         if len(living) < max(self._roster.threshold, self._minimum):
             raise RunError(
@@ -355,7 +359,7 @@ class SecureClient:
         if len(signed) < self._roster.threshold:
             raise RunError(
                 f"{len(signed)} living members have signed who lives as client {self.number} was told it, and at least "
-                f"{self._roster.threshold} have to: others may have been told another story.",
+                f"{self._roster.threshold} have to: others may have received another list.",
                 key="living.signatures",
             )
         wanted = wanted_shares(self._roster, living, dead, self._minimum)

@@ -42,7 +42,9 @@ def decoded(text: bytes) -> Plain:
     except (ValueError, IndexError):
         value, end = 0, -1
     if end != len(text):
-        raise RunError("a message of secure aggregation is damaged: it is not one value, written as it should be.")
+        raise RunError(
+            "a message of secure aggregation is damaged: it is not one value, written as it should be.", key="message"
+        )
     return value
 
 

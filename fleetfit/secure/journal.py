@@ -39,7 +39,8 @@ class Journal:
         if self.begun(run, round):
             raise RunError(
                 f"round {round + 1} of this run was begun before: done twice, the difference of two sums would show a "
-                "single update."
+                "single update.",
+                key="round",
             )
         self.last[run] = round
         self.keep(self.last)

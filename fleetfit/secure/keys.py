@@ -142,7 +142,7 @@ class Agreement:
             mine = library.X25519PrivateKey.from_private_bytes(self.private)
             found: bytes = mine.exchange(library.X25519PublicKey.from_public_bytes(other))
         except ValueError:
-            raise RunError("a public key is none: nothing secret can be agreed on with it.") from None
+            raise RunError("a public key is malformed: no secret can be derived from it.", key="public_key") from None
         return found
 
 

@@ -240,7 +240,7 @@ def read(kind: type[M], text: bytes) -> M:
     value = decoded(text)
     if not _fits(value, kind):
         raise RunError(
-            f"a message of secure aggregation is not what is sent as {kind.__name__.lower()}.",
+            f"a message of secure aggregation is not of the type {kind.__name__.lower()}.",
             key=kind.__name__.lower(),
         )
     return cast(M, _made(value, kind))

@@ -49,7 +49,10 @@ class Quantiser:
             RunError: The movement has numbers that are not finite.
         """
         if not np.isfinite(movement).all():
-            raise RunError("its movement has numbers that are not finite, which no sum of masked numbers could hide.")
+            raise RunError(
+                "its movement has numbers that are not finite, which no sum of masked numbers could hide.",
+                key="movement",
+            )
         near = np.rint(movement.astype(np.float64) / self.step)
         clipped = bool((np.abs(near) > self.most).any())
         return np.clip(near, -self.most, self.most).astype(np.int64), clipped

@@ -245,7 +245,7 @@ class SecureServer:
         blocks = open_blocks(self._roster, living, self._rules.minimum)
         if not blocks:
             raise RunError(
-                f"of no block {self._rules.minimum} members are left, and a sum of fewer would say too much of one.",
+                f"no block has {self._rules.minimum} members left, and a sum of fewer would reveal too much of one.",
                 key="minimum",
             )
         secrets = {

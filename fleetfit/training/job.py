@@ -66,6 +66,8 @@ class Reached:
 
 # ---- limits: gradients that are cut, a deadline, and stopping early on held-out data -------------------------------
 
+DIVERGED = "its training diverged: the loss or the weights are not finite"
+"""Reason of a job whose training diverged."""
 _BATCH = 128
 
 
@@ -306,7 +308,7 @@ def run_on_server(job: Job, device: Device) -> Update:
     with one_thread():
         reply, _ = run_job(job, device)
     if isinstance(reply, Failure):
-        raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}")
+        raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}", key="method")
     return reply
 
 
@@ -336,8 +338,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
         return Failure.of(job, out_of_time(job), late=True, multiply_adds=spent), device.memory
     state = piece.read()
     if not finite(state) or not math.isfinite(done.loss):
-        reason = "its training diverged: the loss or the weights are not finite"
-        return Failure.of(job, reason, multiply_adds=spent), device.memory
+        return Failure.of(job, DIVERGED, multiply_adds=spent), device.memory
     memory = method.remember(job, device, state, loss)
     sent, state = method.reply(job, device, state)
     extra = loss.metrics() if hasattr(loss, "metrics") else {}

@@ -50,5 +50,7 @@ def _number(name: str, value: Any) -> float | None:
     try:
         found = float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise RunError(f'the metric "{name}" must return one number, got {type(value).__name__}') from None
+        raise RunError(
+            f'the metric "{name}" must return one number, got {type(value).__name__}', key="metric"
+        ) from None
     return found if math.isfinite(found) else None

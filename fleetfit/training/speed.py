@@ -78,7 +78,7 @@ def check_compiler(accelerator: torch.device) -> None:
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if accelerator.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
-            f"engine.compile needs a C++ compiler, and there is no {compiler} on this machine. Install one, name "
+            f"engine.compile needs a C++ compiler, but {compiler} is not on this machine. Install one, name "
             "another in the environment variable CXX, or leave engine.compile out.",
             key="engine.compile",
         )

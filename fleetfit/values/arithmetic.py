@@ -40,7 +40,7 @@ class Arithmetic:
         known = [get_args(Precision), get_args(MemoryFormat), ("compile",)]
         if len(words) not in (2, 3) or not all(word in of for word, of in zip(words, known, strict=False)):
             raise ConfigError(
-                f"how a level is computed is said as {' or '.join(known[0])}, then {' or '.join(known[1])}, and "
+                f"how a level is computed must be {' or '.join(known[0])}, then {' or '.join(known[1])}, and "
                 f'perhaps compile, such as "bf16 channels_last"; got {truncate(repr(text))}.',
                 key="how",
             )
@@ -71,7 +71,7 @@ class Computed:
             ConfigError: It is no such nest.
         """
         if not isinstance(nest, Mapping) or nest.keys() != {"sizes", "exits", "how"}:
-            raise ConfigError("what says how a shape is computed must be a table of sizes, exits and how.", key="how")
+            raise ConfigError("the computation of a shape must be a table of sizes, exits and how.", key="how")
         sizes, exits = nest["sizes"], nest["exits"]
         if not isinstance(sizes, Mapping) or not all(_is_count(n) for n in sizes.values()):
             raise ConfigError("the sizes of a shape must be a table of whole numbers from 1.", key="sizes")

@@ -96,7 +96,8 @@ class Problem:
         """
         if self.layout.base.keys() - self.base.keys():
             raise RunError(
-                "what is never trained has no values in this problem: set its base to initial_base(...).", key="base"
+                "the tensors that are never trained have no values in this problem: set its base to initial_base(...).",
+                key="base",
             )
         return extract(self.layout.frozen, self.base, piece) if self.base else {}
 

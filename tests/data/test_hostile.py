@@ -234,7 +234,7 @@ def test_a_cut_parquet_file(tmp_path: Path, write: Write, picture: Picture, keep
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", Expected(row=1, path="a.jsonl")),
         ("a.jsonl", b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", Expected(row=1, path="a.jsonl")),
         ("a.jsonl", b'{"text": "\\ud800", "label": 1}\n', Expected(row=0, column="text", path="a.jsonl")),
-        ("a.jsonl", b'{"text": "\xff"}\n', Expected(10)),
+        ("a.jsonl", b'{"text": "\xff"}\n', Expected("a.jsonl", 10)),
         ("a.jsonl", b'{"text": {"a": 1}, "label": 1}\n', Expected(1, row=0, column="text", path="a.jsonl")),
         ("a.json", b"[1, 2]", Expected(row=0, path="a.json")),
     ],
@@ -268,7 +268,7 @@ def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     nest = json.loads(huge.to_str())
     nest["model"]["vocab"]["a"] = 2**31
     (tmp_path / "tokenizer.json").write_text(json.dumps(nest))
-    with raises(DataError, 2147483648):
+    with raises(DataError, 2147483648, key="tokenizer"):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "tokenizer.json"))
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from same_bits import finished, fleets, same
+from support import raises
 
 from fleetfit.engines.batches import Batches
 from fleetfit.engines.local import local
@@ -188,7 +189,7 @@ def test_an_error_among_several_replies_ends_the_run_and_the_next_one_begins_cle
     monkeypatch.setattr(
         pool, "answered", lambda one, memory: {"error": "no more"} if one.index == 5 else own(one, memory)
     )
-    with pytest.raises(RunError, match="a worker could not go on: no more"):
+    with raises(RunError, "no more"):
         list(pool.run(iter(jobs)))
     monkeypatch.undo()
     assert [reply.index for reply in pool.run(iter(jobs))] == list(range(40))

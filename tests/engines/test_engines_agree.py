@@ -10,6 +10,7 @@ import pytest
 import torch
 from same_bits import SETTINGS, finished, fleets, same
 from sampling import some_quick
+from support import raises
 from tiny import spec_of
 
 from fleetfit import names
@@ -130,7 +131,7 @@ def test_a_job_that_kills_every_worker_is_a_failure_with_a_reason(two_workers: E
 def test_objects_without_an_import_path_are_refused() -> None:
     _, simulation = fleets({"name": "fedavg"})
     pathless = replace(simulation, problem=replace(simulation.problem, spec=None))
-    with pytest.raises(ConfigError, match='engine.name = "local"'):
+    with raises(ConfigError, "engine.name", '"local"', key="model"):
         processes(pathless)
 
 

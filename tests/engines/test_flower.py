@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from sampling import some_quick
+from support import Expected, raises
 from tiny import spec_of, tiny_data
 
 import fleetfit as ff
@@ -164,7 +165,7 @@ def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, monk
         ours, theirs = loaded.model(level)(x), base.model(level)(x)
         assert [tuple(z.shape) for z in ours] == [tuple(z.shape) for z in theirs]
     assert loaded.finished and (tmp_path / "run" / "plots" / "levels.png").is_file()
-    with pytest.raises(ConfigError, match="on the nodes"):
+    with raises(ConfigError, "evaluate(data=...)"):
         loaded.evaluate()
 
 
@@ -217,10 +218,10 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
 
 def test_what_goes_on_must_be_a_run_of_a_fleet(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1))
-    with pytest.raises(RunError, match="no run of a fleet"):
+    with raises(RunError, "fleetfit resume"):
         lab.serve("local", resume=True)
     lab.serve("run")
-    with pytest.raises(RunError, match="not empty"):
+    with raises(RunError, "fleetfit flower resume"):
         lab.serve("run")
 
 
@@ -536,7 +537,7 @@ def test_a_question_without_an_answer_is_asked_again(
 def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1))
     lab.configs[0].write_text("name = 3")
-    with pytest.raises(RunError, match="4 of 5 nodes enrolled within 1 s"):
+    with raises(RunError, 4, 5, 1):
         lab.serve(wait_s=1.0)
     assert "name: should be a valid string" in lab.heard
     assert not (tmp_path / "run").exists()
@@ -569,28 +570,33 @@ def test_what_is_never_trained_is_sent_once_and_again_when_it_was_lost(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
-        ({"nodes": 0}, "engine.nodes must be at least 1"),
-        ({"wait_s": 0.0}, "engine.wait_s must be above 0"),
-        ({"deadline_s": -1.0}, "engine.deadline_s must be above 0"),
+        ({"nodes": 0}, Expected(1, key="engine.nodes")),
+        ({"wait_s": 0.0}, Expected(0, key="engine.wait_s")),
+        ({"deadline_s": -1.0}, Expected(0, key="engine.deadline_s")),
     ],
 )
-def test_rules_out_of_range(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_rules_out_of_range(settings: dict[str, Any], expected: Expected) -> None:
+    with raises(ConfigError, expected):
         flower(**settings)
 
 
 def test_a_fleet_is_not_started_as_a_simulation(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fleetfit flower init"):
+    with raises(ConfigError, key="engine.name"):
         ff.run(described({"name": "fedavg"}, engine={"name": "flower"}), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    ("config", "said"), [({"outt": "x"}, "outt"), ({"out": 3}, "out = 3"), ({"run-file": True}, "run-file = True")]
+    ("config", "expected"),
+    [
+        ({"outt": "x"}, Expected("outt = 'x'")),
+        ({"out": 3}, Expected("out = 3")),
+        ({"run-file": True}, Expected("run-file = True")),
+    ],
 )
-def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
+    with raises(ConfigError, expected):
         ServerAppConfig.of(config, tmp_path)
 
 
@@ -599,7 +605,7 @@ def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
     assert ServerAppConfig.of({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
         str(tmp_path / "run.toml"), overrides=["a=1", "b=2"]
     )
-    with pytest.raises(FleetFitError, match="no file"):
+    with raises(ConfigError, "nowhere.toml"):
         serve(LocalGrid([]), ServerAppConfig("nowhere.toml"))
 
 

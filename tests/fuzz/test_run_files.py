@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetfit.api.comparison import Rehearsal, planned
+from fleetfit.api.compare import check_rows, plan_runs
 from fleetfit.api.described import settled
 from fleetfit.api.runs import described
 from fleetfit.config import Experiment, assemble, read_experiment, to_toml
@@ -224,9 +224,9 @@ def outcome(path: Path, data: bytes) -> str:
         try:
             found = read_experiment(path)
             if found.compare.is_set:
-                plan = planned(path)
-                if plan.count <= 8 and all(is_small(checked(entry.table)) for entry in plan.entries()):
-                    Rehearsal(plan).check()
+                plan = plan_runs(path)
+                if len(plan.runs) <= 8 and all(is_small(checked(entry.table)) for entry in plan.runs):
+                    check_rows(plan)
                 return "a comparison"
             assert to_toml(assemble(settled(described(path))).experiment if is_small(found) else found)
             return "a run"

@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_models import SMALL, data_of, problem_of
+from support import Expected, raises
 from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.inference import level_named
 from fleetfit.cli.predicting import export_table
 from fleetfit.data import Data
-from fleetfit.errors import FleetFitError, ModelError
+from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Policy, stop_early
 from fleetfit.inference.export import Shipped, export
 from fleetfit.inference.export.checked import in_segments, in_whole, session
@@ -280,16 +281,16 @@ def of_module(module: nn.Module, exits: tuple[int, ...] = (1,)) -> Shipped:
 
 
 def test_what_cannot_be_traced_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"torch.export cannot trace model.*depend on values"):
+    with raises(ModelError, "torch.export"):
         export(of_module(Odd()), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(FleetFitError, match='Did you mean "int8"'):
+    with raises(ConfigError, '"int8"', key="forms"):
         export(of_module(nn.Linear(2, 2)), tmp_path / "new", ["int"])
-    with pytest.raises(FleetFitError, match="not empty"):
+    with raises(RunError, path=tmp_path):
         export(of_module(nn.Linear(2, 2)), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -315,7 +316,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 
     right = checked.in_whole
     monkeypatch.setattr(checked, "in_whole", lambda path, x: right(path, x) + 0.01)
-    with pytest.raises(ModelError, match="does not compute what the model does"):
+    with raises(ModelError, 0.01):
         export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -326,15 +327,15 @@ def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
     shipped = Shipped("1", there.architecture, there.sizes, there.exits, there.module, facts)
     found = export(shipped, tmp_path / "out")
     assert found.variants[1].accuracies == () and found.variants[1].difference < 1e-5
-    with pytest.raises(FleetFitError, match="--data"):
+    with raises(ConfigError, "--data", key="data"):
         export(shipped, tmp_path / "other", ["static-int8"])
 
 
 def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FleetFitError, match=r"fleetfit\[export\]"):
+    with raises(MissingExtra, extra="export"):
         export(of_module(nn.Linear(2, 2)), tmp_path / "out")
-    with pytest.raises(FleetFitError, match=r"fleetfit\[executorch\]"):
+    with raises(MissingExtra, extra="executorch"):
         export(of_module(nn.Linear(2, 2)), tmp_path / "out", ["executorch"])
 
 
@@ -360,7 +361,7 @@ def test_a_model_named_by_a_file_leaves_no_path_and_every_level_has_statistics(t
         for path in out.iterdir():
             assert str(here).encode() not in path.read_bytes(), path.name
         assert (out / "run.py").exists() and "run.py" in (out / "README.md").read_text()
-    with pytest.raises(FleetFitError, match="one exit"):
+    with raises(ConfigError, "level 2"):
         run.calibrate(2)
     assert level_named(run, "2") == "2" == level_named(run, 2)
 
@@ -376,7 +377,7 @@ def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert found["round"] == 1 and ff.api.inference.saved_calibration(run, 2) == found
     path.write_text(json.dumps({**found, "round": 0}))
-    with pytest.raises(FleetFitError, match="after round 0.*round 1 now"):
+    with raises(ConfigError, "level-2.json", 0, 1):
         run.export(2, tmp_path / "out")
 
 
@@ -430,6 +431,9 @@ def test_what_can_be_refused_is_refused_before_anything_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleetfit.inference.export.folder.write_program", lambda *given: pytest.fail("traced"))
-    for form, said in (("static-int8", "no validation|none"), ("transformers", "transformers|BERT")):
-        with pytest.raises(FleetFitError, match=said):
+    for form, expected in (
+        ("static-int8", Expected("int8", kind=DataError)),
+        ("transformers", Expected("BERT", kind=ModelError)),
+    ):
+        with raises(FleetFitError, expected):
             export(of_module(nn.Sequential(nn.Linear(2, 2))), tmp_path / "out", [form])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from foreign_models import FOREIGN
 from small_models import CLASSES, PADDING, SMALL, VOCABULARY, architecture_of, task_of
+from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
@@ -336,7 +337,7 @@ def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(executorch, "need", lambda: None)
     monkeypatch.setattr(executorch, "write", lambda graphs, folder, most: folder)
     monkeypatch.setattr(executorch, "run", lambda path, graphs, x, most: plain(ship, x) + 0.01)
-    with pytest.raises(ModelError, match="ExecuTorch program does not compute what the model does"):
+    with raises(ModelError, 0.01):
         export(ship, tmp_path / "out", ["executorch"])
     assert not list(tmp_path.iterdir())
 
@@ -350,5 +351,5 @@ def test_the_batches_of_the_comparison_have_several_sizes(tmp_path: Path) -> Non
     for n in (1, 2, 4, 11, 24):
         x = ship.samples("test", n)[0]
         same(executorch.run(path, graphs, x), plain(ship, x))
-    with pytest.raises(ModelError, match="ExecuTorch cannot run"):
+    with raises(ModelError, "ExecuTorch"):
         executorch.run(path, graphs, torch.randn(20, 7), most=9)

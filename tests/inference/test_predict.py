@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import raises
 from tiny import tiny_federation
 from torch import nn
 
@@ -76,7 +77,7 @@ def test_a_module_without_segments_is_told_what_it_lacks() -> None:
         def forward(self, x: Any) -> Any:
             return [x]
 
-    with pytest.raises(ModelError, match="no exits, no start, no segment, no head"):
+    with raises(ModelError, "Plain"):
         predictions(Plain(), torch.zeros(1))
 
 
@@ -98,22 +99,22 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
     accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in run.predict_exits(x, 2)]
     assert accuracies[best - 1] == max(accuracies) and accuracies.index(max(accuracies)) == best - 1
     assert 1 <= run.best_exit(2, client=3) <= len(run.model(2).exits)
-    with pytest.raises(ff.FleetFitError, match="clients 0 to 3"):
+    with raises(ConfigError, 0, 3):
         run.best_exit(2, client=4)
     assert torch.equal(run.predict(x.double(), 2), run.predict(x, 2))
-    for wrong, says in (
-        (x.numpy(), r"x must be a torch.Tensor of samples \[1, 4, 4\], got ndarray"),
-        (x[:, :, 1:], r"got \[\d+, 1, 3, 4\] of float32"),
-        (x[0], r"x must be samples \[B, 1, 4, 4\] of floats, as Data.batch returns them; got \[1, 4, 4\]"),
-        (data.x[:2], "of uint8"),
+    for wrong, mentions in (
+        (x.numpy(), ("torch.Tensor", "[1, 4, 4]", "ndarray")),
+        (x[:, :, 1:], ("1, 3, 4]", "float32")),
+        (x[0], ("[B, 1, 4, 4]", "got [1, 4, 4]")),
+        (data.x[:2], ("uint8",)),
     ):
         for predict in (run.predict, run.predict_exits):
-            with pytest.raises(ConfigError, match=says):
+            with raises(ConfigError, *mentions):
                 predict(wrong)
-    for budget, says in (
-        (float("inf"), "must be finite"),
-        ("1e400 M", "must be finite"),
-        (None, "is a number, or text"),
+    for budget, mention in (
+        (float("inf"), "inf"),
+        ("1e400 M", "1e400"),
+        (None, "None"),
     ):
-        with pytest.raises(ConfigError, match=says):
+        with raises(ConfigError, mention):
             run.calibrate(2, budget)  # type: ignore[arg-type]

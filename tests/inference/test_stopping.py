@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import raises
 from tiny import tiny_federation
 from torch import Tensor, nn
 
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, RunError
 from fleetfit.evaluate import level_module
 from fleetfit.inference import (
     Policy,
@@ -55,7 +56,7 @@ def test_confidence_by_hand() -> None:
         assert float(confidence(logits, measure)) == pytest.approx(expected, abs=1e-6)
     squared = [p**2 / (0.25 + 0.09 + 0.04) for p in (0.5, 0.3, 0.2)]  # temperature 1/2 squares probabilities
     assert float(confidence(logits, "max", 0.5)) == pytest.approx(squared[0], abs=1e-6)
-    with pytest.raises(ConfigError, match='Did you mean "margin"'):
+    with raises(ConfigError, '"margin"', key="measure"):
         confidence(logits, "margins")  # type: ignore[arg-type]
 
 
@@ -145,9 +146,9 @@ def test_the_ends_of_the_budget() -> None:
     assert outcome(found, policy_for(found, COSTS, 1e9), COSTS).accuracy == found.accuracies[-1]
     least = outcome(found, policy_for(found, COSTS, 1.0), COSTS)
     assert least.shares == (1, 0, 0) and least.accuracy == found.accuracies[0]
-    with pytest.raises(ConfigError, match="costs 1 already, 0.250 of what .*; the budget is 0.9"):
+    with raises(ConfigError, 1, "0.250", 0.9, key="budget"):
         policy_for(found, COSTS, 0.9)
-    with pytest.raises(ConfigError, match='no mode "later"'):
+    with raises(ConfigError, '"later"', key="mode"):
         policy_for(found, COSTS, 2, mode="later")  # type: ignore[arg-type]
 
 
@@ -172,7 +173,7 @@ def test_a_calibration_is_written_and_read(tmp_path: Any) -> None:
     assert read_policy(again) == found.policy and len(found.policy.temperatures) == 3
     assert [p["budget"] for p in found.curve] == pytest.approx([1, 1.75, 2.5, 3.25, 4])
     assert found.curve[-1]["accuracy"] == found.test.full
-    with pytest.raises(Exception, match="Calibrate again"):
+    with raises(RunError, key="calibration"):
         read_policy({"policy": {"thresholds": "none"}})
 
 
@@ -220,7 +221,7 @@ def test_who_has_left_is_not_computed_any_more(module: Any, thresholds: tuple[fl
 
 
 def test_a_policy_for_another_number_of_exits_is_refused(module: nn.Module) -> None:
-    with pytest.raises(ConfigError, match="2 thresholds, and the model 3 exits"):
+    with raises(ConfigError, 2, 3, key="policy"):
         stop_early(module, torch.zeros(1, 1, 4, 4), Policy((0.5, 0.0)))
 
 

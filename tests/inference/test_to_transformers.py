@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
@@ -425,17 +426,15 @@ def test_a_level_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def refused(shipped: Shipped, folder: Path, message: str) -> None:
-    with pytest.raises(ModelError, match=message) as raised:
+def refused(shipped: Shipped, folder: Path, *mentions: object, **attributes: Any) -> None:
+    with raises(ModelError, "level 2", *mentions, **attributes):
         write_transformers(shipped, folder / "out")
-    assert str(raised.value).startswith("level 2 cannot be written as a transformers folder: ")
     assert not (folder / "out").exists()
 
 
 def test_heads_that_do_not_make_up_the_width(tmp_path: Path) -> None:
     data = tokens()
-    message = r"1 heads of 6 channels do not make up its width of 9.*heads = \"fixed\" every level fits"
-    refused(level(small_bert(data), data, 0.4), tmp_path, message)
+    refused(level(small_bert(data), data, 0.4), tmp_path, 1, 6, 9, 'heads = "fixed"', key="heads")
 
 
 def test_divisible_but_not_the_same_heads(tmp_path: Path) -> None:
@@ -445,48 +444,49 @@ def test_divisible_but_not_the_same_heads(tmp_path: Path) -> None:
     shipped = level(family, data)
     sizes = {**family.sizes(1.0), "hidden": 12, "attention": 6}
     module = build_module(family, sizes, (3,)).eval()
-    refused(replace(shipped, sizes=sizes, exits=(3,), module=module), tmp_path, "1 heads of 6 channels .* width of 12")
+    refused(replace(shipped, sizes=sizes, exits=(3,), module=module), tmp_path, 1, 6, 12, key="heads")
 
 
 def test_a_bert_without_biases(tmp_path: Path) -> None:
     data = tokens()
     family = small_bert(data)
     family = replace(family, encoder=replace(family.encoder, bias=False))
-    refused(level(family, data), tmp_path, "query, key and value have no biases")
+    refused(level(family, data), tmp_path, "query, key and value", key="bias")
 
 
 def test_recurrent_exits(tmp_path: Path) -> None:
     for ree in (True, False):
         family = recurrent(small_vit(images()), (3, 8, 12), ree=ree)
-        refused(level(family, images()), tmp_path, "Ree's recurrent exit, or the classifier that all exits share")
+        refused(level(family, images()), tmp_path, "Ree", "Vit")
 
 
 @pytest.mark.parametrize("adapter", [serial_adapter, parallel_adapter])
 def test_adapters(tmp_path: Path, adapter: Any) -> None:
-    refused(level(adapter(small_vit(images()), rank=2), images()), tmp_path, "an adapter, which has an activation")
+    refused(level(adapter(small_vit(images()), rank=2), images()), tmp_path, "adapter", "Vit")
 
 
 def test_ssf_without_biases(tmp_path: Path) -> None:
     family = small_vit(images())
     family = replace(family, encoder=replace(family.encoder, bias=False))
-    message = r"merged into blocks\.0\.attention\.query: it has no bias"
-    refused(level(ssf(family), images()), tmp_path, message)
+    refused(level(ssf(family), images()), tmp_path, "SSF", "blocks.0.attention.query")
 
 
 def test_other_families(tmp_path: Path) -> None:
     data = images(3, (8, 8))
-    refused(level(resnet(CLASSES, 3, depth=8), data), tmp_path, "it is a ResNet, and only BERT, ViT and DeiT")
+    refused(level(resnet(CLASSES, 3, depth=8), data), tmp_path, "ResNet", "BERT, ViT and DeiT")
 
 
 def test_next_tokens(tmp_path: Path) -> None:
     data = tokens("next_token")
-    refused(level(small_bert(data), data), tmp_path, 'its task is "next_token"; a problem_type is there for')
+    refused(
+        level(small_bert(data), data), tmp_path, '"next_token"', "classification, multi_label, regression", key="task"
+    )
 
 
 def test_a_module_with_more_in_it(tmp_path: Path) -> None:
     shipped = level(small_vit(images()), images())
     shipped.module.add_module("extra", nn.Linear(2, 2))
-    refused(shipped, tmp_path, 'there is no place for "extra.weight"')
+    refused(shipped, tmp_path, '"extra.weight"')
 
 
 def test_a_tokeniser_that_is_gone_or_damaged(tmp_path: Path) -> None:
@@ -497,6 +497,6 @@ def test_a_tokeniser_that_is_gone_or_damaged(tmp_path: Path) -> None:
             Path(data.tokenizer).unlink()
         else:
             Path(data.tokenizer).write_text(damage)
-        with pytest.raises(DataError, match=r"its tokeniser .* cannot be read.*Load the data anew"):
+        with raises(DataError, path=data.tokenizer):
             write_transformers(shipped, tmp_path / "out")
         assert not (tmp_path / "out").exists()

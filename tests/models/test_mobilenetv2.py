@@ -1,6 +1,7 @@
 import pytest
 import torch
 from proofs import built, get_shapes, proven, trains, whole_before
+from support import raises
 from torch import nn
 
 from fleetfit import names
@@ -119,5 +120,5 @@ def test_keys_come_from_a_configuration() -> None:
     assert made == mobilenetv2(7, 1, stride=32, top=0)
     assert made != mobilenetv2(7, 1, top=0)
     assert "top" not in made.axes
-    with pytest.raises(ModelError, match="power of two from 1 to 32, got 12"):
+    with raises(ModelError, 1, 32, 12, key="stride"):
         mobilenetv2(stride=12)

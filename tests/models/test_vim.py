@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from support import raises
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import MambaConfig
@@ -200,11 +201,11 @@ def test_heads_and_patches_follow_the_input() -> None:
     assert vim(input_shape=(1, 28, 28), patch=7).patches == 16
     assert vim(input_shape=(1, 32, 16), patch=8).patches == 8
     assert vim(hidden=200).rank == 13
-    with pytest.raises(ModelError, match="patches of 16 x 16, got inputs of shape \\(3, 30, 32\\)"):
+    with raises(ModelError, 16, "(3, 30, 32)", key="patch"):
         vim(input_shape=(3, 30, 32))
-    with pytest.raises(ModelError, match="images"):
+    with raises(ModelError, key="patch"):
         vim(input_shape=(80,))
-    with pytest.raises(ModelError, match="at least 1"):
+    with raises(ModelError, 1, key="depth"):
         vim(depth=0)
 
 
@@ -226,7 +227,7 @@ def test_a_wrong_declaration_is_refused(pattern: str) -> None:
     wrong: dict[str, Declaration] = {**TINY.declared, pattern: interleaved(2, dim=0)}
     architecture = vim(5, (3, 8, 8), depth=1, hidden=12, patch=4, rank=3, state=4)
     object.__setattr__(architecture, "declared", wrong)
-    with pytest.raises(ModelError, match=r'axis "inner".*in_proj'):
+    with raises(ModelError, '"inner"', "in_proj"):
         check_layout(architecture, example=torch.randn(2, 3, 8, 8))
 
 

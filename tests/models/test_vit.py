@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import Expected, raises
 
 from fleetfit import names
 from fleetfit.check import check_layout
@@ -144,15 +145,15 @@ def test_initial_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "expected"),
     [
-        ({"input_shape": (64,)}, r"takes images \(channels, height, width\), got samples of shape \(64,\)"),
-        ({"patch": 5}, "patches of 5 do not divide images of 8x12; set"),
-        ({"patch": 0}, "patches of 0"),
-        ({"attention_heads": 5}, "hidden must be a multiple of attention_heads, got 12 and 5"),
-        ({"heads": "some"}, 'heads must be "whole" or "fixed"'),
+        ({"input_shape": (64,)}, Expected("(64,)", key="input_shape")),
+        ({"patch": 5}, Expected(5, "8x12", key="patch")),
+        ({"patch": 0}, Expected(0, key="patch")),
+        ({"attention_heads": 5}, Expected("attention_heads", 12, 5, key="hidden")),
+        ({"heads": "some"}, Expected('"whole"', '"fixed"', key="heads")),
     ],
 )
-def test_what_does_not_fit_is_refused(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_what_does_not_fit_is_refused(keys: dict[str, Any], expected: Expected) -> None:
+    with raises(ModelError, expected):
         tiny(**keys)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import Expected, raises
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
@@ -145,16 +146,16 @@ def test_the_model_is_left_as_it_was_and_its_logits_come_along() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "message"),
+    ("architecture", "expected"),
     [
-        (backbone(), "need a model with Ree"),
-        (recurrent(backbone(), SHAPE, ree=False), "need a model with Ree"),
-        (recurrent(vim(3, SHAPE, depth=3, hidden=8, patch=2, state=2), SHAPE), "Ree sits on a VimModule here"),
+        (backbone(), Expected(key="method")),
+        (recurrent(backbone(), SHAPE, ree=False), Expected(key="method")),
+        (recurrent(vim(3, SHAPE, depth=3, hidden=8, patch=2, state=2), SHAPE), Expected(key="model")),
         (recurrent(bert(3, (7,), vocabulary=11, hidden=12, layers=3, attention_heads=3, max_positions=8), (7,)),
-         "patches of an image"),
+         Expected(key="model")),
     ],
 )  # fmt: skip
-def test_a_model_without_such_maps_is_a_sentence(architecture: Architecture, message: str) -> None:
+def test_a_model_without_such_maps_is_a_sentence(architecture: Architecture, expected: Expected) -> None:
     module = build_module(architecture, architecture.sizes(1.0), (3,)).eval()
-    with pytest.raises(ModelError, match=message):
+    with raises(ModelError, expected):
         attention_maps(module, torch.zeros(1, *SHAPE))

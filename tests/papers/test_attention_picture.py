@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import raises
 from torch import Tensor
 
 from fleetfit.data import Data
@@ -126,11 +127,11 @@ def test_test_images_are_taken_at_equal_distances() -> None:
 
 @pytest.mark.parametrize("samples", [0, 7])
 def test_more_images_than_there_are_is_a_sentence(samples: int) -> None:
-    with pytest.raises(ConfigError, match="samples must be 1 to 6, got"):
+    with raises(ConfigError, 1, 6, key="samples"):
         attention_of_samples(module_of((3, 4, 6)), data(colours()), samples)
 
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"fleetfit\[plots\]"):
+    with raises(MissingExtra, extra="plots"):
         attention_of_samples(module_of((3, 4, 6)), data(colours()), 1)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import raises
 
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ConfigError
@@ -124,7 +125,7 @@ def test_every_table_is_held() -> None:
 
 
 def test_unknown_tables_are_named() -> None:
-    with pytest.raises(ConfigError, match='Did you mean "table-1"'):
+    with raises(ConfigError, '"table-1"', key="name"):
         paper_table("table1")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import raises
 
 from fleetfit.errors import MissingExtra
 from fleetfit.report import drawing, plots
@@ -263,7 +264,7 @@ def test_a_comparisons_plots_are_one_set_per_setting(tmp_path: Path) -> None:
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not drawing.available()
-    with pytest.raises(MissingExtra, match=r"fleetfit\[plots\]"):
+    with raises(MissingExtra, extra="plots"):
         plots.plots_of_run(tmp_path, SUMMARY, METRICS)
 
 

@@ -101,7 +101,8 @@ def encoded(
         size = 1 + max(chosen.get_vocab(with_added_tokens=True).values(), default=0)
         if size > _MOST_TOKENS:
             raise DataError(
-                f"{name}: the tokeniser has a token {size - 1}, above the {_MOST_TOKENS:,} that there may be."
+                f"{name}: the tokeniser has a token {size - 1}, above the {_MOST_TOKENS:,} that there may be.",
+                key="tokenizer",
             )
         (folder / "tokens.json").write_text(json.dumps({"vocabulary": size, "padding": padding}), encoding="utf-8")
 

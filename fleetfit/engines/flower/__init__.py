@@ -53,7 +53,8 @@ def flower(
     if simulation is not None:
         raise ConfigError(
             "engine flower trains on real nodes and is not started by `fleetfit run`: write an app with `fleetfit "
-            "flower init DIR`, and start it with `flwr run DIR`."
+            "flower init DIR`, and start it with `flwr run DIR`.",
+            key="engine.name",
         )
     if nodes < 1:
         raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.", key="engine.nodes")

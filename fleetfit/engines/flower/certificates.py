@@ -48,7 +48,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         )
     if (folder / "server.pem").exists():
         raise ConfigError(
-            f"{folder / 'server.pem'} is there already; remove it to make a new one.", path=folder / "server.pem"
+            f"{folder / 'server.pem'} exists already; remove it to make a new one.", path=folder / "server.pem"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def make_node_key(path: Path) -> None:
             _write_new(path, private, 0o600)
         _write_new(public, key.public_key().public_bytes(encoding, form) + b"\n")
     except FileExistsError as error:
-        raise ConfigError(f"{error.filename} is there already; it is not written over.", path=error.filename) from None
+        raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {paths.format_os_error(error)}.", path=path) from None
 
@@ -124,12 +124,12 @@ def make_member(path: Path, folder: Path) -> None:
         told = {"private": identity.signer.private, "certificate": identity.certificate, "authority": authority.public}
         _write_new(path, json.dumps({k: v.hex() for k, v in told.items()}).encode() + b"\n", 0o600)
     except FileExistsError as error:
-        raise ConfigError(f"{error.filename} is there already; it is not written over.", path=error.filename) from None
+        raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {paths.format_os_error(error)}.", path=path) from None
     except ValueError:
         raise ConfigError(
-            f"{own} is no key of an authority of members; remove it to make a new one.", path=own
+            f"{own} is not the key of an authority of members; remove it to make a new one.", path=own
         ) from None
 
 

@@ -88,7 +88,7 @@ def check_superlink(address: str) -> None:
     if ":" in host and not (bare.startswith("[") and bare.endswith("]")):
         whole = f"[{host}]:{port}" if _is_ipv6(host) else f"[{address}]:PORT"
         raise ConfigError(
-            f'superlink: an IPv6 address stands in brackets, such as "{whole}", got "{address}".', key="superlink"
+            f'superlink: an IPv6 address must be in brackets, such as "{whole}", got "{address}".', key="superlink"
         )
 
 

@@ -303,7 +303,7 @@ def _listening(listen: str) -> str:
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"listen: {listen} cannot be had: {error}.", key="listen") from None
+            raise ConfigError(f"listen: {listen} cannot be bound: {error}.", key="listen") from None
         found = trial.getsockname()[1]
     return f"[{host}]:{found}" if family == socket.AF_INET6 else f"{host}:{found}"
 

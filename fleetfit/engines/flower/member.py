@@ -95,10 +95,10 @@ class Membership:
         run, round, number = asked.get("run"), job.get("round"), job.get("client")
         numbers = (round, number)
         if not isinstance(run, str) or not 0 < len(run) <= 64 or any(type(n) is not int for n in numbers):
-            raise RunError("the server does not say which run and round it asks for.")
+            raise RunError("the server did not send run and round.")
         assert isinstance(round, int) and isinstance(number, int)
         if not 0 <= round < 2**31 or not 0 <= number < 2**31:
-            raise RunError("the server does not say which run and round it asks for.")
+            raise RunError("the server did not send run and round.")
         piece = worded(submodel_of(job["submodel"]))
         self._segments = Segments(layout, setting)
         self._client = SecureClient(
@@ -109,7 +109,7 @@ class Membership:
 
     def _member(self, asked: Mapping[str, Any]) -> SecureClient:
         if self._client is None or asked.get("run") != self._round[0]:
-            raise RunError("this node has not begun the round: its worker was started anew, or it is another run's.")
+            raise RunError("this node has not begun the round: its worker was restarted, or it is another run's.")
         return self._client
 
     def trained(self, header: Header, message: bytes) -> Callable[[Job, Update | Failure], dict[str, Any] | Failure]:
@@ -157,10 +157,10 @@ class Membership:
 def _grid(asked: Mapping[str, Any]) -> Quantiser:
     reach, bits = asked.get("range"), asked.get("bits")
     if type(bits) is not int or not 8 <= bits <= 24 or type(reach) is not float or not 0 < reach < math.inf:
-        raise RunError("the server does not say in which numbers movements are added up.", key="precision")
+        raise RunError("the server did not send the precision of the sums.", key="precision")
     clip = asked.get("clip")
     if clip is not None and (type(clip) is not float or not 0 < clip <= reach):
-        raise RunError("the server asks for movements to be clipped to what is no number within their range.")
+        raise RunError("the server sent a clipping bound that is not a number within the range of movements.")
     return Quantiser(reach, bits, clip)
 
 

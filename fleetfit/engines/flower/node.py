@@ -96,7 +96,7 @@ class NodeMemory:
 
     def _file(self, run: str) -> Path:
         if not _RUN.fullmatch(run):
-            raise RunError(f'"{run[:40]}" is no name of a run.')
+            raise RunError(f'"{run[:40]}" is not the name of a run.', key="run")
         return self._folder / "runs" / f"{run}.ffit"
 
     # -- tensors that are never trained
@@ -116,14 +116,14 @@ class NodeMemory:
             RunError: They are others than the digest says.
         """
         if digest_of(content) != digest:
-            raise RunError("the tensors that came are not those that were announced.")
+            raise RunError("the tensors that came are not those that were announced.", key="base")
         _written(self._folder / "base" / f"{_digest_checked(digest)}.ffit", content)
         _keep_newest(self._folder / "base", _BASES)
 
 
 def _digest_checked(digest: str) -> str:
     if not _RUN.fullmatch(digest):
-        raise RunError("a digest has 64 hexadecimal digits.")
+        raise RunError("a digest has 64 hexadecimal digits.", key="digest")
     return digest
 
 
@@ -201,7 +201,7 @@ class Node:
         if header["what"] == "secure":
             return self._secure(header, parts)
         if self._member is not None and header["job"].get("kind") != "evaluate":
-            raise RunError("this node has a key of a member, and trains in secure rounds only.")
+            raise RunError("this node has a key of a member, and trains in secure rounds only.", key="secure.member")
         return self._job(header, parts)
 
     def introduced(self) -> str:
@@ -262,7 +262,7 @@ class Node:
             if header["base"]:
                 content = self._memory.base(header["base"])
                 if content is None:
-                    raise ConfigError("the tensors that are never trained are not on this node any more.")
+                    raise ConfigError("the tensors that are never trained are not on this node any more.", key="base")
                 found = replace(found, base=unpack(content))
             self._problems = {key: found}
         return self._problems[key]
@@ -293,7 +293,7 @@ class Node:
         if header["secure"].get("phase") == "train":
             return self._job(header, parts, self._member.trained(header, message))
         if header["secure"].get("phase") not in PHASES:
-            raise RunError("the server asks for a phase that secure rounds do not have.")
+            raise RunError("the server asks for a phase that secure rounds do not have.", key="phase")
         with self._limited(), _described("model that can be built"):
             return packed(self._member.answer(header, message, self._problem(header).layout, key_of(header)))
 
@@ -323,7 +323,7 @@ class Node:
         job = load_job({**header["job"], **shared}, layout)
         wrong = problem_with_job(job, problem)
         if wrong is not None:
-            raise RunError(f"the job that the server sent is none: {wrong}")
+            raise RunError(f"the server sent a malformed job: {wrong}")
         memory, forgot = self._memory.memory(header["run"], job.memory_version)
         with _described("model that can be built"):
             device = self._device(problem, job, header["cost"], memory)

@@ -61,7 +61,7 @@ def _answer(phase: str, job: Job, nest: Mapping[str, Any]) -> Answer | Failure:
 def _report(job: Job, nest: Mapping[str, Any]) -> Update:
     samples, spent = nest.get("num_examples"), nest.get("multiply_adds")
     if any(type(number) is not int or not 0 <= number < 2**60 for number in (samples, spent)):
-        raise RunError("it does not say what training took.")
+        raise RunError("its report on training is missing or wrong.")
     assert isinstance(samples, int) and isinstance(spent, int)
     piece = job.submodel
     return Update(job.round, job.index, job.client, job.level, piece, piece, {}, samples, {}, multiply_adds=spent)

@@ -131,28 +131,28 @@ def hello_of(nest: Any) -> NodeDescription:
         RunError: Something in it is wrong.
     """
     if not isinstance(nest, Mapping):
-        raise RunError("it told nothing of itself.")
+        raise RunError("it sent no description of itself.", key="about")
     name, examples, labels = nest.get("name"), nest.get("examples"), nest.get("labels")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RunError("its name is not one of at most 60 letters, digits, dots and dashes.")
+        raise RunError("its name is not one of at most 60 letters, digits, dots and dashes.", key="name")
     if not isinstance(examples, Mapping) or not _count(examples.get("train")):
-        raise RunError("it does not say how many training samples it has.")
+        raise RunError("its number of training samples is missing.", key="examples")
     facts, tolerance = _facts(nest.get("facts")), nest.get("tolerance", TOLERANCE)
     if not isinstance(tolerance, int | float) or isinstance(tolerance, bool) or not 0 <= tolerance < 100:
-        raise RunError("its tolerance is no number from 0.")
+        raise RunError("its tolerance must be a number of at least 0.", key="tolerance")
     if labels is not None and not (
         isinstance(labels, list) and len(labels) == facts.classes and all(map(_count, labels))
     ):
-        raise RunError("its samples by class are no whole numbers, one for each class.")
+        raise RunError("its samples by class must be whole numbers, one for each class.", key="labels")
     if labels is not None and sum(labels) != examples["train"]:
-        raise RunError("its samples by class do not add up to its training samples.")
+        raise RunError("its samples by class do not add up to its training samples.", key="labels")
     return NodeDescription(name, facts, examples["train"], _budget(nest.get("budget")), float(tolerance),
                  None if labels is None else tuple(labels))  # fmt: skip
 
 
 def _facts(nest: Any) -> DataDescription:
     if not isinstance(nest, Mapping):
-        raise RunError("it does not say what its data are.")
+        raise RunError("its description of the data is missing or wrong.", key="facts")
     try:
         shape = nest["sample_shape"]
         numbers = (nest["classes"], nest["vocabulary"], *shape)
@@ -165,7 +165,7 @@ def _facts(nest: Any) -> DataDescription:
     except (KeyError, TypeError, IndexError):
         good = False
     if not good:
-        raise RunError("it does not say what its data are.")
+        raise RunError("its description of the data is missing or wrong.", key="facts")
     return DataDescription(*texts, tuple(shape), nest["classes"], nest["vocabulary"], nest["padding"])
 
 
@@ -174,7 +174,7 @@ def _budget(nest: Any) -> Budget | None:
         return nest
     if isinstance(nest, Mapping) and 0 < len(nest) <= 16 and all(map(_amount, nest.values())) and all(map(_word, nest)):
         return dict(nest)
-    raise RunError("its budget is no amount, and no table of amounts.")
+    raise RunError("its budget must be an amount or a table of amounts.", key="budget")
 
 
 def _word(key: Any) -> bool:

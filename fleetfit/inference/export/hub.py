@@ -30,7 +30,7 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
     path = files.expand_path(folder)
     if not path.is_dir() or not any(path.iterdir()):
         raise RunError(
-            f"{path} is no folder with files in it, so there is nothing to upload. Export a level first.", path=path
+            f"{path} is not a folder with files, so nothing can be uploaded. Export a level first.", path=path
         )
     try:
         library: Any = importlib.import_module("huggingface_hub")

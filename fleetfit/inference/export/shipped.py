@@ -50,7 +50,7 @@ class Shipped:
         """
         if isinstance(self.data, DataDescription):
             raise ConfigError(
-                "this run's data are on the nodes of a fleet, and what is wanted needs some: name a data set like "
+                "this run's data are on the nodes of a fleet, and this command needs data: name a data set like "
                 "theirs with --data (from Python: data=...).",
                 key="data",
             )

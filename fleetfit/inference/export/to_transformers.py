@@ -140,7 +140,7 @@ def _in_their_unit(tensors: dict[str, Tensor], data: Data) -> None:
 def _labels(data: Data) -> dict[str, Any]:
     """Return what a config says of the task."""
     if data.task not in _PROBLEMS:
-        raise ModelError(f'its task is "{data.task}"; a problem_type is there for {", ".join(_PROBLEMS)} only.')
+        raise ModelError(f'its task is "{data.task}"; transformers has {", ".join(_PROBLEMS)}.', key="task")
     names = data.class_names or tuple(f"LABEL_{i}" for i in range(data.classes))
     return {
         "problem_type": _PROBLEMS[data.task],
@@ -186,7 +186,7 @@ def _tokeniser(data: Data) -> dict[str, str]:
         tokens = _tokens(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data anew, which makes "
+            f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data again to rebuild "
             "it.",
             path=data.tokenizer,
         ) from None

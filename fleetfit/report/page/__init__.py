@@ -46,7 +46,7 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
         RunError: One of them is no run folder, or the file cannot be written.
     """
     if not folders:
-        raise RunError("no run folder was given. Name one or several, such as runs/first.")
+        raise RunError("no run folder was given. Name one or several, such as runs/first.", key="folders")
     found = [files.expand_path(folder) for folder in folders]
     place = files.expand_path(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
     if place.is_dir():

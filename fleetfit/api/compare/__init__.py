@@ -1,0 +1,136 @@
+"""Compare methods: run the rows of one file in all settings with all seeds, and print one table.
+
+    plan.py     which runs, and every check before the first
+    execute.py  run them: tuning first, one process or several, resumed
+    results.py  results.json, the tables, and opening a comparison again
+
+All rows get the same grid and the same values to tune (ReeFL, appendix A), and the table says what each of them got.
+Each run has a folder of its own below the comparison's. The same command resumes a comparison.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetfit import files
+from fleetfit.api.compare.execute import ComparisonProgress, OnProgress, OnRun, check_jobs, run_comparison
+from fleetfit.api.compare.plan import (
+    ComparisonPlan,
+    check_rows,
+    format_label,
+    hold_folder,
+    list_plans,
+    plan_runs,
+)
+from fleetfit.api.compare.results import (
+    Comparison,
+    ResultsFile,
+    find_record_path,
+    load_comparison,
+    write_comparison,
+    write_record,
+)
+from fleetfit.api.progress import Wanted, shown_runs
+from fleetfit.config import Experiment
+from fleetfit.config.naming import sharing_data
+from fleetfit.errors import NoUsableUpdates
+from fleetfit.paths import make_slug
+from fleetfit.report.results import ComparisonResults, read_results
+from fleetfit.stored import RUNS
+from fleetfit.tensor_defaults import own_mode
+from fleetfit.training.devices import give_back_freed_memory
+
+__all__ = [
+    "Comparison",
+    "ComparisonPlan",
+    "ComparisonProgress",
+    "ComparisonResults",
+    "check_rows",
+    "compare",
+    "format_label",
+    "list_plans",
+    "load_comparison",
+    "plan_runs",
+    "read_results",
+]
+
+_LONGEST = 200  # bytes of a comparison's name in its folder's
+
+
+@own_mode()
+def compare(
+    file: str | Path | Mapping[str, Any] | Experiment | None = None,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    on_run: OnRun | None = None,
+    jobs: int = 1,
+    against: str | None = None,
+    record: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    progress: Wanted = "auto",
+    **sections: Any,
+) -> Comparison:
+    """Run every row of a file in every setting with every seed.
+
+    Args:
+        file: A run file with `[[compare.row]]`, `[[compare.setting]]` or `[compare.grid]`, perhaps `[compare.tune]`;
+            its tables, or an `Experiment`.
+        out: The folder. By default it is below `runs/` and depends on the runs, so the same command resumes. With
+            objects in place of names it is a new one each time.
+        overrides: `a.b=c`, for all runs: they win over rows and settings.
+        on_run: Called before each run; its result is called with each round's report.
+        jobs: Runs at a time. With more than one, each is in a process of its own with one thread and its own data, and
+            has the same bits.
+        against: Label of the row that the others are measured against; `compare.against`, or the first row, by default.
+        on_progress: Called before the first run, after each round and after each run, with how far the comparison is
+            and an estimate of the time left.
+        progress: Whether rounds are shown while they run, without `on_run`: "auto" in a notebook only, True also in a
+            terminal.
+        record: A folder for a copy of `results.json` under the name of the run file, once all runs are finished.
+        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+            Beside a file or tables they win over rows and settings; alone they are the file.
+
+    Returns:
+        The comparison. A run without any usable update is in its `failures`; the others are finished.
+
+    Raises:
+        NoUsableUpdates: No run had one.
+        FleetFitError: Something does not fit; a folder has another run; or the process of a run died, which is raised
+            after the others finished.
+    """
+    plan = plan_runs(file, overrides, **sections)
+    path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
+    reference = plan.find_reference(against)
+    check_jobs(plan, jobs)
+    copy = None if record is None else find_record_path(path, record)
+    folder = (
+        files.expand_path(out) if out is not None else RUNS / f"compare-{_format_name(plan.name)}-{plan.fingerprint}"
+    )
+    results = ResultsFile(plan, path, folder, reference)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sharing_data())
+        dry_run = check_rows(plan, folder)
+        if jobs > 1:  # each process has its own data
+            stack.close()
+            give_back_freed_memory()
+        stack.enter_context(hold_folder(plan, folder))
+        outcome = run_comparison(
+            plan, folder, dry_run, results, jobs, shown_runs(progress) if on_run is None else on_run, on_progress
+        )
+    failures = outcome.failures
+    if not outcome.runs:
+        raise NoUsableUpdates(f"no run of the comparison learned anything. {' '.join(failures.values())}")
+    if failures:
+        copy = None  # only a finished comparison is copied
+    if copy is not None:
+        write_record(results.results, copy)
+    tuned = {key: format_label(values) for key, values in outcome.tuned.items()}
+    notes = [*failures.values(), *dry_run.notes, *outcome.notes]
+    return write_comparison(plan, outcome.runs, tuned, results, notes, tuple(failures), copy)
+
+
+def _format_name(name: str) -> str:
+    """Return a comparison's name as a part of its folder's: unchanged if it is short and not a path."""
+    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else make_slug(name)

@@ -1,0 +1,741 @@
+"""Execute the runs of a comparison: tuning first, then the table; one after the other, or several processes at a time.
+
+A finished run is not repeated, and an interrupted one is resumed. A run without any usable update fails alone; every
+other error ends the comparison, which the same command resumes.
+
+With several jobs each run is in a process with one thread, and has the same bits as a run in this process. A process
+takes one run after the other and keeps the data that they share. Tasks and reports are JSON over a socket pair. The
+processes end with this one, even when it is killed.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from fleetfit import errors
+from fleetfit.api.compare.plan import (
+    NO_VALIDATION,
+    ComparisonPlan,
+    DryRun,
+    PlannedRun,
+    RowSetting,
+    TunedValues,
+    make_tables,
+)
+from fleetfit.api.compare.results import ResultsFile, Runs
+from fleetfit.api.described import settled
+from fleetfit.api.fingerprint import CHANGED, Fingerprint, difference, recorded
+from fleetfit.api.results import Run, load
+from fleetfit.api.runs import OnRound, prepare, proceed
+from fleetfit.config import Experiment, to_table
+from fleetfit.config.build.run import as_recorded, with_callbacks, with_measured
+from fleetfit.config.naming import sharing_data
+from fleetfit.config.reading import checked, leaves, merged, value_at
+from fleetfit.config.writing import objects_in
+from fleetfit.errors import (
+    ConfigError,
+    FleetFitError,
+    NoUsableUpdates,
+    RunError,
+    Unexpected,
+    refuse_on_windows,
+    truncate,
+)
+from fleetfit.names import describe_failure, find_plug_in
+from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
+from fleetfit.report.results import TriedValues, TuningResult
+
+_ENGINES_WITH_WORKERS = ("processes", "ray")
+_STOP_SECONDS = 20.0  # for a process to end after a signal, before it is killed
+_LISTED = 4  # runs in a note on changed data
+
+OnRun = Callable[[str, int, int, Run], OnRound | None]
+"""Called before each run with its title, its number, the number of runs, and the run, perhaps finished already."""
+
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparisonProgress:
+    """How far a comparison is.
+
+    Attributes:
+        runs: Number of runs, those that tune included.
+        tuning: Number of runs that tune.
+        finished: Number of finished runs.
+        jobs: Runs at a time.
+        seconds_left: Estimated wall seconds left; None before the first round.
+        rows: Number of rows.
+        rows_measured: Number of rows that have run a round. The times of the others are guesses.
+    """
+
+    runs: int
+    tuning: int
+    finished: int
+    jobs: int
+    seconds_left: float | None
+    rows: int
+    rows_measured: int
+
+
+OnProgress = Callable[[ComparisonProgress], None]
+
+
+class Eta:
+    """Estimates the time left: rounds left times the mean seconds of a round of the row, or of all rows.
+
+    Args:
+        runs: All runs.
+        jobs: Runs at a time.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], jobs: int = 1) -> None:
+        self._runs, self._jobs = runs, jobs
+        self._rounds = {run.place: checked(run.table).rounds for run in runs}
+        self._done = dict.fromkeys(self._rounds, 0)
+        self._seconds: dict[str, list[float]] = {}
+        self._finished: set[Path] = set()
+
+    def add_round(self, run: PlannedRun, report: Mapping[str, Any]) -> None:
+        """Count a round of a run."""
+        self._done[run.place] = report["round"]
+        self._seconds.setdefault(run.row, []).append(float(report["seconds"]))
+
+    def add_finished(self, run: PlannedRun) -> None:
+        """Count a finished run."""
+        self._finished.add(run.place)
+
+    @property
+    def progress(self) -> ComparisonProgress:
+        """The counts, with the estimate."""
+        return ComparisonProgress(
+            runs=len(self._runs),
+            tuning=sum(run.tried is not None for run in self._runs),
+            finished=len(self._finished),
+            jobs=self._jobs,
+            seconds_left=self._estimate_seconds(),
+            rows=len({run.row for run in self._runs}),
+            rows_measured=len(self._seconds),
+        )
+
+    def _estimate_seconds(self) -> float | None:
+        runs = [run for run in self._runs if run.place not in self._finished]
+        if not runs:
+            return 0.0
+        if not self._seconds:
+            return None
+        means = {row: statistics.fmean(seconds) for row, seconds in self._seconds.items()}
+        others = statistics.fmean(means.values())
+        each = [(self._rounds[run.place] - self._done[run.place]) * means.get(run.row, others) for run in runs]
+        return max(sum(each) / self._jobs, max(each))  # no process shares the longest run
+
+
+# ---- notes on data that changed between runs -----------------------------------------------------------------------
+
+
+@dataclass
+class _FirstUse:
+    """The first run of a section `[data]`, and the titles of the runs with other data, by difference."""
+
+    title: str
+    data: Fingerprint
+    others: dict[str, list[str]] = field(default_factory=dict)
+
+
+class _DataCheck:
+    """Compares the recorded data of runs with equal `[data]`: files may change while a comparison is interrupted."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, _FirstUse] = {}
+        self._resumed: list[str] = []
+
+    def add(self, title: str, run: Run) -> str:
+        """Add a run; return the difference from the first run with the same `[data]` as a sentence, or ""."""
+        data = recorded(run.files)
+        if data is None:
+            return ""
+        # the partition, and the place of the encoded columns in the folder, are each run's own
+        section = {
+            k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "columns")
+        }
+        first = self._first.setdefault(json.dumps(section, sort_keys=True, default=str), _FirstUse(title, data))
+        changes = difference(first.data, data)
+        if not changes:
+            return ""
+        titles = first.others.setdefault(changes, [])
+        if title not in titles:
+            titles.append(title)
+        return f"{CHANGED} {first.title}: {changes}. Numbers on different data do not rank methods."
+
+    def add_resumed(self, title: str, run: Run) -> None:
+        """Add the notes of a run whose data changed while it was interrupted."""
+        self._resumed += [f"{title}: {note}" for note in run.notes if note.startswith(CHANGED)]
+
+    @property
+    def notes(self) -> list[str]:
+        notes = list(dict.fromkeys(self._resumed))
+        for first in self._first.values():
+            for changes, titles in first.others.items():
+                more = f" and {len(titles) - _LISTED} more" if len(titles) > _LISTED else ""
+                notes.append(
+                    f"{CHANGED} {first.title}: {changes}, in {'; '.join(titles[:_LISTED])}{more}. Numbers on different "
+                    "data do not rank methods; compare anew in another folder, with --out."
+                )
+        return notes
+
+
+# ---- all runs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparisonOutcome:
+    """The runs of a comparison after the last of them.
+
+    Attributes:
+        tuned: The values that each row and setting got.
+        runs: The finished runs of the table.
+        failures: A sentence on each run of the table without usable updates, by title.
+        notes: Notes on data that changed between runs.
+    """
+
+    tuned: Mapping[RowSetting, TunedValues]
+    runs: Runs
+    failures: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def check_jobs(plan: ComparisonPlan, jobs: int) -> None:
+    """Check the number of runs at a time.
+
+    Raises:
+        ConfigError: It is below 1; or above 1, and a row has objects, or an engine with workers.
+    """
+    if jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}.", key="jobs")
+    if jobs > 1:
+        refuse_on_windows("A comparison with several runs at a time", "Leave out --jobs.")
+    for run in plan.runs if jobs > 1 else ():
+        if objects := _find_objects(run.table):
+            raise ConfigError(
+                f"jobs = {jobs} runs each row in a process of its own, which cannot get the objects in "
+                f'{", ".join(objects)}. Use jobs = 1, or names: "package.module:function" or "file.py:function".',
+                key="jobs",
+            )
+        engine = checked(run.table).engine.name
+        if engine in _ENGINES_WITH_WORKERS:
+            raise ConfigError(
+                f'--jobs {jobs} gives each run one process and one thread, and {run.name} has engine "{engine}", which '
+                'has workers of its own. Use --jobs 1, or engine.name = "local".',
+                key="engine.name",
+            )
+
+
+def run_comparison(
+    plan: ComparisonPlan,
+    folder: Path,
+    dry_run: DryRun,
+    results: ResultsFile,
+    jobs: int = 1,
+    on_run: OnRun | None = None,
+    on_progress: OnProgress | None = None,
+) -> ComparisonOutcome:
+    """Tune, then run the table; results are written after each finished run.
+
+    Raises:
+        FleetFitError: A run raised it, or a folder has another run, or a process died.
+    """
+    executor = _Executor(plan, folder, dry_run, jobs, on_run, on_progress)
+    tried = executor.run(plan.tuning_runs)
+    choices = [
+        choose_values(plan, list(pairs))
+        for _, pairs in itertools.groupby(zip(plan.tuning_runs, tried, strict=True), key=lambda pair: pair[0].group)
+    ]
+    results.add_tuning(choices, [run for run in tried if run is not None])
+    tuned = {(choice.row, choice.setting): tuple(choice.chosen.items()) for choice in choices}
+
+    def on_finished(finished: Sequence[tuple[PlannedRun, Run]]) -> None:
+        for planned, run in finished:
+            results.add(planned, run, dict(tuned.get(planned.group, ())))
+        results.write()
+
+    tuned_runs = [
+        replace(planned, table=merged(planned.table, make_tables(tuned.get(planned.group, ()))))
+        for planned in plan.runs
+    ]
+    runs: Runs = {}
+    for planned, run in zip(plan.runs, executor.run(tuned_runs, on_finished), strict=True):
+        if run is not None:
+            runs.setdefault(planned.group, []).append(run)
+    return ComparisonOutcome(tuned, runs, executor.failures, executor.data.notes)
+
+
+OnFinished = Callable[[Sequence[tuple[PlannedRun, Run]]], None]
+"""Called with the runs that were finished before, if any, and then with each run that finishes."""
+
+
+class _Executor:
+    def __init__(
+        self,
+        plan: ComparisonPlan,
+        folder: Path,
+        dry_run: DryRun,
+        jobs: int,
+        on_run: OnRun | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._dry_run, self._jobs, self._on_run, self._on_progress = dry_run, jobs, on_run, on_progress
+        self.data, self.failures = _DataCheck(), dict[str, str]()
+        every = [*plan.tuning_runs, *plan.runs]
+        self._folders = {run.place: _find_folder(folder, run.place) for run in every}
+        self._group = folder.resolve().name
+        self._eta = Eta(every, jobs)
+        for planned in every:
+            if (self._folders[planned.place] / "config.toml").is_file():
+                with contextlib.suppress(FleetFitError):  # a damaged run raises when it is its turn
+                    run = load(self._folders[planned.place])
+                    for report in run.metrics:
+                        self._eta.add_round(planned, report)
+                    if run.finished:
+                        self._eta.add_finished(planned)
+        self._report_progress()
+
+    def run(self, runs: Sequence[PlannedRun], on_finished: OnFinished | None = None) -> list[Run | None]:
+        """Return the finished runs; None for one without usable updates."""
+        existing = [self._load_existing(planned) for planned in runs]
+        for planned, run in zip(runs, existing, strict=True):
+            if run is not None:
+                self.data.add(planned.title, run)
+        before = [(planned, run) for planned, run in zip(runs, existing, strict=True) if run and run.finished]
+        if before and on_finished is not None:
+            on_finished(before)
+        if self._jobs > 1:
+            return self._run_in_processes(runs, existing, on_finished)
+        return [self._run_here(runs, i, run, on_finished) for i, run in enumerate(existing)]
+
+    def _run_here(
+        self, runs: Sequence[PlannedRun], index: int, existing: Run | None, on_finished: OnFinished | None
+    ) -> Run | None:
+        planned = runs[index]
+        known = existing is not None and existing.finished
+        run = existing if existing is not None and known else self._make_task(planned).start()
+        on_round = self._announce(runs, index, run)
+        try:
+            if not known:
+                proceed(run, on_round)
+                self._count_finished(planned)
+                if on_finished is not None:
+                    on_finished([(planned, run)])
+        except NoUsableUpdates as error:
+            self._add_failure(planned, error)
+            return None
+        finally:
+            run._let_go()  # a comparison may have many runs, each with its own data in memory
+        return run
+
+    def _run_in_processes(
+        self, runs: Sequence[PlannedRun], existing: Sequence[Run | None], on_finished: OnFinished | None
+    ) -> list[Run | None]:
+        left = []
+        failed = set[int]()
+        for i, run in enumerate(existing):
+            if run is not None and run.finished:
+                self._announce(runs, i, run)
+            else:
+                left.append(i)
+
+        def on_end(number: int, error: NoUsableUpdates | None) -> None:
+            i = left[number]
+            if error is not None:
+                failed.add(i)
+                self._add_failure(runs[i], error)
+                return
+            self._count_finished(runs[i])
+            if on_finished is not None:
+                on_finished([(runs[i], load(self._folders[runs[i].place]))])
+
+        tasks = [self._make_task(runs[i]) for i in left]
+        _run_tasks(tasks, self._jobs, lambda number, run: self._announce(runs, left[number], run), on_end)
+        return [None if i in failed else load(self._folders[planned.place]) for i, planned in enumerate(runs)]
+
+    def _announce(self, runs: Sequence[PlannedRun], index: int, run: Run) -> OnRound:
+        """Report a run to the caller; return the function to call with its rounds."""
+        planned = runs[index]
+        changed = self.data.add(planned.title, run)
+        self.data.add_resumed(planned.title, run)
+        if changed and not run.finished:
+            run._known_notes = (*run.notes, changed)
+        on_round = None if self._on_run is None else self._on_run(planned.title, index + 1, len(runs), run)
+
+        def report_round(report: Mapping[str, Any]) -> None:
+            self._eta.add_round(planned, report)
+            self._report_progress()
+            if on_round is not None:
+                on_round(report)
+
+        return report_round
+
+    def _add_failure(self, planned: PlannedRun, error: NoUsableUpdates) -> None:
+        self._count_finished(planned)
+        if planned.tried is None:
+            self.failures[planned.title] = f"{planned.title} failed: {error}"
+
+    def _count_finished(self, planned: PlannedRun) -> None:
+        self._eta.add_finished(planned)
+        self._report_progress()
+
+    def _report_progress(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._eta.progress)
+
+    def _make_task(self, planned: PlannedRun) -> "_Task":
+        measured, suppressed = self._dry_run.measured[planned.group], self._dry_run.suppressed[planned.group]
+        folder = str(self._folders[planned.place])
+        return _Task(planned.title, planned.table, measured, folder, suppressed, self._group)
+
+    def _load_existing(self, planned: PlannedRun) -> Run | None:
+        """Return the run that the folder has already, or None.
+
+        Raises:
+            RunError: It is another run.
+        """
+        folder = self._folders[planned.place]
+        if not (folder / "config.toml").is_file():
+            return None
+        run = load(folder, **_find_objects(planned.table))
+        expected = as_recorded(settled(checked(planned.table)), run.experiment)
+        if to_table(run.experiment) != to_table(expected):  # not the texts: keys may have come since it was written
+            raise RunError(
+                f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder with "
+                "--out, or delete it.",
+                path=folder,
+            )
+        return run
+
+
+def _find_folder(folder: Path, place: Path) -> Path:
+    """Return the folder of a run; refuse symbolic links below the comparison's folder, which may lead anywhere."""
+    path = folder / place
+    for part in (path, *path.parents[: len(place.parts) - 1]):
+        if part.is_symlink():
+            raise RunError(
+                f"{part} is a symbolic link, and nothing is written through one. Move the folder itself there.",
+                path=part,
+            )
+    return path
+
+
+def _find_objects(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a run in which objects stand for names."""
+    return {section: table[section] for section in objects_in(to_table(checked(table)))}
+
+
+def _format_difference(existing: Experiment, expected: Experiment) -> str:
+    there, here = to_table(existing), to_table(expected)
+    keys = sorted({*leaves(there), *leaves(here)})
+    values = [(key, value_at(there, key), value_at(here, key)) for key in keys]
+    changes = [f"{key} is {_format_value(a)} there and {_format_value(b)} here" for key, a, b in values if a != b]
+    return ", ".join(changes[:3]) + (f", and {len(changes) - 3} more keys" if len(changes) > 3 else "")
+
+
+def _format_value(value: tuple[Any, ...]) -> str:
+    return truncate(json.dumps(value[0], default=str)) if value else "not set"
+
+
+# ---- tuning --------------------------------------------------------------------------------------------------------
+
+
+def choose_values(plan: ComparisonPlan, runs: Sequence[tuple[PlannedRun, Run | None]]) -> TuningResult:
+    """Choose the values of a row and setting.
+
+    Args:
+        plan: The comparison.
+        runs: The runs that tried values, with the seeds of each combination in a row; None for one without any usable
+            update, whose values are chosen last.
+
+    Raises:
+        ConfigError: A run has no score.
+    """
+    tried = [_score_run(plan, planned, run) for planned, run in runs]
+    seeds = len(plan.tune_seeds)
+    best = max((tried[i : i + seeds] for i in range(0, len(tried), seeds)), key=lambda group: _rank(plan, group))
+    return TuningResult(*runs[0][0].group, best[0].values, tuple(tried))  # the first of equally good ones
+
+
+def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> TriedValues:
+    values, section = dict(planned.tried or ()), plan.section
+    if run is None:
+        return TriedValues(values, None, planned.seed)
+    summary = run.summary
+    if section.tune_on == ROUNDS:
+        points: Any = curve(run.metrics, summary["norm"], section.target_on)
+    else:
+        score = summary[section.tune_on]
+        points = [] if score is None else [(0, score)]
+    if not points:
+        raise ConfigError(NO_VALIDATION, key="compare.tune")
+    best = best_so_far(points)[-1][1]
+    reached = rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
+    return TriedValues(values, round(100 * best, 4), planned.seed, reached)
+
+
+def _rank(plan: ComparisonPlan, tried: Sequence[TriedValues]) -> tuple[float, float]:
+    """Return (-mean rounds to the target, or 0 where accuracy decides; mean accuracy) over the seeds."""
+    scores = [one.score for one in tried if one.score is not None]
+    accuracy = statistics.fmean(scores) if len(scores) == len(tried) else float("-inf")
+    if plan.section.tune_on != ROUNDS:
+        return 0.0, accuracy
+    reached = [one.rounds for one in tried if one.rounds is not None]
+    return (-statistics.fmean(reached) if len(reached) == len(tried) else float("-inf")), accuracy
+
+
+# ---- one run, here or in a process ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A run with everything that its process needs, as plain values but for objects in `table`.
+
+    Attributes:
+        title: The title of the run.
+        table: Its run file.
+        measured: Measurements for its row and setting.
+        folder: Its folder.
+        suppressed: Notes that it leaves out.
+        group: Name of the comparison's folder.
+    """
+
+    title: str
+    table: Mapping[str, Any]
+    measured: Mapping[str, list[float]]
+    folder: str
+    suppressed: Sequence[str]
+    group: str
+
+    def start(self) -> Run:
+        """Return the run, new or to resume, assembled."""
+        if (Path(self.folder) / "config.toml").is_file():
+            run = load(self.folder, **_find_objects(self.table))
+            run.experiment = with_callbacks(run.experiment, checked(self.table).callbacks)
+        else:
+            experiment = settled(checked(self.table))
+            experiment = with_measured(experiment, {**self.measured, **experiment.fleet.measured})
+            run = prepare(experiment, self.folder)
+        if not run.finished:
+            notes = tuple(note for note in run.assembly.notes if note not in self.suppressed)
+            run.__dict__["assembly"] = replace(run.assembly, notes=notes)
+        run._compared = (self.title, self.group)
+        return run
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+OnStart = Callable[[int, Run], OnRound]
+"""Called with the number of a task and its run; the result is called with the report of each round."""
+OnEnd = Callable[[int, NoUsableUpdates | None], None]
+"""Called with the number of a task that is finished, or had no usable update."""
+
+
+def _run_tasks(tasks: Sequence[_Task], jobs: int, on_start: OnStart, on_end: OnEnd) -> None:
+    """Run tasks in at most `jobs` processes.
+
+    An error of a run ends all processes. A process that is killed loses its own run alone: the others finish first.
+
+    Raises:
+        FleetFitError: A run raised it, or a process died.
+    """
+    waiting = deque(enumerate(tasks))
+    lost: list[str] = []
+    workers: list[_Worker] = []
+    try:
+        while waiting or any(worker.task is not None for worker in workers):
+            for worker in workers:
+                if worker.task is None and waiting:
+                    worker.start(*waiting.popleft())
+            while waiting and len(workers) < jobs:
+                workers.append(_Worker())
+                workers[-1].start(*waiting.popleft())
+            by_connection = {worker.connection: worker for worker in workers if worker.task is not None}
+            for connection in wait(list(by_connection)):
+                worker = by_connection[connection]  # type: ignore[index]
+                assert worker.task is not None
+                number, _ = worker.task
+                try:
+                    alive = worker.receive(on_start)
+                except NoUsableUpdates as error:
+                    on_end(number, error)
+                    continue
+                if not alive:
+                    lost.append(worker.format_end())
+                    workers.remove(worker)
+                elif worker.task is None:
+                    on_end(number, None)
+    except BaseException:
+        _stop(workers, signal.SIGTERM)
+        raise
+    _stop(workers)
+    if lost:
+        raise RunError(f"{'; '.join(lost)}. Its checkpoints are kept, and the same command resumes it.")
+
+
+def _stop(workers: Sequence["_Worker"], how: signal.Signals | None = None) -> None:
+    for worker in workers:
+        worker.connection.close()
+        if how is not None:
+            worker.process.send_signal(how)
+    for worker in workers:
+        try:
+            worker.process.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+
+
+class _Worker:
+    """A process, and its task with its number."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve_tasks; serve_tasks({theirs.fileno()})"],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **threads, "PYTHONPATH": path},
+            process_group=0,  # a terminal's Ctrl-C reaches this process alone, which ends the others
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        self.task: tuple[int, _Task] | None = None
+        self._on_round: OnRound | None = None
+
+    def start(self, number: int, task: _Task) -> None:
+        """Send it a task."""
+        self.task, self._on_round = (number, task), None
+        self._send(vars(task))
+
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # `receive` notices a dead process
+            self.connection.send_bytes(json.dumps(message).encode())
+
+    def receive(self, on_start: OnStart) -> bool:
+        """Handle its next message; return whether it is alive.
+
+        Raises:
+            FleetFitError: Its run raised it.
+        """
+        assert self.task is not None
+        try:
+            message = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            return False
+        if "error" in message:
+            (_, task), self.task = self.task, None
+            raise _make_error(message, task.title)
+        if "notes" in message:
+            number, task = self.task
+            run = load(task.folder)
+            run._known_notes = tuple(message["notes"])
+            self._on_round = on_start(number, run)
+            self._send("continue")
+        elif "round" in message:
+            if self._on_round is not None:
+                self._on_round(message["round"])
+        else:
+            self.task = None
+        return True
+
+    def format_end(self) -> str:
+        """Say how the dead process ended."""
+        assert self.task is not None
+        self.connection.close()
+        code = self.process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the process of {self.task[1].title} ended by {how}"
+
+
+def _make_error(message: Mapping[str, Any], title: str) -> FleetFitError:
+    """Return the error of a run with its class and attributes."""
+    if message["kind"] == NoUsableUpdates.__name__:
+        return NoUsableUpdates(message["error"])
+    sentence = f"{title}: {message['error']}"
+    if message["kind"] == Unexpected.__name__:
+        return Unexpected(sentence, message["details"], bool(message["foreign"]))
+    kind = getattr(errors, message["kind"], RunError)
+    error: FleetFitError = kind.__new__(kind)  # constructors of subclasses take more arguments
+    error.args = (sentence,)
+    path = message["attributes"].get("path")
+    vars(error).update({**message["attributes"], "path": None if path is None else Path(path)})
+    return error
+
+
+def serve_tasks(descriptor: int) -> None:
+    """Run tasks in this process until the other end closes, or until SIGTERM.
+
+    Args:
+        descriptor: File descriptor of the socket.
+    """
+    connection = Connection(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def listen() -> None:
+        """Receive messages. When the other end closes, perhaps during a run, end this process."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                messages.put(json.loads(connection.recv_bytes()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def send(**message: Any) -> None:
+        connection.send_bytes(json.dumps(message, default=str).encode())
+
+    threading.Thread(target=listen, daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError), sharing_data():
+        while True:
+            _serve_task(messages, send)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -> None:
+    task = _Task(**messages.get())
+    try:
+        run = task.start()
+        send(notes=list(run.notes))
+        messages.get()  # until it has been announced
+        if not run.finished:
+            proceed(run, lambda report: send(round=dict(report)))
+        run._let_go()
+    except ConnectionError:
+        raise
+    except Unexpected as error:
+        send(error=str(error), kind="Unexpected", details=error.details, foreign=error.foreign)
+    except FleetFitError as error:
+        send(error=str(error), kind=type(error).__name__, attributes=vars(error))
+    except Exception as error:
+        plug_in = find_plug_in(error)
+        details = "".join(traceback.format_exception(error))
+        sentence = f"{plug_in or 'FleetFit'} {describe_failure(error)}."
+        send(error=sentence, kind="Unexpected", details=details, foreign=plug_in is not None)
+    else:
+        send(done=True)

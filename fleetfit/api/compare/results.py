@@ -1,0 +1,439 @@
+"""The results of a comparison: `results.json` while it runs, its tables at the end, and all of it read again.
+
+`results.json` is written after each finished run, so an interrupted comparison has the results of its finished runs. A
+finished comparison may be copied, under the name of the run file, to a folder whose files are committed.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fleetfit import files
+from fleetfit.api.compare.plan import (
+    RUNS_FILE,
+    TUNING_FOLDER,
+    ComparisonPlan,
+    PlannedRun,
+    RowSetting,
+    format_label,
+    list_planned_runs,
+)
+from fleetfit.api.results import Run, load
+from fleetfit.config import to_table
+from fleetfit.config.reading import checked, leaves, merged, value_at
+from fleetfit.config.writing import make_plain
+from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
+from fleetfit.files import write_text
+from fleetfit.markup import escape_html
+from fleetfit.report import page, plots
+from fleetfit.report.columns import final_numbers, is_rounds, numbers_of
+from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
+from fleetfit.report.lines import table_csv
+from fleetfit.report.order import rows_out_of_order
+from fleetfit.report.page.many import compared, table_of, table_of_tuning
+from fleetfit.report.page.reading import read_comparison
+from fleetfit.report.results import (
+    ComparisonResults,
+    LevelResult,
+    RunResult,
+    TuningResult,
+    curves_of,
+    percent_of,
+    read_results,
+    to_json,
+)
+from fleetfit.report.tables import OF_THE_PAPER, compare_table, samples_left_out
+from fleetfit.report.text import Table, data_of, score_of
+from fleetfit.report.tuning import tuning_table
+
+Runs = dict[RowSetting, list[Run]]
+NAME = "results.json"
+_SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The result of `compare` and of `load_comparison`.
+
+    Attributes:
+        folder: Its folder, with `table.md`, `table.csv`, `compare.json`, `differences.json` and `results.json`.
+        table: Methods as rows, the columns of each setting side by side; a paper's numbers below ours.
+        runs: The runs by (row, setting), one per seed.
+        tuned: The values that each (row, setting) got from the tuned grid.
+        results: The file with all results, `results.json`, or its copy.
+        differences: Of every row from the reference row, by setting and column; empty for a single row.
+        difference_table: The same as a table, or None.
+        tuning: The values that every row and setting tried and got.
+        tuning_table: The same as a table, or None.
+        finished: Whether all runs are finished. If not, the table has the finished ones.
+        failures: Titles of the runs without a usable update, which the notes below the table explain.
+    """
+
+    folder: Path
+    table: Table
+    runs: Mapping[RowSetting, Sequence[Run]]
+    tuned: Mapping[RowSetting, str]
+    results: Path
+    differences: tuple[Difference, ...] = ()
+    difference_table: Table | None = None
+    tuning: tuple[TuningResult, ...] = ()
+    tuning_table: Table | None = None
+    finished: bool = True
+    failures: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Return the tables, for notebooks."""
+        return "".join(one.to_html() for one in self.tables) + f"<p>{escape_html(str(self.folder))}</p>"
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, in the order of `table.md` and of the terminal."""
+        return [one for one in (self.table, self.difference_table, self.tuning_table) if one is not None]
+
+
+# ---- results.json --------------------------------------------------------------------------------------------------
+
+
+class ResultsFile:
+    """Collects finished runs and writes `results.json`.
+
+    Args:
+        plan: The comparison.
+        file: The run file.
+        folder: The comparison's folder.
+        against: Label of the row that the others are measured against.
+    """
+
+    def __init__(self, plan: ComparisonPlan, file: Path, folder: Path, against: str) -> None:
+        self.path = folder / NAME
+        self._plan, self._file, self._against = plan, file, against
+        self._runs: dict[Path, RunResult] = {}
+        self._levels: dict[RowSetting, list[LevelResult]] = {}
+        self._tuning: list[TuningResult] = []
+        self._environments: list[Mapping[str, Any]] = []
+
+    def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
+        """Add a finished run, without writing."""
+        row, settings = self._plan.rows, self._plan.settings
+        changes = (self._plan.changes.get(("row", list(row).index(planned.row)), {}), settings[planned.setting])
+        own = {key: make_plain(value_at(table, key)[0]) for table in changes for key in leaves(table)}
+        self._runs[planned.place] = _make_run_result(self._plan, planned, run, self._shorten_paths(own), tuned)
+        names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
+        levels = [LevelResult(*planned.group, **{n: level[n] for n in names}) for level in run.summary["levels"]]
+        self._levels.setdefault(planned.group, levels)
+        self._environments.append(_read_environment(run))
+
+    def add_tuning(self, results: Sequence[TuningResult], runs: Sequence[Run]) -> None:
+        """Add the chosen values and the runs that tried values, without writing."""
+        self._tuning += results
+        self._environments += [_read_environment(run) for run in runs]
+
+    def write(self) -> None:
+        """Write the file with all that was added."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, to_json(self.results))
+
+    @property
+    def results(self) -> ComparisonResults:
+        """All that was added, in the order of the table."""
+        done = [run for run in self._plan.runs if run.place in self._runs]
+        table = to_table(checked(merged(self._plan.base, self._plan.change)))
+        cores = (one["processors"] for one in self._environments if type(one.get("processors")) is int)
+        file, here = self._file.resolve(), Path.cwd()
+        return ComparisonResults(
+            name=self._file.stem,
+            file=file.relative_to(here).as_posix() if file.is_relative_to(here) else file.name,
+            versions={name: self._join(name) or "unknown" for name in ("fleetfit", "torch", "python")},
+            commit=self._join("fleetfit_commit"),
+            machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
+            against=self._against,
+            settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
+            runs=tuple(self._runs[run.place] for run in done),
+            tuning=tuple(self._tuning),
+            levels=tuple(level for key in dict.fromkeys(run.group for run in done) for level in self._levels[key]),
+        )
+
+    def _join(self, key: str) -> str | None:
+        """Return the value of all environments, or their different values."""
+        return ", ".join(dict.fromkeys(str(one[key]) for one in self._environments if one.get(key))) or None
+
+    def _shorten_paths(self, value: Any) -> Any:
+        """Make paths below the run file's folder, or the working folder, relative to the file."""
+        if isinstance(value, Mapping):
+            return {self._shorten_paths(key): self._shorten_paths(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._shorten_paths(inner) for inner in value]
+        if isinstance(value, str) and Path(value).is_absolute():
+            home = self._file.resolve().parent
+            if any(Path(value).is_relative_to(root) for root in (home, Path.cwd())):
+                return os.path.relpath(value, home)
+        return value
+
+
+def _make_run_result(
+    plan: ComparisonPlan, planned: PlannedRun, run: Run, overrides: Mapping[str, Any], tuned: Mapping[str, Any]
+) -> RunResult:
+    summary, metrics = run.summary, run.metrics
+    columns = summary["evaluate"].get(summary["norm"], {})
+    levels = {name: percent_of(level["local"], 4) for name, level in columns.get("levels", {}).items()}
+    training = summary.get("seconds_of", {}).get("training")
+    return RunResult(
+        row=planned.row,
+        setting=planned.setting,
+        seed=planned.seed,
+        overrides=overrides,
+        tuned=tuned,
+        rounds=summary["rounds"],
+        seconds=round(summary["seconds"], 2),
+        training_seconds=None if training is None else round(training, 2),
+        speed=run.experiment.engine.speed,
+        digest=sha256((run.folder / "config.toml").read_bytes()).hexdigest(),
+        final=final_numbers(summary, metrics, plan.targets, plan.section.target_on),
+        per_level={name: accuracy for name, accuracy in levels.items() if accuracy is not None},
+        per_exit={str(i): round(100 * share, 4) for i, share in enumerate(columns.get("exits", ()), 1)},
+        curves=curves_of(metrics, summary["norm"]),
+    )
+
+
+def _read_environment(run: Run) -> Mapping[str, Any]:
+    """Return a run's environment: folders of earlier versions have fewer keys, damaged ones none."""
+    try:
+        environment = run.files.json("environment.json")
+    except FleetFitError:
+        return {}
+    return environment if isinstance(environment, Mapping) else {}
+
+
+def find_record_path(file: Path, folder: str | Path) -> Path:
+    """Return the path of the copy in a folder for committed results.
+
+    Raises:
+        ConfigError: Another file has that path.
+    """
+    path = files.expand_path(folder) / f"{file.stem}.json"
+    if path.exists() or path.is_symlink():
+        try:
+            read_results(path)
+        except FleetFitError as error:
+            raise ConfigError(
+                f"--record would overwrite {path}, which is another file: {error} Move it away, or choose another "
+                "folder.",
+                key="record",
+                path=path,
+            ) from None
+    return path
+
+
+def write_record(results: ComparisonResults, path: Path) -> None:
+    """Write the copy of a finished comparison's results.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_user_file(path, to_json(results))
+    except OSError as error:
+        raise ConfigError(
+            f"the results cannot be written to {path}: {error.strerror}.", key="record", path=path
+        ) from None
+
+
+# ---- the tables ----------------------------------------------------------------------------------------------------
+
+
+def write_comparison(
+    plan: ComparisonPlan,
+    runs: Runs,
+    tuned: Mapping[RowSetting, str],
+    results: ResultsFile,
+    notes: Sequence[str] = (),
+    failures: tuple[str, ...] = (),
+    record: Path | None = None,
+) -> Comparison:
+    """Write the tables, numbers, plots and page of finished runs."""
+    folder, numbers = results.path.parent, results.results
+    summaries = {key: [run.summary for run in group] for key, group in runs.items()}
+    metrics = {key: [run.metrics for run in group] for key, group in runs.items()}
+    on = plan.section.target_on
+    cells = {
+        key: [numbers_of(s, m, plan.columns, plan.targets, on) for s, m in zip(group, metrics[key], strict=True)]
+        for key, group in summaries.items()
+    }
+    every = [summary for group in summaries.values() for summary in group]
+    notes = [
+        *_list_notes(plan, tuned, f"{score_of(*every)} in percent on {data_of(*every)}"),
+        *_list_notes_on_samples(summaries),
+        *rows_out_of_order({", ".join(filter(None, key)): group for key, group in summaries.items()}),
+        *notes,
+    ]
+    table = compare_table(list(plan.rows), list(plan.settings), cells, plan.name, notes, plan.columns, plan.printed)
+    compared_rows = differences(numbers, plan.columns)
+    comparison = Comparison(
+        folder=folder,
+        table=table,
+        runs=runs,
+        tuned=tuned,
+        results=record or results.path,
+        differences=tuple(compared_rows),
+        difference_table=difference_table(compared_rows, numbers.against) if compared_rows else None,
+        tuning=numbers.tuning,
+        tuning_table=tuning_table(numbers.tuning, plan.section.tune_on) if numbers.tuning else None,
+        finished=not failures,
+        failures=failures,
+    )
+    write_text(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
+    write_text(folder / "table.csv", table_csv(numbers, compared_rows, plan.targets, plan.printed))
+    lines = [{**dataclasses.asdict(one), "order": one.order} for one in compared_rows]
+    text = json.dumps({"format": 1, "against": numbers.against, "level": LEVEL, "differences": lines}, indent=2)
+    write_text(folder / "differences.json", text + "\n")
+    entries = [
+        {
+            "row": row,
+            "setting": setting,
+            "tuned": tuned.get((row, setting)),
+            "columns": columns,
+            "printed": {c: plan.printed[row, setting, c] for c in plan.columns if (row, setting, c) in plan.printed},
+            **summary,
+            "folder": str(run.folder),
+        }
+        for (row, setting), group in runs.items()
+        for run, summary, columns in zip(group, summaries[row, setting], cells[row, setting], strict=True)
+    ]
+    write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
+    with contextlib.suppress(MissingExtra):  # the command line prints a hint about missing plots
+        seeds = {key: list(zip(summaries[key], metrics[key], strict=True)) for key in runs}
+        plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)
+    page.after_comparison(folder)
+    return comparison
+
+
+def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: str) -> list[str]:
+    """Return the sentences below the table; the first names its numbers."""
+    section, seeds = plan.section, len(plan.seeds)
+    several = "s, mean ± standard deviation" if seeds > 1 else ""
+    notes = [f"{score[:1].upper()}{score[1:]}; {seeds} seed{several}."]
+    if any(map(is_rounds, plan.columns)):
+        words = {0: "after the last round only", 1: "every round"}
+        every = sorted({checked(run.table).evaluate.every for run in plan.runs})
+        often = ", ".join(words.get(rounds, f"every {rounds} rounds") for rounds in every)
+        notes.append(
+            f'Rounds until the "{section.target_on}" accuracy reaches the target, by the best one so far and a '
+            f"straight line between evaluations ({often}); in brackets the speed-up over the first row."
+        )
+    if "waste" in plan.columns:
+        notes.append("Waste: 1 - elements returned / elements sent, in percent, mean over the rounds.")
+    notes += [f"Tuned on validation data: {', '.join(filter(None, key))}: {value}." for key, value in tuned.items()]
+    if plan.printed:
+        notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" hold the paper\'s own numbers.')
+    if section.differs:
+        notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
+    if plan.overrides:
+        keys = leaves(plan.overrides)
+        changed = [f"{key} = {json.dumps(value_at(plan.overrides, key)[0], default=str)}" for key in keys]
+        notes.append(f"Changed for this table, in every row and setting: {', '.join(changed)}.")
+    return notes
+
+
+def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return notes on accuracies that were measured on some of the samples."""
+    rows: dict[str, list[str]] = {}
+    for key, group in summaries.items():
+        headlines = [summary["evaluate"].get(summary["norm"], {}) for summary in group]
+        for kind in ("global", "local"):
+            for some in sorted({samples_left_out(columns, kind) for columns in headlines} - {""}):
+                rows.setdefault(f"{kind}{some}", []).append(", ".join(filter(None, key)))
+    return [f"Measured on fewer than all samples: {score} of {'; '.join(names)}." for score, names in rows.items()]
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def load_comparison(folder: str | Path) -> Comparison:
+    """Open the folder of a comparison, finished or not; nothing is trained or written.
+
+    Args:
+        folder: A folder that `fleetfit compare` made, such as `runs/compare-...`.
+
+    Returns:
+        Its tables and runs. An unfinished comparison has `finished` False, and the numbers of its finished runs.
+        Numbers that runs with `[privacy]` withhold stay withheld.
+
+    Raises:
+        RunError: The folder is not a comparison's, none of its runs is finished, or a file of it is damaged.
+    """
+    path = files.expand_path(folder)
+    planned = _count_runs(path)
+    record = read_comparison(path)
+    finished = bool(record.entries) and planned in (0, len(record.results.runs))
+    if not finished:
+        count = f"{len(record.results.runs)}{f' of {planned}' if planned else ''}"
+        notes = [*record.notes, f"Not finished: {count} run{'' if count == '1' else 's'} so far."]
+        record = replace(record, notes=notes, entries=())
+    try:
+        shown = compared(record).told()
+        table = table_of(shown, _read_title(path) or record.results.name)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise RunError(
+            f"{path / 'compare.json'} is damaged. The same fleetfit compare command writes it again, and trains "
+            "nothing twice.",
+            path=path / "compare.json",
+        ) from None
+    runs: Runs = {}
+    logger = logging.getLogger("fleetfit")
+    for sentence in record.wrong:
+        logger.warning("%s", sentence)
+    for group in record.groups:
+        for _, run in group.runs:
+            try:
+                runs.setdefault((group.row, group.setting), []).append(load(run.folder))
+            except FleetFitError as error:
+                logger.warning("A run of the comparison is left out: %s", error)
+    compared_rows, tuning = differences(shown.results, shown.columns), shown.results.tuning
+    return Comparison(
+        folder=path,
+        table=table,
+        runs=runs,
+        tuned={
+            (one.row, one.setting): format_label(tuple(one.tuned.items())) for one in record.results.runs if one.tuned
+        },
+        results=path / NAME,
+        differences=tuple(compared_rows),
+        difference_table=difference_table(compared_rows, shown.results.against) if compared_rows else None,
+        tuning=tuning,
+        tuning_table=table_of_tuning(tuning) if tuning else None,
+        finished=finished,
+    )
+
+
+def _count_runs(path: Path) -> int:
+    """Return the number of runs of a comparison's table; 0 where its folder does not list them.
+
+    Raises:
+        RunError: The folder is not a comparison's, or none of its runs is finished.
+    """
+    if not path.is_dir():
+        raise RunError(f"there is no folder {path}.", path=path)
+    listed = list_planned_runs(path)
+    single, results = files.is_file(path / "config.toml"), files.is_file(path / NAME)
+    if single or not (listed or results):
+        hint = " It is one run: open it with fleetfit.load." if single else ""
+        raise RunError(f"{path} is not the folder of a comparison: it has no {NAME}.{hint}", path=path)
+    if not results:
+        raise RunError(f"no run of the comparison in {path} is finished: it has {RUNS_FILE} without {NAME}.", path=path)
+    return sum(run.place.parts[:1] != (TUNING_FOLDER,) for run in listed)
+
+
+def _read_title(path: Path) -> str:
+    """Return the title above the table in `table.md`."""
+    if not files.is_file(path / "table.md"):
+        return ""
+    first = files.read_text(path / "table.md").partition("\n")[0]
+    return first[2:-2] if first.startswith("**") and first.endswith("**") else ""
