@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from fleetfit import names
 from fleetfit.cli import listing
-from fleetfit.cli.verbs import app
+from fleetfit.cli.main import make_app
 from fleetfit.config.schema import Constant, Cosine, Experiment, Exponential, GroupSection, LevelSection, Step
 from fleetfit.config.section import Open, Section, Unit
 from fleetfit.data.partition import KINDS
@@ -195,7 +195,7 @@ def built_in_page() -> str:
     for kind, (title, key, more) in BUILT_IN.items():
         parts += [f"## {title}", f"Keys beside {key}. {more}"]
         for name in names.list_names(kind):
-            table = listing.keys_of(kind, name)
+            table = listing.make_key_table(kind, name)
             summary = table.title.partition(": ")[2]
             rows = ["| key | default | meaning |", "| --- | --- | --- |"]
             rows += [f"| `{k}` | {f'`{d}`' if d else ''} | {said} |".replace("\\|", "|") for k, d, said in table.rows]
@@ -254,7 +254,7 @@ def usage_of(argument: Any) -> str:
 
 def verbs_page() -> str:
     """Return verbs.md."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(make_app())
     parts = [
         "# Every verb",
         MADE.format("fleetfit/cli/"),

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 IMPORTED = [
-    "torch._dynamo", "torch.export", "fleetfit.cli.verbs", "fleetfit.api.runs",
+    "torch._dynamo", "torch.export", "fleetfit.cli.run", "fleetfit.api.run",
     "fleetfit.api.compare", "fleetfit.inference.export.folder",
-    "fleetfit.cli.picturing", "fleetfit.engines.flower.app_folder", "fleetfit.engines.flower.certificates",
+    "fleetfit.papers.pictures", "fleetfit.engines.flower.app_folder", "fleetfit.engines.flower.certificates",
     "fleetfit.engines.flower.node", "matplotlib.pyplot", "matplotlib.backends.backend_agg",
 ]  # fmt: skip
 WRITES = ("fsync", "replace", "rename")

@@ -9,7 +9,7 @@ import pytest
 from support import raises
 
 import fleetfit as ff
-from fleetfit.cli import planning
+from fleetfit.cli.plan import PlanOptions, plan_model
 from fleetfit.config import assemble, experiment_of, to_toml
 from fleetfit.cost import Conditions, cost_of, latency
 from fleetfit.errors import ConfigError, PlanError
@@ -101,8 +101,8 @@ def test_a_table_survives_the_resolved_file() -> None:
 
 
 def test_a_plan_shows_further_costs_as_columns() -> None:
-    asked = planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
-    plan = planning.of_model(asked, ()).plan
+    asked = PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="memory_bytes, size_bytes", batch_size=4)
+    plan = plan_model(asked, ()).plan
     table = plan_table(plan)
     shown = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     small = plan.levels[0]
@@ -111,7 +111,7 @@ def test_a_plan_shows_further_costs_as_columns() -> None:
     assert shown["training memory, batch 4"][0] == f"{memory / 1e3:.1f} kB"
     assert shown["bytes of a message"][0] == f"{cost_of(cnn(), piece, SHAPE, 'size_bytes') / 1e3:.1f} kB"
     with raises(ConfigError, '"memory"', '"memory_bytes"', key="cost"):
-        planning.of_model(planning.PlanOptions("cnn", input_shape="1,8,8", also="memory"), ())
+        plan_model(PlanOptions("cnn", input_shape="1,8,8", also="memory"), ())
 
 
 # ---- latency: measured once, recorded ----------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Pa
 
 def test_a_plan_shows_median_and_spread(times: list[int]) -> None:
     """As made up, a pass takes ten nanoseconds a parameter, and a little more each time something is measured."""
-    plan = planning.of_model(planning.PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ()).plan
+    plan = plan_model(PlanOptions("cnn", "0.3,1", input_shape="1,8,8", also="latency_s"), ()).plan
     table = plan_table(plan)
     (column,) = [i for i, name in enumerate(table.columns) if name == "latency ± spread (ms)"]
     for level, row in zip(plan.levels, table.rows, strict=True):

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from own_models import HEAD, STACK
 from support import Expected, raises
 from torch import nn
 
+from fleetfit.api.model_report import check_model_report
 from fleetfit.check import check_layout
 from fleetfit.cli import main
-from fleetfit.cli.checking import CheckOptions, checked
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.layout import Architecture, Axis, blocked, infer_layout, interleaved, segments
 from fleetfit.layout.undeclared import Undeclared, question
@@ -39,12 +41,15 @@ Report = Callable[..., str]
 def report(tmp_path: Path) -> Report:
     """Write a file, check a model of it, and return what is said, tables as Markdown."""
 
-    def of(source: str, model: str, input_shape: str = "5", **asked: object) -> str:
+    def of(
+        source: str, model: str, shape: tuple[int, ...] = (5,), settings: Mapping[str, Any] = MappingProxyType({}),
+        **asked: Any,
+    ) -> str:  # fmt: skip
         path = tmp_path / "own.py"
         count = len(list(tmp_path.iterdir()))
         path = tmp_path / f"own{count}.py"
         path.write_text(HEAD + source)
-        parts = checked(CheckOptions(f"{path}:{model}", input_shape=input_shape, **asked))  # type: ignore[arg-type]
+        parts = check_model_report(f"{path}:{model}", settings, shape, **asked)
         return "\n".join(part.to_markdown() if isinstance(part, Table) else part for part in parts)
 
     return of
@@ -114,7 +119,7 @@ class Tokens(Stack):
 
 
 def test_models_of_tokens_get_tokens(report: Report) -> None:
-    text = report(TOKENS, "Tokens", input_shape=None, task="next_token", overrides=["model.vocabulary=7"])
+    text = report(TOKENS, "Tokens", shape=(32,), task="next_token", settings={"vocabulary": 7})
     assert "samples of 32 tokens below 7, 7 tokens to predict" in text
     with raises(ConfigError, "--set model.vocabulary=1000"):
         report(TOKENS, "Tokens")
@@ -220,14 +225,16 @@ def line_in(error: BaseException) -> str:
 @pytest.mark.parametrize(
     ("net", "shape", "expected"),
     [
-        (FUSED, "5", '{"qkv.weight": blocked(3), "qkv.bias": blocked(3)}'),
-        (GATES, "4,5", '"lstm.weight_hh_l0": blocked(4)'),
-        (FLAT, "1,5", '{"fc.weight": interleaved(5)}'),
-        (BESIDE, "5", '{"fc.weight": segments(5, "wide")}'),
+        (FUSED, (5,), '{"qkv.weight": blocked(3), "qkv.bias": blocked(3)}'),
+        (GATES, (4, 5), '"lstm.weight_hh_l0": blocked(4)'),
+        (FLAT, (1, 5), '{"fc.weight": interleaved(5)}'),
+        (BESIDE, (5,), '{"fc.weight": segments(5, "wide")}'),
     ],
     ids=["fused", "gates", "flatten", "concatenation"],
 )
-def test_the_line_that_the_error_names_mends_the_model(report: Report, net: str, shape: str, expected: str) -> None:
+def test_the_line_that_the_error_names_mends_the_model(
+    report: Report, net: str, shape: tuple[int, ...], expected: str
+) -> None:
     """All tensors that lack a declaration are asked for at once, each in the likeliest way for where it is."""
     with raises(ModelError, '"wide"') as caught:
         report(single(net), "Single", shape)

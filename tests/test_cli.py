@@ -96,7 +96,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["plan", "--latency", "--passes", "0"], "'--passes': 0 is not in the range x>=1"),
         (["plan", "--latency", "--passes", "many"], "'--passes': 'many' is not a valid int"),
         (["plan", "--passes", "10", "--threads", "2"], "--passes, --threads: only with --latency, which measures."),
-        (["plan", "--latency", "--threads", "9999"], "--threads takes at most as many as there are processors"),
+        (["plan", "--latency", "--threads", "9999"], "--threads takes at most the number of processors"),
         (["plan", "--paper", "reefl-table-1", "--latency"], "--latency measures models, and the rows of "),
         (["plan", "--budgets", "0.3,1", "--mode", "width"], "--budgets, --mode: only with --model"),
         (["plan", "run.toml", "--model", "resnet20"], "plan takes a run file or --model, not both."),
@@ -323,7 +323,7 @@ def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "data", "engines"])
 def test_every_key_is_explained(kind: str) -> None:
     for name in names.list_names(kind):
-        assert all(meaning for _, _, meaning in listing.keys_of(kind, name).rows), name
+        assert all(meaning for _, _, meaning in listing.make_key_table(kind, name).rows), name
 
 
 def test_shells_complete_verbs_and_kinds() -> None:

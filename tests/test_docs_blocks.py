@@ -16,8 +16,8 @@ import typer
 from test_readme import GUIDE_PAGES, exit_code, file_name, write_files, write_iris
 
 import fleetfit as ff
-from fleetfit.api import runs
-from fleetfit.cli.verbs import app
+from fleetfit.api.run import load_experiment
+from fleetfit.cli.main import make_app
 from fleetfit.report import drawing
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def test_a_run_file_is_valid(block: Block, tmp_path: Path) -> None:
     (tmp_path / "kitchen-pi.toml").write_text(MEASURED)
     write_iris(tmp_path)
     (tmp_path / "run.toml").write_text(block.text)
-    runs.described(tmp_path / "run.toml")
+    load_experiment(tmp_path / "run.toml")
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
@@ -107,7 +107,7 @@ def known_commands() -> dict[str, set[str]]:
         for word, inner in getattr(command, "commands", {}).items():
             visit(inner, (*words, word))
 
-    visit(typer.main.get_command(app), ())
+    visit(typer.main.get_command(make_app()), ())
     return found
 
 
@@ -157,7 +157,7 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(block.text)
     if "compare" in tomllib.loads(block.text):
         one = ["rounds=1", "local.epochs=1", "compare.grid.seed=[0]", "compare.tune.local.lr=[0.1]"]
-        found = runs.described(path).compare
+        found = load_experiment(path).compare
         few = [o for o in one if not o.startswith("compare.") or getattr(found, o.split(".")[1])]
         assert exit_code(["compare", str(path), "--quiet", *(w for o in few for w in ("--set", o))]) == 0, (
             capsys.readouterr()

@@ -47,7 +47,7 @@ from hostile import (
 
 import fleetfit as ff
 from fleetfit.api import profiling
-from fleetfit.api.progress import RoundFacts, Rounds, as_html
+from fleetfit.api.progress import RoundFacts, RunProgress, format_html
 from fleetfit.cli import main, output
 from fleetfit.engines.flower import launcher, logs
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
@@ -500,7 +500,7 @@ def test_a_saved_plan_keeps_its_values(root: Path, text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=lambda text: repr(text[:9]))
 def test_a_notebook_shows_no_control_characters(root: Path, text: str) -> None:
     facts = RoundFacts(3, "static")
-    for page in (as_html(text, facts, text), html_table((text,), ((text,),), text, (text,), ((text, 1),))):
+    for page in (format_html(text, facts, text), html_table((text,), ((text,),), text, (text,), ((text, 1),))):
         check_text(page)
         assert "<img" not in html_table(("<img>",), ())
 
@@ -522,7 +522,7 @@ def test_a_terminal_gets_the_codes_of_rich_alone(root: Path, text: str, monkeypa
     levels = report["evaluate"]["static"]["levels"]
     levels[f"1{text}"] = levels.pop("1")
     report["undone"] = {"reason": text, "reported": [{"client": text, "level": 1, "norm": 1.0}]}
-    bar = Rounds(text, ff.load(root / "finished").experiment)
+    bar = RunProgress(text, ff.load(root / "finished").experiment)
     bar(report)
     bar.close()
     output.print_table(Table((text, "b"), ((text, "1"),), text, (text,)))
@@ -595,8 +595,8 @@ KNOWN = (
     "cli/output.py: console.print(",  # a Table is printable
     "cli/output.py: print(json.dumps(value, indent=2)",  # ASCII
     "cli/output.py: print(line,",
-    "cli/verbs.py: typer.echo(__version__)",
-    "cli/verbs.py: typer.echo(context.get_help())",
+    "cli/main.py: typer.echo(__version__)",
+    "cli/main.py: typer.echo(context.get_help())",
     "engines/flower/launcher.py: sys.stderr.buffer.write(_make_printable(line))",
     "engines/flower/logs.py: sys.stderr.write(line)",
     "inference/export/on_device.py: print(",  # numbers

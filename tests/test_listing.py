@@ -15,7 +15,7 @@ NUMBERS = ("train", "test", "classes", "resolution")
 
 @pytest.mark.parametrize(("kind", "name"), NAMES)
 def test_a_source_says_what_its_module_is(kind: str, name: str) -> None:
-    read, imported = listing.read(kind, name), listing.imported(kind, name)
+    read, imported = listing.parse_entry(kind, name), listing.import_entry(kind, name)
     assert read.summary == imported.summary and dict(read.keys) == dict(imported.keys)
     for key in read.keys:
         assert listing._explained(read.doc, key) == listing._explained(imported.doc, key), key

@@ -116,7 +116,7 @@ def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(
     def broken(kind: str) -> None:
         raise KeyError("the\ncause")
 
-    monkeypatch.setattr(listing, "listed", broken)
+    monkeypatch.setattr(listing, "make_list_table", broken)
     code, _, err = fleetfit("list", "models")
     assert code == 1
     assert sentence(err).startswith("this is a fault of FleetFit, not yours: KeyError: 'the\\ncause'.")

@@ -14,7 +14,7 @@ from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit import submodel
-from fleetfit.api.runs import described
+from fleetfit.api.run import load_experiment
 from fleetfit.config import experiment_of, to_table
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -438,7 +438,7 @@ def test_a_method_has_its_own_defaults_of_keys_and_whatever_is_given_wins() -> N
 def test_defaults_of_a_method_go_with_it() -> None:
     """Another method named by an override has its own; a run folder holds every value and takes none anew."""
     found = experiment_of({"method": f"{HERE}:with_defaults"})
-    assert described(found, ["method.name=fedavg"]).local.optimiser == "sgd"
+    assert load_experiment(found, ["method.name=fedavg"]).local.optimiser == "sgd"
     table = {**to_table(found), "local": {"lr": 0.25}}
     assert experiment_of(table, is_complete=True).local.optimiser == "sgd"
 

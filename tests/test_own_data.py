@@ -20,7 +20,7 @@ from sklearn.metrics import mean_absolute_error, r2_score
 import fleetfit as ff
 from fleetfit.api.inference import other_data, shipped
 from fleetfit.cli import main
-from fleetfit.cli.listing import keys_of
+from fleetfit.cli.listing import make_key_table
 from fleetfit.config import experiment_of
 from fleetfit.data.files.found import found_at
 from fleetfit.data.files.table import table
@@ -425,7 +425,7 @@ def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
     found = experiment_of(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
     assert (found.data.partition.kind, found.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
     for kind, name, meant in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
-        assert keys_of(kind, name) == keys_of(kind, meant)
+        assert make_key_table(kind, name) == make_key_table(kind, meant)
 
 
 def node(place: Path, data: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleetfit.cli.planning import PlanOptions, of_model
+from fleetfit.cli.plan import PlanOptions, plan_model
 from fleetfit.cost import cost_grid
 from fleetfit.errors import PlanError
 from fleetfit.layout import Architecture
@@ -110,7 +110,7 @@ def test_the_tolerance_for_one_level_works(ratio: float) -> None:
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in list_names("models")]
 )
 def test_every_model_has_a_plan_by_default(name: str) -> None:
-    shown = of_model(PlanOptions(model=name), ())
+    shown = plan_model(PlanOptions(model=name), ())
     assert len(shown.plan.levels) == 4 and [level.clients for level in shown.plan.levels] == [1] * 4
     assert shown.plan.mode == ("width" if shown.notes else "both")
 
@@ -118,6 +118,6 @@ def test_every_model_has_a_plan_by_default(name: str) -> None:
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])
 def test_a_mode_that_is_given_is_kept(name: str) -> None:
     with pytest.raises(PlanError) as caught:
-        of_model(PlanOptions(model=name, mode="both"), ())
+        plan_model(PlanOptions(model=name, mode="both"), ())
     assert caught.value.mode is not None
-    assert of_model(PlanOptions(model=name, mode=caught.value.mode), ()).plan.mode == "width"
+    assert plan_model(PlanOptions(model=name, mode=caught.value.mode), ()).plan.mode == "width"

@@ -20,7 +20,7 @@ from support import Expected, raises
 from test_attacks import FULL, TINY, elements, job_of, update_of
 
 import fleetfit as ff
-from fleetfit.api.runs import prepare, proceed
+from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.cli import main
 from fleetfit.config import assemble, experiment_of
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
@@ -324,7 +324,7 @@ def broken_off(folder: Path, after: int) -> None:
             raise Off
 
     with pytest.raises(Off):
-        proceed(ff.load(folder), on_round)
+        run_remaining_rounds(ff.load(folder), on_round)
 
 
 def state_of(folder: Path) -> torch.Tensor:

@@ -17,7 +17,7 @@ from test_secure_runs import HERE, TINY, Watched, block, laid, stopped_in_the_se
 
 import fleetfit as ff
 from fleetfit import secured
-from fleetfit.api.runs import prepare
+from fleetfit.api.run import prepare
 from fleetfit.config import assemble, experiment_of
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
 from fleetfit.privacy import Randomness, noise_for, registered, spent

@@ -11,7 +11,8 @@ from support import raises
 
 from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, Profiled, profile, wished
-from fleetfit.cli import main, planning
+from fleetfit.cli import main
+from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
 from fleetfit.config import assemble, experiment_of, read_experiment
 from fleetfit.config.build.run import assemble_fleet, beforehand
 from fleetfit.errors import ConfigError, DataError, PlanError
@@ -115,7 +116,7 @@ def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, co
 
 def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("fleet.groups = [{ budget = 0.2 }, { budget = 0.6 }, { budget = 1.0 }]\n")
-    planned = planning.of_run_file(tmp_path / "run.toml", ())[0].plan
+    planned = plan_run_file(tmp_path / "run.toml", ())[0].plan
     asked = measuring([found_of()] * 3)
     found = profile(tmp_path / "run.toml", facts=DataDescription("", "classification", (1, 8, 8), 10))
     assert [level.share for level in found.levels] == [level.share for level in planned.levels]
@@ -129,7 +130,7 @@ def test_with_a_model_the_levels_are_those_of_plan(measuring: Any, tmp_path: Pat
         main(["profile", "--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1", "--out",
               str(tmp_path / "b.toml")])  # fmt: skip
     assert end.value.code == 0, capsys.readouterr().err
-    planned = planning.of_model(planning.PlanOptions("cnn", "0.15,0.4,1", input_shape="1,8,8"), ()).plan
+    planned = plan_model(PlanOptions("cnn", "0.15,0.4,1", input_shape="1,8,8"), ()).plan
     shares = [f"{level.share:.3f}" for level in planned.levels]
     rows = [line.split() for line in (tmp_path / "b.toml").read_text().splitlines() if line.startswith("# ")]
     assert [row[2] for row in rows if row[1:2] and row[1].isdigit()] == shares

@@ -1,5 +1,6 @@
 """The proof before anything is trained: what a run does with it, what it says, and what it leaves alone."""
 
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import nn
 from zoo import CLASSES, Made, normed
 
 import fleetfit as ff
-from fleetfit.api import runs
 from fleetfit.check import check_layout
 from fleetfit.cli import main
 from fleetfit.errors import ModelError
@@ -135,7 +135,7 @@ def test_workers_start_while_the_layout_is_proved_and_end_where_it_is_wrong(
         there.append(set(psutil.Process().children()) - before)
         return check_layout(*values, **more)
 
-    monkeypatch.setattr(runs, "check_layout", proving)
+    monkeypatch.setattr(importlib.import_module("fleetfit.api.run"), "check_layout", proving)
     workers = ["engine.name=processes", "engine.workers=2"]
     with raises(ModelError, 0.13, '"wide"'):
         ff.run(out=tmp_path / "out", overrides=[f"model.name={file}:Family", *RUN, *workers])

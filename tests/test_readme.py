@@ -23,7 +23,7 @@ from tiny import plain, tiny_federation, tiny_problem
 import fleetfit as ff
 from fleetfit import errors, names
 from fleetfit.cli import main
-from fleetfit.cli.verbs import app
+from fleetfit.cli.main import make_app
 from fleetfit.config import experiment_of
 from fleetfit.config.schema import (
     Constant,
@@ -402,6 +402,7 @@ def test_a_resolved_configuration_gives_the_same_run(shown, tmp_path):
 
 
 def test_every_verb_is_shown():
+    app = make_app()
     groups = [app, *(g.typer_instance for g in app.registered_groups if not isinstance(g.name, str))]
     verbs = {c.name or c.callback.__name__ for group in groups for c in group.registered_commands if c.callback}
     assert {"run", "export"} <= verbs

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -322,3 +323,17 @@ def test_security_names_tests_that_exist() -> None:
         if isinstance(node, ast.FunctionDef)
     }
     assert named and not named - found
+
+
+def test_the_walk_of_a_verb_names_functions_that_exist() -> None:
+    walk = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## A verb:")[2].partition("\n## ")[0]
+    names = set(re.findall(r"`((?:\w+\.)+\w+)`", walk)) - {"config.toml", "summary.json"}
+    assert len(names) > 15
+    for name in names:
+        room, *parts = name.split(".")
+        while parts and (ROOT / "fleetfit" / room.replace(".", "/") / parts[0]).with_suffix(".py").is_file():
+            room = f"{room}.{parts.pop(0)}"
+        found: object = importlib.import_module(f"fleetfit.{room}")
+        for part in parts:
+            found = getattr(found, part)
+        assert callable(found), name

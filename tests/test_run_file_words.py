@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fleetfit as ff
-from fleetfit.api import runs
+from fleetfit.api.run import prepare
 from fleetfit.config import assemble, experiment_of, read_experiment
 from fleetfit.config.tables import DEEPEST, read_table
 from fleetfit.errors import ConfigError, FleetFitError
@@ -64,7 +64,7 @@ def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, message: st
     small = [key for key in SMALL if not key.startswith(keys)]
 
     def wrong() -> None:
-        runs.prepare(read_experiment(file, small), tmp_path / "out")
+        prepare(read_experiment(file, small), tmp_path / "out")
 
     found = said(wrong)
     assert message in found

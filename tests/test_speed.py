@@ -13,7 +13,7 @@ from support import Expected, raises
 from torch import Tensor, nn
 
 import fleetfit as ff
-from fleetfit.api import runs
+from fleetfit.api.run import dropped_key_notes, load_experiment, prepare
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import whole
 from fleetfit.training import speed
@@ -149,7 +149,7 @@ def images(tmp_path: Path, engine: Mapping[str, Any]) -> ff.Run:
     splits = {"train": torch.arange(90), "validation": torch.arange(90, 96), "test": torch.arange(96, 120)}
     data = ff.Data("squares", x, y, splits, 3, mean=(0.5,), std=(0.25,))
     table = laid(TABLE, data={"name": data, "partition": {"kind": "iid", "clients": 3}}, engine=engine)
-    prepared = runs.prepare(runs.described(table), tmp_path / "run")
+    prepared = prepare(load_experiment(table), tmp_path / "run")
     prepared._take_engine().close()
     return prepared
 
@@ -227,9 +227,9 @@ def test_a_finer_key_wins_over_what_fast_chooses(tmp_path: Path) -> None:
 def test_another_engine_on_the_command_line_keeps_the_speed(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[engine]\nspeed = "fast"\nprecision = "fp32"\n')
-    asked = runs.described(file, ["engine.name=processes"])
+    asked = load_experiment(file, ["engine.name=processes"])
     assert (asked.engine.speed, asked.engine.precision) == ("fast", "fp32")
-    assert not runs.gone(asked)
+    assert not dropped_key_notes(asked)
 
 
 # ---- modules -------------------------------------------------------------------------------------------------------

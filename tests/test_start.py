@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support import raises
 from torch import nn
 
 import fleetfit as ff
@@ -125,20 +126,20 @@ def test_a_resumed_run_needs_the_other_one_no_more(backbone: ff.Run, tmp_path: P
 
 def test_what_cannot_be_a_start_is_refused_and_leaves_nothing(backbone: ff.Run, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(RunError, match="there is no run folder"):
+    with raises(RunError, "nowhere"):
         ff.run(TINY, out=out, start="nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"has no config\.toml"):
+    with raises(RunError, "config.toml"):
         ff.run(TINY, out=out, start=tmp_path / "empty")
     shutil.copytree(backbone.folder, tmp_path / "unborn")
     shutil.rmtree(tmp_path / "unborn" / "checkpoints")
-    with pytest.raises(RunError, match="has no checkpoint yet"):
+    with raises(RunError, tmp_path / "unborn"):
         ff.run(TINY, out=out, start=tmp_path / "unborn")
-    with pytest.raises(ModelError, match=r'which has no "blocks\.0\.conv\.weight"\. Is it the same \[model\]'):
+    with raises(ModelError, "blocks.0.conv.weight", "[model]"):
         ff.run({"rounds": 1, "data": {"partition": {"clients": 8}}}, out=out, start=backbone.folder)
     vit = {"name": "vit", "hidden": 12, "depth": 2, "attention_heads": 3, "patch": 2}
     small = ff.run(TINY, out=tmp_path / "small", model=vit, method="fedavg")
-    with pytest.raises(ModelError, match=r'"embeddings\.class_token" is \(1, 1, 12\) there and \(1, 1, 24\) here'):
+    with raises(ModelError, "embeddings.class_token", "(1, 1, 12)", "(1, 1, 24)"):
         ff.run(TINY, out=out, start=small.folder, model=vit | {"hidden": 24}, method="fedavg")
     assert not out.exists()
 
@@ -162,7 +163,7 @@ def test_a_model_without_the_defaults_begins_as_another_run_too(tmp_path: Path) 
     first, again, lacking = ({"model": cast(Any, Plain(bias)), "method": "fedavg"} for bias in (False, False, True))
     run = ff.run(TINY, out=tmp_path / "first", **first)
     assert same(first_state(ff.run(TINY, out=tmp_path / "again", start=run.folder, **again)), run.server.state)
-    with pytest.raises(ModelError, match=r'which has no "1\.bias"\. Is it the same \[model\]'):
+    with raises(ModelError, "1.bias", "[model]"):
         ff.run(TINY, out=tmp_path / "lacking", start=run.folder, **lacking)
 
 

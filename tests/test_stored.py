@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import fleetfit as ff
-from fleetfit.cli import keeping, main
+from fleetfit.cli import main
+from fleetfit.cli import runs as verbs
 from fleetfit.records import RunFolder
 from fleetfit.report import drawing
 
@@ -233,14 +234,14 @@ def test_a_comparison_has_the_names_of_its_runs(made: Path) -> None:
     one = by_name(made)["compared"]
     assert (one.method, one.model, one.data) == ("fedavg, scalefl", "tiny", "tiny")
     child = one.children[0]
-    assert keeping._methods(
+    assert verbs._format_methods(
         replace(one, method="fedavg", children=(child, replace(child, folder=one.folder / "b/seed-0")))
     ) == ("2 rows of fedavg"), "rows of one method"
     third = replace(child, folder=one.folder / "c/seed-0")
-    assert keeping._methods(replace(one, children=(*one.children, third))) == "3 rows of 2 methods"
+    assert verbs._format_methods(replace(one, children=(*one.children, third))) == "3 rows of 2 methods"
     long = [replace(child, folder=one.folder / f"{i}/seed-0", method=f"a_long_method_{i}") for i in range(3)]
     named = ", ".join(each.method for each in long)
-    assert keeping._methods(replace(one, method=named, children=tuple(long))) == "3 methods"
+    assert verbs._format_methods(replace(one, method=named, children=tuple(long))) == "3 methods"
 
 
 # ---- the verb --------------------------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ def test_it_imports_nothing_that_takes_long(made: Path) -> None:
         (["--last"], "--last: only with --clear-checkpoints."),
         (["--unfinished", "--yes"], "--unfinished, --yes: only with --clear-checkpoints."),
         (["--clear-checkpoints", "--json"], "give --yes as well"),
-        (["--clear-checkpoints"], "nobody is there to ask whether these checkpoints should go: give --yes."),
+        (["--clear-checkpoints"], "without a terminal, removing these checkpoints needs --yes."),
     ],
 )
 def test_a_mistake_is_a_sentence_and_removes_nothing(
@@ -319,7 +320,7 @@ def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) 
 
 def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path, fleetfit: Command) -> None:
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--yes")
-    assert "have no trained model any more; numbers and plots stay." in out and "cannot go on" not in out
+    assert "have no trained model any more; numbers and plots stay." in out and "cannot be resumed" not in out
     assert checkpoints(own / "whole") == [] == checkpoints(own / "compared/fedavg/seed-0")
     assert checkpoints(own / "group/half") == NAMES[:2]
     run = ff.load(own / "whole")
@@ -327,7 +328,7 @@ def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path, f
     with pytest.raises(ff.RunError, match="has no checkpoint"):
         run.model()
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--unfinished", "--yes")
-    assert "An unfinished run without a checkpoint cannot go on." in out
+    assert "An unfinished run without a checkpoint cannot be resumed." in out
     assert checkpoints(own / "group/half") == []
 
 
@@ -339,7 +340,7 @@ def test_it_asks(own: Path, fleetfit: Command, monkeypatch: pytest.MonkeyPatch, 
 
     asked: list[str] = []
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(keeping.typer, "confirm", lambda text: (asked.append(text), answer)[1])
+    monkeypatch.setattr(verbs.typer, "confirm", lambda text: (asked.append(text), answer)[1])
     code, out, _ = fleetfit(own, "--clear-checkpoints")
     assert code == 0 and asked[0].startswith("Remove 2 checkpoints of 1 run, ")
     assert checkpoints(own / "whole") == (NAMES[2:] if answer else NAMES)

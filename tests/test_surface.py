@@ -7,11 +7,12 @@ from typing import Any, get_args
 
 import pydantic
 import pytest
+import typer
 from support import raises
 
 import fleetfit
 from fleetfit import errors
-from fleetfit.cli import verbs
+from fleetfit.cli.main import make_app
 from fleetfit.config.schema import (
     Constant,
     Cosine,
@@ -235,7 +236,7 @@ def test_members_of_a_run() -> None:
 
 
 def test_verbs_and_their_options() -> None:
-    command: Any = verbs.typer.main.get_command(verbs.app)
+    command: Any = typer.main.get_command(make_app())
     found = {}
     inner = command.commands["flower"].commands
     for name, verb in {**command.commands, **{f"flower {name}": verb for name, verb in inner.items()}}.items():
@@ -251,7 +252,7 @@ def test_verbs_and_their_options() -> None:
 
 
 def test_every_verb_and_option_has_a_help_text() -> None:
-    command: Any = verbs.typer.main.get_command(verbs.app)
+    command: Any = typer.main.get_command(make_app())
     for verb in (*command.commands.values(), *command.commands["flower"].commands.values()):
         assert verb.help
         for parameter in verb.params:

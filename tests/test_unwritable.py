@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 FULL = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-import fleetfit.cli.verbs, fleetfit.api.runs, fleetfit.inference.export.folder
+import fleetfit.cli.main, fleetfit.api.run, fleetfit.inference.export.folder
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 from fleetfit.cli import main
 main(sys.argv[2:])

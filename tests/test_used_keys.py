@@ -21,7 +21,7 @@ from support.same import is_same
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.api import runs
+from fleetfit.api.run import load_experiment, prepare
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment
 from fleetfit.config.schema import Cosine, Exponential, LevelSection, ProfileSection, Step
 from fleetfit.config.writing import dumped
@@ -138,7 +138,7 @@ def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatc
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(laid(TINY, made_up)))
     section = place.partition(".")[0].partition(" ")[0]
-    messages = [said(lambda: runs.prepare(runs.described(file))), said(lambda: ff.run(TINY, **made_up))]
+    messages = [said(lambda: prepare(load_experiment(file))), said(lambda: ff.run(TINY, **made_up))]
     if place in PLACES:
         flat = [f"{key}={tomli_w.dumps({'x': value})[4:].strip()}" for key, value in PLACES[place].items()
                 if not isinstance(value, dict)]  # fmt: skip
@@ -600,7 +600,7 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
     if key.startswith(("method.hooks", "method.plus")):
         assert f"[{section}] {inner} is not used here: " in said(lambda: ff.run(table, out=tmp_path / "run"))
     else:
-        prepared = runs.prepare(experiment_of(table), tmp_path / "run")
+        prepared = prepare(experiment_of(table), tmp_path / "run")
         assert any(f"[{section}] {inner} is not used here: " in note for note in prepared.notes)
         again = ff.load(tmp_path / "run")
         assert again.notes == prepared.notes  # so that a resumed run's summary is that of an unbroken one

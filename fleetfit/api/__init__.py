@@ -3,7 +3,7 @@
 from fleetfit.api.compare import Comparison, compare, load_comparison
 from fleetfit.api.profiling import Machine, Wishes, profile
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import plan, resume, run
+from fleetfit.api.run import plan, resume, run
 from fleetfit.report.page import write_report
 
 __all__ = [

@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fleetfit.api.described import NODES, planned_for, settled
-from fleetfit.api.listening import listeners
+from fleetfit.api.callbacks import make_callbacks
+from fleetfit.api.metadata import NODES, fill_in_defaults, load_planned_nodes
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import check_asked, check_single, described, new_folder, proceed, proven
+from fleetfit.api.run import (
+    check_requested_keys,
+    check_single_run,
+    create_run_folder,
+    load_experiment,
+    run_remaining_rounds,
+    verify_layout,
+)
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.build.method import build_method_spec
 from fleetfit.config.build.run import assemble_fleet, cohort_of
@@ -253,7 +260,7 @@ def serve(grid: "Grid", wanted: ServerAppConfig, say: Callable[[str], None] = pr
         for note in served.assembly.notes:
             say(f"Note: {note}")
         _say_levels(served.assembly, served.manager, say)
-        proceed(served.run, served.on_round, served.renew)
+        run_remaining_rounds(served.run, served.on_round, served.renew)
         _say_result(served.run, say)
         return served.run
     finally:
@@ -277,12 +284,12 @@ class _Served:
     @staticmethod
     def begun(transport: "Transport", wanted: ServerAppConfig, say: Callable[[str], None]) -> "_Served":
         """Begin a run: wait for nodes, plan, make the folder."""
-        asked = described(wanted.run_file or None, wanted.overrides)
-        check_single(asked, "a fleet")
+        asked = load_experiment(wanted.run_file or None, wanted.overrides)
+        check_single_run(asked, "a fleet")
         for note in changed_for_fleet(asked):
             say(f"Note: {note}")
-        experiment = for_fleet(settled(asked))
-        heard = listeners(experiment.callbacks)  # before anybody is waited for
+        experiment = for_fleet(fill_in_defaults(asked))
+        heard = make_callbacks(experiment.callbacks)  # before anybody is waited for
         out = Path(wanted.out) if wanted.out else None
         if out is not None and out.exists() and any(out.iterdir()):
             raise RunError(
@@ -295,10 +302,10 @@ class _Served:
         told = [member.told for member in manager.members]
         experiment = with_enrolled(experiment, told)
         assembly = assemble_fleet(experiment, told)
-        check_asked(assembly.unused, asked)
-        assembly = proven(assembly, say)
+        check_requested_keys(assembly.unused, asked)
+        assembly = verify_layout(assembly, say)
         key = secrets.token_hex(8)
-        folder = new_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, manager)}, HEADING)
+        folder = create_run_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, manager)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)
         served = _Served._made(run, assembly, manager, rules, key, told, say)
         served.run._listeners = heard
@@ -310,7 +317,7 @@ class _Served:
         run = load(wanted.resume)
         if not (run.folder / NODES).is_file():
             raise RunError(f"{run.folder} is no run of a fleet; go on with it: fleetfit resume {run.folder}.")
-        rules, planned = rules_of(run.experiment), planned_for(run.files)
+        rules, planned = rules_of(run.experiment), load_planned_nodes(run.files)
         manager = new_manager(transport, run.experiment, say)
         try:
             saved = run.files.json(NODES)
@@ -318,7 +325,7 @@ class _Served:
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
         manager.fits = fits(run.experiment, facts_of_all(planned))
-        return _Served._made(run, proven(run.assembly, say), manager, rules, str(saved["run"]), planned, say)
+        return _Served._made(run, verify_layout(run.assembly, say), manager, rules, str(saved["run"]), planned, say)
 
     @staticmethod
     def _made(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
-from fleetfit.api.described import COLUMNS, short_name, visible
+from fleetfit.api.metadata import COLUMNS, dump_with_defaults, short_name
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.build.run import settings_of
 from fleetfit.config.fleet import counted_piece
@@ -144,7 +144,8 @@ def evaluated(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]:
         sections = {**sections, "data": _in_unit_of(run.assembly.data, sections["data"])}
     if sections:
         assembly = assemble(
-            experiment_of(visible(run.experiment), is_complete=True, **sections), run.files.load_base() or None
+            experiment_of(dump_with_defaults(run.experiment), is_complete=True, **sections),
+            run.files.load_base() or None,
         )
         if isinstance(assembly.data, Data):
             evaluate.check_samples(assembly.data, assembly.settings.wanted.evaluation.split)
@@ -261,7 +262,7 @@ def _in_memory(run: Trained, section: Any) -> Data | None:
 def _evaluated_on(run: Trained, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of all levels on data that are no clients'."""
     further = {key: value for key, value in sections.items() if key != "data"}
-    experiment = experiment_of(visible(run.experiment), is_complete=True, **further)
+    experiment = experiment_of(dump_with_defaults(run.experiment), is_complete=True, **further)
     return _on_data(run, experiment, matching(run, data))
 
 
@@ -273,7 +274,7 @@ def _evaluated_here(run: Trained, sections: Mapping[str, Any]) -> dict[str, Any]
     """
     if "data" not in sections:
         raise ConfigError(f"{ELSEWHERE}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).")
-    experiment = experiment_of(visible(run.experiment), is_complete=True, **sections)
+    experiment = experiment_of(dump_with_defaults(run.experiment), is_complete=True, **sections)
     return _on_data(run, experiment, matching(run, load_data(experiment.data)))
 
 

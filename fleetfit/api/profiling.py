@@ -26,7 +26,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from fleetfit.api.runs import check_single, described
+from fleetfit.api.run import check_single_run, load_experiment
 from fleetfit.config import Experiment
 from fleetfit.config.build.run import Beforehand, beforehand
 from fleetfit.cost import full_cost, submodel_cost
@@ -345,8 +345,8 @@ def profile(
     path = None if out is None else _place(Path(out), force)
     until = time.monotonic() + machine.limit_s
     accelerator, energy = _checked(machine, wishes)
-    experiment = described(source, overrides, **sections)
-    check_single(experiment, "profile")
+    experiment = load_experiment(source, overrides, **sections)
+    check_single_run(experiment, "profile")
     before = beforehand(experiment, facts, accelerator)
     free = free_memory(accelerator)
     if wishes.memory_bytes is None and free is not None:

@@ -1,11 +1,12 @@
-"""What a person sees of a run while it lasts: one set of facts, shown in a terminal, in a pipe or in a notebook.
+"""Live progress of a run: one set of facts, shown in a terminal (by rich), in a pipe, or in a notebook.
 
-All of it is in the reports of the rounds, as they stand in `metrics.jsonl`, so another process can show the same; what
-`[privacy]` and `[secure]` withhold is not there.
+The facts come from the reports of the rounds, as they are in `metrics.jsonl`, so that another process can show the
+same. They lack what `[privacy]` and `[secure]` withhold.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fleetfit.config import Experiment
@@ -17,8 +18,8 @@ from fleetfit.soundness import in_words
 if TYPE_CHECKING:  # `import fleetfit` does without
     from rich.progress import Progress
 
-Wanted = Literal["auto"] | bool
-"""Whether progress is shown; "auto": in a notebook."""
+ProgressOption = Literal["auto"] | bool
+"""Whether progress is shown; "auto": in a notebook only."""
 _LEVELS = 8  # whose accuracies are shown
 _TITLE = 36  # characters of a title beside a bar
 
@@ -27,7 +28,7 @@ _TITLE = 36  # characters of a title beside a bar
 
 
 class RoundFacts:
-    """What is known of a run by its reports so far.
+    """The facts about a run that its reports so far have.
 
     Args:
         rounds: How many the run has.
@@ -81,7 +82,7 @@ class RoundFacts:
 
     @property
     def sent(self) -> str:
-        """What was sent both ways so far; empty where it is withheld."""
+        """The bytes sent both ways so far; empty where it is withheld."""
         return "" if self._bytes is None or "privacy" in self._report else f"{size(self._bytes)} sent"
 
     @property
@@ -104,7 +105,7 @@ class RoundFacts:
 
     @property
     def by_level(self) -> str:
-        """The accuracy of each level on its own clients in the last evaluation; empty where nobody may know it."""
+        """The accuracy of each level on its own clients in the last evaluation; empty where it is withheld."""
         levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
         known = [(name, local) for name, local in levels if local is not None]
         if len(levels) < 2 or not known:
@@ -122,35 +123,35 @@ class RoundFacts:
         """The same as names and values, without those that are empty."""
         name, _, value = self.loss.partition(" ")
         columns = [(f"accuracy in round {self._evaluated}", self.accuracies), ("", self.by_level)]
-        found = [(name, value), ("cohort", self.cohort), ("sent", self.sent.removesuffix(" sent")), *columns]
-        return [(what, said) for what, said in found if said]
+        rows = [(name, value), ("cohort", self.cohort), ("sent", self.sent.removesuffix(" sent")), *columns]
+        return [(name, value) for name, value in rows if value]
 
 
 # ---- in a terminal, and in a pipe ------------------------------------------------------------------------------------
 
 
-class Rounds:
+class RunProgress:
     """Shows the rounds of one run: a live bar in a terminal, else a line per round.
 
     Args:
-        title: What stands before each.
-        experiment: Of the run.
-        beside: The bars of runs at the same time, which stay until all are done; None: this one is alone.
-        of_all: Says what else is left, of a comparison.
+        title: The beginning of each line.
+        experiment: The experiment of the run.
+        bars: The bars of a comparison, one for each run, which its owner closes; None: this run has its own.
+        format_time_left: Returns the time left of the whole comparison, in words.
     """
 
     def __init__(
         self,
         title: str,
         experiment: Experiment,
-        beside: "Progress | None" = None,
-        of_all: Callable[[], str] = str,
+        bars: "Progress | None" = None,
+        format_time_left: Callable[[], str] = str,
     ) -> None:
-        self._title, self._of_all = make_printable(title), of_all
+        self._title, self._format_time_left = make_printable(title), format_time_left
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
-        self._bar, self._alone = beside, beside is None
-        if self._alone and sys.stdout.isatty():
-            self._bar = bars()
+        self._bar, self._is_alone = bars, bars is None
+        if self._is_alone and sys.stdout.isatty():
+            self._bar = make_bars()
             self._bar.start()
         if self._bar is not None:
             self._task = self._bar.add_task(self._title, total=experiment.rounds, what="", left="", below=())
@@ -160,42 +161,42 @@ class Rounds:
         facts = self.facts
         facts.take(report)
         if facts.undone:
-            self._say(facts.undone)
+            self._print(facts.undone)
         if self._bar is not None:
             self._draw()
             if facts.done == facts.rounds:
                 self.close()
             return
-        begin = f"{self._title}  " if self._title else ""
-        now = facts.accuracies if facts.just_evaluated else ""
-        said = [f"round {facts.done}/{facts.rounds}", facts.loss, now, facts.cohort, facts.sent, facts.left,
-                self._of_all()]  # fmt: skip
-        self._say(begin + "  ".join(filter(None, said)))
+        prefix = f"{self._title}  " if self._title else ""
+        accuracies = facts.accuracies if facts.just_evaluated else ""
+        parts = [f"round {facts.done}/{facts.rounds}", facts.loss, accuracies, facts.cohort, facts.sent, facts.left,
+                 self._format_time_left()]  # fmt: skip
+        self._print(prefix + "  ".join(filter(None, parts)))
         if facts.just_evaluated and facts.by_level:
-            self._say(f"{begin}  {facts.by_level}")
+            self._print(f"{prefix}  {facts.by_level}")
 
-    def seen(self, report: Mapping[str, Any]) -> None:
-        """Take in a round of before, without a word."""
+    def skip(self, report: Mapping[str, Any]) -> None:
+        """Count a round without showing it."""
         self.facts.take(report)
         if self._bar is not None:
             self._draw()
 
     def _draw(self) -> None:
         assert self._bar is not None
-        facts, every = self.facts, self._of_all()
-        if self._alone:
-            left = "  ".join(filter(None, [facts.left, every]))
+        facts, time_left = self.facts, self._format_time_left()
+        if self._is_alone:
+            left = "  ".join(filter(None, [facts.left, time_left]))
             first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.sent]))
             below = tuple(filter(None, (first, facts.measured, facts.by_level)))
             self._bar.update(self._task, completed=facts.done, left=left, below=below)
         else:
-            for other in self._bar.tasks:  # what is left of all stands once, below
-                self._bar.update(other.id, below=())
+            for task in self._bar.tasks:  # the time left of the comparison is shown once, at the bottom
+                self._bar.update(task.id, below=())
             what = facts.accuracies.partition("  ")[0] or facts.loss  # a line each: room for one number
-            below = (every,) if every else ()
+            below = (time_left,) if time_left else ()
             self._bar.update(self._task, completed=facts.done, what=what, left=facts.left, below=below)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         text = make_printable(text)
         if self._bar is not None:
@@ -204,14 +205,14 @@ class Rounds:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._bar is not None and self._alone:
+        """Restore the terminal."""
+        if self._bar is not None and self._is_alone:
             self._bar.stop()
             self._bar = None
 
 
-def bars() -> "Progress":
-    """Return bars for a terminal; below a bar stands what is known of its run. What is too long is cut, not wrapped."""
+def make_bars() -> "Progress":
+    """Return bars for a terminal, with lines on the run below each; long lines are cut, not wrapped."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -235,13 +236,13 @@ def bars() -> "Progress":
 # ---- in a notebook ---------------------------------------------------------------------------------------------------
 
 
-def in_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook."""
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
-class InNotebook:
+class NotebookProgress:
     """Shows rounds in a cell's output, which is written anew each time."""
 
     def __init__(self) -> None:
@@ -250,19 +251,19 @@ class InNotebook:
         shows: Any = display  # which carries no types
         self._html, self._handle = shows.HTML, shows.display(shows.HTML(""), display_id=True)
 
-    def of(self, title: str, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
+    def add_run(self, title: str, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
         """Return what is called with each report of a run."""
         facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
-        self._handle.update(self._html(as_html(title, facts)))
+        self._handle.update(self._html(format_html(title, facts)))
 
         def after_round(report: Mapping[str, Any]) -> None:
             facts.take(report)
-            self._handle.update(self._html(as_html(title, facts, facts.left)))
+            self._handle.update(self._html(format_html(title, facts, facts.left)))
 
         return after_round
 
 
-def as_html(title: str, facts: RoundFacts, left: str = "") -> str:
+def format_html(title: str, facts: RoundFacts, left: str = "") -> str:
     """Return the facts as HTML without colours of its own, for light and dark; `left` says how long it will take."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", left, facts.undone]))
     rows = "".join(
@@ -274,32 +275,91 @@ def as_html(title: str, facts: RoundFacts, left: str = "") -> str:
     return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
 
 
-def progress_of(experiment: Experiment, wanted: Wanted) -> Callable[[Mapping[str, Any]], None] | None:
-    """Return what shows the rounds of a run that was started from Python; None: nothing does."""
-    if wanted is False or (wanted == "auto" and not in_notebook()):
-        return None
-    return InNotebook().of("", experiment) if in_notebook() else Rounds("", experiment)
+# ---- what shows a run ------------------------------------------------------------------------------------------------
 
 
-class OfAnExperiment(Protocol):
-    """A run, as far as its progress goes."""
+class RunLike(Protocol):
+    """A run, as far as its progress needs it."""
 
     @property
     def experiment(self) -> Experiment:
-        """What the run was asked to do."""
+        """The experiment with all defaults."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
         ...
 
 
-def shown_runs(
-    wanted: Wanted,
-) -> Callable[[str, int, int, OfAnExperiment], Callable[[Mapping[str, Any]], None]] | None:
-    """Return what shows the runs of a comparison that was started from Python, one output for all; None: nothing."""
-    if wanted is False or (wanted == "auto" and not in_notebook()):
+class Display(Protocol):
+    """Shows a run while it lasts."""
+
+    def say(self, sentence: str) -> None:
+        """Show what takes more than a moment before the first round."""
+
+    def start(self, run: RunLike, notes: Sequence[str]) -> None:
+        """Show that the first round begins.
+
+        Args:
+            run: The run.
+            notes: Sentences that the user must see.
+        """
+
+    def show_round(self, report: Mapping[str, Any]) -> None:
+        """Show the report of a round."""
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        """Show the content of `summary.json`; called before the plots are drawn."""
+
+    def close(self) -> None:
+        """Restore the terminal; called once, however the run ends."""
+
+
+class _RoundDisplay:
+    """Shows the rounds, in a notebook's cell or on stdout, or nothing."""
+
+    def __init__(self, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._show: Callable[[Mapping[str, Any]], None] | None = None
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def start(self, run: RunLike, notes: Sequence[str]) -> None:
+        if not self._is_silent:
+            progress = NotebookProgress().add_run if is_notebook() else RunProgress
+            self._show = progress("", run.experiment)
+
+    def show_round(self, report: Mapping[str, Any]) -> None:
+        if self._show is not None:
+            self._show(report)
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        if isinstance(self._show, RunProgress):
+            self._show.close()
+
+
+def make_display(progress: ProgressOption | Display) -> Display:
+    """Return the display of a run that was started from Python."""
+    if isinstance(progress, bool | str):
+        return _RoundDisplay(is_silent=not (progress is True or (progress == "auto" and is_notebook())))
+    return progress
+
+
+def make_comparison_progress(
+    progress: ProgressOption,
+) -> Callable[[str, int, int, RunLike], Callable[[Mapping[str, Any]], None]] | None:
+    """Return a function that shows each run of a comparison that was started from Python; None: nothing is shown."""
+    if progress is False or (progress == "auto" and not is_notebook()):
         return None
-    shown = InNotebook() if in_notebook() else None
+    cell = NotebookProgress() if is_notebook() else None
 
-    def on_run(title: str, number: int, count: int, run: OfAnExperiment) -> Callable[[Mapping[str, Any]], None]:
+    def show_run(title: str, number: int, count: int, run: RunLike) -> Callable[[Mapping[str, Any]], None]:
         heading = f"[{number}/{count}] {title}"
-        return Rounds(heading, run.experiment) if shown is None else shown.of(heading, run.experiment)
+        return RunProgress(heading, run.experiment) if cell is None else cell.add_run(heading, run.experiment)
 
-    return on_run
+    return show_run

@@ -12,10 +12,16 @@ from torch import Tensor, nn
 
 from fleetfit import rounds
 from fleetfit.api import inference
-from fleetfit.api.described import COLUMNS, NODES, accuracy_among, planned_for
-from fleetfit.api.fingerprint import notes_on_change, recorded_shape
-from fleetfit.api.listening import Listener, listeners
-from fleetfit.api.progress import RoundFacts, as_html
+from fleetfit.api.callbacks import NamedCallback, make_callbacks
+from fleetfit.api.metadata import (
+    COLUMNS,
+    NODES,
+    find_accuracy,
+    find_data_changes,
+    load_planned_nodes,
+    read_sample_shape,
+)
+from fleetfit.api.progress import RoundFacts, format_html
 from fleetfit.config import Assembly, Experiment, assemble, experiment_of
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.config.usual import with_values
@@ -55,7 +61,7 @@ class Run:
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._models: dict[str, nn.Module] = {}
         self._known_notes: tuple[str, ...] | None = None  # where it is assembled in another process
-        self._listeners: list[Listener] | None = None
+        self._listeners: list[NamedCallback] | None = None
         self._compared = ("", "")  # its title in a comparison, and the name of that
         if assembly is not None:
             self.__dict__["assembly"] = assembly
@@ -78,7 +84,7 @@ class Run:
             facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.norms[0])
             for report in self.metrics:
                 facts.take(report)
-            return as_html(str(self.folder), facts)
+            return format_html(str(self.folder), facts)
         except RunError as error:
             return f"<p>{escape_html(str(error))}</p>"
 
@@ -160,7 +166,7 @@ class Run:
         Raises:
             ConfigError: There is no such number.
         """
-        return accuracy_among(self.columns, kind, level, norm or self.experiment.evaluate.norms[0])
+        return find_accuracy(self.columns, kind, level, norm or self.experiment.evaluate.norms[0])
 
     @property
     def server(self) -> Server:
@@ -308,10 +314,10 @@ class Run:
             self.__dict__.pop(name, None)
         self._models.clear()
 
-    def _take_listeners(self) -> list[Listener]:
+    def _take_listeners(self) -> list[NamedCallback]:
         """Return the callbacks, made for this run."""
         made, self._listeners = self._listeners, None
-        return listeners(self.experiment.callbacks) if made is None else made
+        return make_callbacks(self.experiment.callbacks) if made is None else made
 
     def _take_engine(self) -> rounds.Engine:
         """Return an engine, started for this run; whoever takes it closes it."""
@@ -324,10 +330,10 @@ class Run:
         """What the run is made of: data, problem, federation, devices, settings."""
         base = self.files.load_base()
         if self.files.has(NODES):
-            made = assemble_fleet(self.experiment, planned_for(self.files), base or None)
+            made = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
         else:
             made = assemble(self.experiment, base or None)
-            made = replace(made, notes=(*made.notes, *notes_on_change(self.files, made)))
+            made = replace(made, notes=(*made.notes, *find_data_changes(self.files, made)))
         check_base(made.federation.problem, base)
         return made
 
@@ -386,7 +392,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         table["data"]["columns"] = str(files.path / COLUMNS)  # whatever has become of the table since
     _keep_stored_pixels(table)
     if "data" in sections:
-        sections["data"] = with_values(sections["data"], recorded_shape(files))
+        sections["data"] = with_values(sections["data"], read_sample_shape(files))
     missing = [section for section in objects_in(table) if section not in sections]
     if missing:
         again = ", ".join(f"{section}=..." for section in missing)

@@ -53,9 +53,9 @@ Out = Annotated[
         metavar="FOLDER",
     ),
 ]
-GoesOn = Annotated[
+NewOrStopped = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder to write, or to go on with.", parser=parse_folder, metavar="FOLDER"),
+    typer.Option("--out", help="Folder to write, or to continue.", parser=parse_folder, metavar="FOLDER"),
 ]
 Jobs = Annotated[
     int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process with one thread; same bits.")
@@ -66,9 +66,10 @@ Fast = Annotated[
         "--fast", help="Compute as is fastest on this machine, not with every machine's bits: engine.speed=fast."
     ),
 ]
+OtherData = Annotated[str | None, typer.Option("--data", help="Another data set of the same shape and classes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
-def with_speed(overrides: Sequence[str] | None, fast: bool) -> list[str]:
-    """Return the overrides, with what --fast stands for."""
+def add_speed(overrides: Sequence[str] | None, fast: bool) -> list[str]:
+    """Return the overrides and that of --fast."""
     return [*(overrides or ()), *(["engine.speed=fast"] if fast else [])]

@@ -61,7 +61,7 @@ def certificates(
     from fleetfit.engines.flower.certificates import make_certificates
 
     make_certificates(folder, host, days)
-    output.print_line(f"Written: {folder}. Give each node ca.crt, and keep ca.key where nobody else can read it.")
+    output.print_line(f"Written: {folder}. Give each node ca.crt, and keep ca.key where only you can read it.")
 
 
 @app.command()
@@ -105,7 +105,7 @@ def member(
     make_member(file, authority)
     output.print_line(
         f"Written: {file}. Bring it to the node, and name it there under [secure] member. Keep "
-        f"{authority / 'members.key'} away from the server: whoever has it can invent members."
+        f"{authority / 'members.key'} away from the server: its holder can invent members."
     )
 
 
@@ -165,7 +165,7 @@ def resume(
     ],
     superlink: Annotated[str, typer.Argument(help="Its name in Flower's config; the default one if left out.")] = "",
 ) -> None:
-    """Go on with a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""
+    """Continue a fleet's run whose server was stopped, after its last checkpoint. Run it where the folder is."""
     from fleetfit.api.fleet import check_run
     from fleetfit.cli import output
     from fleetfit.engines.flower.app_folder import write_app

@@ -1,6 +1,7 @@
-"""What `list` shows, read from the source of what is built in: running it takes PyTorch, and more than a second.
+"""The verb `list`: what is built in, with keys and defaults.
 
-What a source does not say in a way that is understood here is imported.
+These are parsed from the source, because importing takes PyTorch and more than a second. Where the source computes a
+key or a default, the module is imported.
 """
 
 import ast
@@ -9,24 +10,70 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from fleetfit import names
+from fleetfit.cli import output
+from fleetfit.errors import did_you_mean, truncate
 from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.report.tables import data_table
 from fleetfit.report.text import Table, size
 
 _GIVEN = {"architecture", "classes", "channels", "input_shape", "vocabulary", "padding", "simulation"}
 """What the system gives to factories, and no run file."""
-NEEDED = inspect.Parameter.empty
+REQUIRED = inspect.Parameter.empty
 """The default of a key that has none."""
+
+
+class ListKind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    options = "options"
+    models = "models"
+    data = "data"
+    selection = "selection"
+    peft = "peft"
+    attacks = "attacks"
+    engines = "engines"
+    callbacks = "callbacks"
+    profiles = "profiles"
+
+
+def parse_kind(text: str) -> ListKind:
+    """Return the kind of a name."""
+    if text not in list(ListKind):
+        known = ", ".join(ListKind)
+        raise typer.BadParameter(
+            f'"{truncate(text)}" cannot be listed; there are {known}.{did_you_mean(text, ListKind)}'
+        )
+    return ListKind(text)
+
+
+def list_builtins(
+    kind: Annotated[
+        ListKind,
+        typer.Argument(
+            help="What to list.",
+            parser=parse_kind,
+            metavar=f"{{{'|'.join(ListKind)}}}",
+            autocompletion=lambda: [*ListKind],
+        ),
+    ],
+    name: Annotated[str | None, typer.Argument(help="One of them: its keys, their defaults and meaning.")] = None,
+) -> None:
+    """List what is built in, one line each; data sets with sizes, profiles with figures. With a name, its keys."""
+    output.print_table(make_list_table(kind.value) if name is None else make_key_table(kind.value, name))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one that can be named in a run file.
+    """A built-in, or a function of your own, as `list` shows it.
 
     Attributes:
         summary: What it is, in one line.
@@ -41,31 +88,31 @@ class Entry:
     facts: Any = None
 
 
-def listed(kind: str) -> Table:
+def make_list_table(kind: str) -> Table:
     """Return what is built in, one line each."""
     if kind == "profiles":
-        return profile_table(PROFILES)
-    known = {name: entry(kind, name) for name in names.list_names(kind)}
+        return make_profile_table(PROFILES)
+    known = {name: find_entry(kind, name) for name in names.list_names(kind)}
     if kind == "data":
         return data_table({name: found.facts for name, found in known.items()})
     rows = [(name, found.summary, ", ".join(found.keys)) for name, found in known.items()]
     return Table(("name", "what it is", "keys"), tuple(rows))
 
 
-def keys_of(kind: str, name: str) -> Table:
-    """Return the keys of one built-in, or of anybody's own, with their defaults and what they mean."""
+def make_key_table(kind: str, name: str) -> Table:
+    """Return the keys of a built-in, or of a function of your own, with their defaults and meanings."""
     if kind == "profiles":
         name = names.find_match(name, PROFILES)
         if name not in PROFILES:
             from fleetfit.config.speeds import profile_of
 
             profile_of(name)  # says which there are
-        return profile_table({name: PROFILES[name]})
+        return make_profile_table({name: PROFILES[name]})
     name = names.match_name(kind, name)
-    found = entry(kind, name) if name in names.list_names(kind) else imported(kind, name)
+    found = find_entry(kind, name) if name in names.list_names(kind) else import_entry(kind, name)
     rows = []
     for key, default in found.keys.items():
-        said = "" if default in (NEEDED, None) else json.dumps(default, default=str)  # which is how TOML writes it
+        said = "" if default in (REQUIRED, None) else json.dumps(default, default=str)  # which is how TOML writes it
         rows.append((key, said, _explained(found.doc, key)))
     notes = () if rows else (f"{name} has no keys of its own.",)
     return Table(("key", "default", "meaning"), tuple(rows), f"{name}: {found.summary}", notes)
@@ -77,7 +124,7 @@ def _explained(doc: str, key: str) -> str:
     return " ".join(found[1].split()) if found else ""
 
 
-def profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
+def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
     """Return device profiles with their figures, and below where these come from."""
     columns = ("name", "what it is", "multiply-adds/s", "down/s", "up/s", "latency ms", "memory")
     rows = [
@@ -94,8 +141,8 @@ def profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
 # ---- by importing it -----------------------------------------------------------------------------------------------
 
 
-def imported(kind: str, name: str) -> Entry:
-    """Return what is known of a built-in, or of anybody's own, once it is imported.
+def import_entry(kind: str, name: str) -> Entry:
+    """Import a built-in, or a function of your own, and return its entry.
 
     Raises:
         ConfigError: There is no such name, or its module fails to import.
@@ -113,19 +160,19 @@ def imported(kind: str, name: str) -> Entry:
 # ---- by reading it -------------------------------------------------------------------------------------------------
 
 
-class Unclear(Exception):
+class NotLiteral(Exception):
     """A source says something in a way that only running it tells."""
 
 
-def entry(kind: str, name: str) -> Entry:
-    """Return what is known of a built-in."""
+def find_entry(kind: str, name: str) -> Entry:
+    """Return the entry of a built-in."""
     try:
-        return read(kind, name)
-    except Unclear:
-        return imported(kind, name)
+        return parse_entry(kind, name)
+    except NotLiteral:
+        return import_entry(kind, name)
 
 
-def read(kind: str, name: str) -> Entry:
+def parse_entry(kind: str, name: str) -> Entry:
     """Return what the source of a built-in says of it.
 
     Raises:
@@ -135,7 +182,7 @@ def read(kind: str, name: str) -> Entry:
     facts = module.value("FACTS") if "FACTS" in module.assigned else None
     facts = facts.get(name) if isinstance(facts, dict) else facts
     if facts is not None and any(isinstance(value, ast.AST) for value in vars(facts).values()):
-        raise Unclear(name)
+        raise NotLiteral(name)
     if name in module.functions:
         function = module.functions[name]
         return Entry(_first(ast.get_docstring(module.tree)), module.keys(function), _doc(function), facts)
@@ -144,12 +191,12 @@ def read(kind: str, name: str) -> Entry:
         if isinstance(row, SimpleNamespace):
             what, fixed, *usual = row.positional
             if not isinstance(fixed, dict):
-                raise Unclear(name)
+                raise NotLiteral(name)
             function = module.functions[maker]
             keys = {k: default for k, default in module.keys(function).items() if k not in fixed}
             keys |= {k: default for k, default in (usual[0] if usual else {}).items() if k in keys}
             return Entry(_first(what), keys, _doc(function), facts)
-    raise Unclear(name)
+    raise NotLiteral(name)
 
 
 def _first(doc: str | None) -> str:
@@ -208,11 +255,11 @@ class _Source:
         """
         given = function.args
         if given.vararg or given.kwarg:
-            raise Unclear(function.name)
+            raise NotLiteral(function.name)
         ordered = [*given.posonlyargs, *given.args]
         defaults = [None] * (len(ordered) - len(given.defaults)) + [*given.defaults] + [*given.kw_defaults]
         return {
-            argument.arg: NEEDED if default is None else self._value(default)
+            argument.arg: REQUIRED if default is None else self._value(default)
             for argument, default in zip([*ordered, *given.kwonlyargs], defaults, strict=True)
             if argument.arg not in _GIVEN
         }
@@ -231,7 +278,7 @@ class _Source:
                 path = names.OWN.joinpath(*(statement.module or "").split(".")[1:]).with_suffix(".py")
                 if there is not None and path.is_file():
                     return _parsed_file(path).value(there)
-        raise Unclear(name)
+        raise NotLiteral(name)
 
     def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
@@ -245,19 +292,19 @@ class _Source:
             last = self.functions[node.func.id].body[-1]
             if isinstance(last, ast.Return) and isinstance(last.value, ast.Dict):
                 return self._value(last.value)
-            raise Unclear(ast.unparse(node))
+            raise NotLiteral(ast.unparse(node))
         if isinstance(node, ast.Call):
             by_name = {word.arg: _or_unknown(self._value, word.value) for word in node.keywords if word.arg}
             return SimpleNamespace(positional=[self._value(a) for a in node.args], **by_name)
         try:
             return ast.literal_eval(node)
         except ValueError:
-            raise Unclear(ast.unparse(node)) from None
+            raise NotLiteral(ast.unparse(node)) from None
 
 
 def _or_unknown(value: Callable[[ast.expr], Any], node: ast.expr) -> Any:
     """Return the value of an expression; of one that nothing here needs, the expression."""
     try:
         return value(node)
-    except Unclear:
+    except NotLiteral:
         return node

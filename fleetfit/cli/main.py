@@ -9,11 +9,16 @@ import os
 import signal
 import sys
 import warnings
-from typing import Any, cast
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from fleetfit.cli.output import UserInterrupt, print_sentence
+from fleetfit.cli.output import UserInterrupt, print_sentence, setup_logging
 from fleetfit.errors import FleetFitError, Unexpected, format_cause, make_printable
 from fleetfit.machine import is_out_of_memory
+
+if TYPE_CHECKING:
+    import typer
 
 FAULT, MISTAKE, STOPPED = 1, 2, 130
 
@@ -57,11 +62,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _call_verb(words: list[str]) -> int:
-    with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecates
-        warnings.simplefilter("ignore", DeprecationWarning)
-        import typer  # noqa: F401
-    from fleetfit.cli.verbs import app
-
+    app = make_app()
     try:
         result = app(args=words, prog_name="fleetfit", standalone_mode=False)
     except SystemExit as end:
@@ -71,6 +72,60 @@ def _call_verb(words: list[str]) -> int:
     if result == STOPPED:  # typer's answer to KeyboardInterrupt
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
+
+
+class LogLevel(StrEnum):
+    """The levels of the package's logger."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def make_app() -> "typer.Typer":
+    """Return the verbs as an application of typer; they import heavy modules when they are called."""
+    with warnings.catch_warnings():  # typer 0.20 uses names that click 8.5 deprecates
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import typer
+    from fleetfit.cli import compare, fleet, listing, model, plan, predict, run, runs
+
+    app = typer.Typer(
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Federated learning across unequal devices: every device trains the piece of the model that fits it.",
+    )
+
+    @app.callback(invoke_without_command=True)
+    def start(
+        context: typer.Context,
+        version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+        traceback: Annotated[bool, typer.Option("--traceback", help="Print tracebacks; with every verb.")] = False,
+        log: Annotated[
+            LogLevel, typer.Option("--log", help="From which level on what is logged is printed.")
+        ] = LogLevel.warning,
+    ) -> None:
+        setup_logging(log.value)
+        if version:
+            from fleetfit import __version__
+
+            typer.echo(__version__)
+            raise typer.Exit
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    verbs: dict[str, Callable[..., None]] = {
+        "run": run.run, "resume": run.resume, "watch": run.watch, "compare": compare.compare, "demo": run.demo,
+        "plan": plan.plan, "profile": plan.profile, "runs": runs.runs, "report": runs.report,
+        "eval": predict.evaluate, "list": listing.list_builtins, "check-model": model.check_model,
+        "predict": predict.predict, "calibrate": predict.calibrate, "export": predict.export,
+        "attention": runs.attention, "pictures": runs.pictures,
+    }  # fmt: skip
+    for name, verb in verbs.items():
+        app.command(name)(verb)
+    app.add_typer(fleet.app, name="flower")
+    return app
 
 
 def describe_error(error: BaseException) -> tuple[str, int]:

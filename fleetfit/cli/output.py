@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +135,29 @@ def print_notes(notes: Iterable[str]) -> None:
     """Print notes, a line each."""
     for note in notes:
         print_line(f"Note: {note}")
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """Print the tables of a finished run: its levels and its totals."""
+    from fleetfit.report.tables import level_table, total_table
+
+    print_table(level_table(summary))
+    print_table(total_table(summary))
+    sys.stdout.flush()
+
+
+def print_locations(folder: Path) -> None:
+    """Print where the plots and the page of a run or a comparison are."""
+    from fleetfit.report import drawing
+    from fleetfit.report.page import NAME
+
+    if drawing.available():
+        print_line(f"Plots: {folder}/plots")
+    else:
+        print_line('No plots were drawn: matplotlib is not installed (pip install "fleetfit[plots]").')
+    if (folder / NAME).is_file():
+        print_line(f"Page: {folder / NAME}")
+    print_line(f"Run folder: {folder}")
 
 
 def print_figure_paths(paths: Sequence[Path], notes: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from support import raises
 
 from fleetfit import names
-from fleetfit.cli.listing import keys_of, listed
+from fleetfit.cli.listing import make_key_table, make_list_table
 from fleetfit.errors import ConfigError
 
 NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", "femnist", "imagenet", "images",
@@ -32,8 +32,8 @@ def test_what_sets_are_read_with_is_no_set(name: str) -> None:
 
 
 def test_each_set_says_how_large_it_is() -> None:
-    assert len(listed("data").rows) == len(NAMES)
-    rows = {name: rest for name, *rest in listed("data").rows}
+    assert len(make_list_table("data").rows) == len(NAMES)
+    rows = {name: rest for name, *rest in make_list_table("data").rows}
     assert rows["cifar10"] == ["50,000", "10,000", "10", "32x32"]
     assert rows["cifar100"] == ["50,000", "10,000", "100", "32x32"]
     assert rows["mnist"] == rows["fashion_mnist"] == ["60,000", "10,000", "10", "28x28"]
@@ -41,7 +41,7 @@ def test_each_set_says_how_large_it_is() -> None:
 
 
 def test_twins_have_the_keys_that_mean_something() -> None:
-    keys = {name: [row[0] for row in keys_of("data", name).rows] for name in NAMES}
+    keys = {name: [row[0] for row in make_key_table("data", name).rows] for name in NAMES}
     assert "coarse" in keys["cifar100"] and set(keys["cifar10"]) == set(keys["cifar100"]) - {"coarse"}
     assert keys["mnist"] == keys["fashion_mnist"] and keys["ag_news"] == keys["sst2"]
     assert not {"name", "mean", "std", "repository", "class_names"} & {*keys["mnist"], *keys["sst2"]}

@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetfit.api.compare import check_rows, plan_runs
-from fleetfit.api.described import settled
-from fleetfit.api.runs import described
+from fleetfit.api.metadata import fill_in_defaults
+from fleetfit.api.run import load_experiment
 from fleetfit.config import Experiment, assemble, read_experiment, to_toml
 from fleetfit.config.reading import checked
 from fleetfit.errors import FleetFitError
@@ -228,7 +228,7 @@ def outcome(path: Path, data: bytes) -> str:
                 if len(plan.runs) <= 8 and all(is_small(checked(entry.table)) for entry in plan.runs):
                     check_rows(plan)
                 return "a comparison"
-            assert to_toml(assemble(settled(described(path))).experiment if is_small(found) else found)
+            assert to_toml(assemble(fill_in_defaults(load_experiment(path))).experiment if is_small(found) else found)
             return "a run"
         except FleetFitError as error:
             check_sentence(str(error), path, data)

@@ -17,7 +17,7 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.inference import level_named
-from fleetfit.cli.predicting import export_table
+from fleetfit.cli.predict import make_export_table
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Policy, stop_early
@@ -393,7 +393,7 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None
     assert torch.allclose(z, (there.module(x) * std + mean).detach(), rtol=1e-5)
     assert found.variants[1].agreement == () and found.variants[1].samples == 10
     assert found.samples == "validation" and "On 10 validation samples: " in (found.folder / "README.md").read_text()
-    assert export_table(found).title == "level 1 on 10 validation samples"
+    assert make_export_table(found).title == "level 1 on 10 validation samples"
 
 
 def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from waiting import LIMIT_S, listening_to_ctrl_c, running
 
-from fleetfit.cli import main, measuring
+from fleetfit.cli import main
 from fleetfit.cost import Latency, Timed, latency, submodel_cost
 from fleetfit.papers import paper_table
 
@@ -136,7 +136,7 @@ def test_a_method_without_the_full_model_is_measured_against_it(
         counted = [submodel_cost(m.architecture, (m.sizes, m.exits), m.input_shape).parameters for m in models]
         return [Latency(1e-6 * number, 0.0, 1, 0.97e-6 * number, 0.97) for number in counted]
 
-    monkeypatch.setattr(measuring, "latencies_in_turn", by_parameters)
+    monkeypatch.setattr("fleetfit.cost.latencies_in_turn", by_parameters)
     rows, out, err = fleetfit("plan", "--set", "method.name=fedavg", "--latency", "--passes", "7")
     [row] = rows
     assert row[7] == row[9] != "1.000"  # its latency and its parameters, as fractions of the full model's

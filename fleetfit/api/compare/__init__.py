@@ -31,7 +31,7 @@ from fleetfit.api.compare.results import (
     write_comparison,
     write_record,
 )
-from fleetfit.api.progress import Wanted, shown_runs
+from fleetfit.api.progress import ProgressOption, make_comparison_progress
 from fleetfit.config import Experiment
 from fleetfit.config.naming import sharing_data
 from fleetfit.errors import NoUsableUpdates
@@ -69,7 +69,7 @@ def compare(
     against: str | None = None,
     record: str | Path | None = None,
     on_progress: OnProgress | None = None,
-    progress: Wanted = "auto",
+    progress: ProgressOption = "auto",
     **sections: Any,
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
@@ -117,7 +117,13 @@ def compare(
             give_back_freed_memory()
         stack.enter_context(hold_folder(plan, folder))
         outcome = run_comparison(
-            plan, folder, dry_run, results, jobs, shown_runs(progress) if on_run is None else on_run, on_progress
+            plan,
+            folder,
+            dry_run,
+            results,
+            jobs,
+            make_comparison_progress(progress) if on_run is None else on_run,
+            on_progress,
         )
     failures = outcome.failures
     if not outcome.runs:

@@ -38,10 +38,9 @@ from fleetfit.api.compare.plan import (
     make_tables,
 )
 from fleetfit.api.compare.results import ResultsFile, Runs
-from fleetfit.api.described import settled
-from fleetfit.api.fingerprint import CHANGED, Fingerprint, difference, recorded
+from fleetfit.api.metadata import CHANGED, Fingerprint, fill_in_defaults, format_difference, read_fingerprint
 from fleetfit.api.results import Run, load
-from fleetfit.api.runs import OnRound, prepare, proceed
+from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.build.run import as_recorded, with_callbacks, with_measured
 from fleetfit.config.naming import sharing_data
@@ -167,7 +166,7 @@ class _DataCheck:
 
     def add(self, title: str, run: Run) -> str:
         """Add a run; return the difference from the first run with the same `[data]` as a sentence, or ""."""
-        data = recorded(run.files)
+        data = read_fingerprint(run.files)
         if data is None:
             return ""
         # the partition, and the place of the encoded columns in the folder, are each run's own
@@ -175,7 +174,7 @@ class _DataCheck:
             k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "columns")
         }
         first = self._first.setdefault(json.dumps(section, sort_keys=True, default=str), _FirstUse(title, data))
-        changes = difference(first.data, data)
+        changes = format_difference(first.data, data)
         if not changes:
             return ""
         titles = first.others.setdefault(changes, [])
@@ -337,7 +336,7 @@ class _Executor:
         on_round = self._announce(runs, index, run)
         try:
             if not known:
-                proceed(run, on_round)
+                run_remaining_rounds(run, on_round)
                 self._count_finished(planned)
                 if on_finished is not None:
                     on_finished([(planned, run)])
@@ -418,7 +417,7 @@ class _Executor:
         if not (folder / "config.toml").is_file():
             return None
         run = load(folder, **_find_objects(planned.table))
-        expected = as_recorded(settled(checked(planned.table)), run.experiment)
+        expected = as_recorded(fill_in_defaults(checked(planned.table)), run.experiment)
         if to_table(run.experiment) != to_table(expected):  # not the texts: keys may have come since it was written
             raise RunError(
                 f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder with "
@@ -533,7 +532,7 @@ class _Task:
             run = load(self.folder, **_find_objects(self.table))
             run.experiment = with_callbacks(run.experiment, checked(self.table).callbacks)
         else:
-            experiment = settled(checked(self.table))
+            experiment = fill_in_defaults(checked(self.table))
             experiment = with_measured(experiment, {**self.measured, **experiment.fleet.measured})
             run = prepare(experiment, self.folder)
         if not run.finished:
@@ -724,7 +723,7 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
         send(notes=list(run.notes))
         messages.get()  # until it has been announced
         if not run.finished:
-            proceed(run, lambda report: send(round=dict(report)))
+            run_remaining_rounds(run, lambda report: send(round=dict(report)))
         run._let_go()
     except ConnectionError:
         raise

@@ -21,9 +21,9 @@ from secrets import token_hex
 from typing import Any
 
 from fleetfit import files
-from fleetfit.api.described import settled
+from fleetfit.api.metadata import fill_in_defaults
 from fleetfit.api.results import load
-from fleetfit.api.runs import covers
+from fleetfit.api.run import is_related_key
 from fleetfit.config import Assembly, Experiment, assemble
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.build.method import build_method_spec
@@ -465,7 +465,7 @@ def check_rows(
     shared = merged(plan.base, plan.change)
 
     def is_used_elsewhere(run: PlannedRun, unused: str) -> bool:
-        keys = [key for key in leaves(shared) if covers(unused, key)]
+        keys = [key for key in leaves(shared) if is_related_key(unused, key)]
         same = all(value_at(run.table, key) == value_at(shared, key) for key in keys)
         return bool(keys) and same and used.issuperset(keys)
 
@@ -480,7 +480,7 @@ def _assemble(
     plan: ComparisonPlan, run: PlannedRun, values: TunedValues, measured: Mapping[str, list[float]]
 ) -> Assembly:
     try:
-        experiment = settled(checked(merged(run.table, make_tables(values))))
+        experiment = fill_in_defaults(checked(merged(run.table, make_tables(values))))
         assembly = assemble(with_measured(experiment, {**measured, **experiment.fleet.measured}))
         parts = assembly.simulation.parts if assembly.simulation is not None else ()
         if plan.tuning != [()] and not any(len(part.get("validation", ())) for part in parts):
@@ -511,7 +511,7 @@ def _check_keys(
     def find_unused(key: str, runs: Sequence[PlannedRun]) -> UnusedKey | None:
         reason = None
         for some in (some for run in runs for some in unused[run.group]):
-            reason = next((one for one in some if covers(one.key, key)), None)
+            reason = next((one for one in some if is_related_key(one.key, key)), None)
             if reason is None:
                 return None
         return reason

@@ -1,17 +1,16 @@
-"""What `check-model` shows: a model in plain words, the proof of its layout, and a training step at every level."""
+"""The report of `check-model`: a model in plain words, the proof of its layout, and a training step at every level."""
 
 import inspect
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from fleetfit import names
 from fleetfit.check import WIDTHS, check_layout, named, some_exits, some_levels
 from fleetfit.check.explain import what_exits, what_is_declared, what_scales, what_was_inferred, what_was_proved
-from fleetfit.cli.planning import TOKENS, model_settings, shape_of
 from fleetfit.config.fleet import counted_piece, early_heads
 from fleetfit.config.naming import architecture_of
 from fleetfit.cost import accepting, submodel_cost
@@ -23,7 +22,6 @@ from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
 from fleetfit.report.tables import without_early
 from fleetfit.report.text import EXITS, Table, exit_names, short
-from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
 from fleetfit.training import initial_state, one_thread, run_job
@@ -39,89 +37,87 @@ _CLASSES = 10
 _MOST_LISTED = 6
 
 
-@dataclass(frozen=True)
-class CheckOptions:
-    """The options of `check-model`, as typed."""
+def check_model_report(
+    name: str,
+    settings: Mapping[str, Any],
+    shape: tuple[int, ...],
+    classes: int | None = None,
+    task: str = "classification",
+) -> Iterator[str | Table]:
+    """Yield the parts of the report, in order, so that an error comes after what led to it.
 
-    name: str
-    classes: int | None = None
-    input_shape: str | None = None
-    task: str = "classification"
-    overrides: Sequence[str] = field(default=())
-
-
-def checked(asked: CheckOptions) -> Iterator[str | Table]:
-    """Yield what is found out, in order, so that an error comes after what led to it.
+    Args:
+        name: The model: built in, `package.module:function` or `file.py:function`.
+        settings: Its keys.
+        shape: Shape of a sample.
+        classes: Classes; 10 by default, all tokens for next_token.
+        task: "classification", "next_token", "regression" or "multi_label".
 
     Raises:
         FleetFitError: The model cannot be made, scaled or trained; the message says where and what to do.
     """
-    task = task_named(asked.task)
-    architecture, shape, classes = _made(asked)
-    yield f"{named(architecture)}: {_in_words(architecture, shape, task.name, classes)}"
-    yield _section("What scales", what_scales(architecture))
-    problem, levels, said = _with_levels(Problem(architecture, shape, task, (architecture.blocks,)))
-    yield _section("What was inferred, by building it larger", what_was_inferred(problem.layout))
-    yield _section("What is declared", what_is_declared(architecture, problem.layout))
+    scores = task_named(task)
+    architecture, classes = _make_architecture(name, settings, shape, classes, task)
+    yield f"{named(architecture)}: {_describe_samples(architecture, shape, scores.name, classes)}"
+    yield _format_section("What scales", what_scales(architecture))
+    problem, levels, how = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
+    yield _format_section("What was inferred, by building it larger", what_was_inferred(problem.layout))
+    yield _format_section("What is declared", what_is_declared(architecture, problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
-    yield _section("Exits", what_exits(architecture, module))
+    yield _format_section("Exits", what_exits(architecture, module))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
-    yield _section("Proof", what_was_proved(proof))
+    yield _format_section("Proof", what_was_proved(proof))
     data = random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
-    yield said
-    yield _trained(problem, levels, data)
-    unused = _unused(problem, data)
+    yield how
+    yield _train_levels(problem, levels, data)
+    unused = _find_unused_parameters(problem, data)
     if unused:
-        shown = ", ".join(unused[:_MOST_LISTED]) + (
-            f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
+        rest = f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
+        yield (
+            f"No exit uses {', '.join(unused[:_MOST_LISTED])}{rest}: they would be sent and averaged for nothing, so "
+            "leave them out of the module."
         )
-        yield f"No exit uses {shown}: they would be sent and averaged for nothing, so leave them out of the module."
     yield "Nothing was written."
 
 
-def _section(title: str, lines: Iterator[str]) -> str:
+def _format_section(title: str, lines: Iterator[str]) -> str:
     return "\n  ".join([title, *lines])
 
 
 # ---- the model -----------------------------------------------------------------------------------------------------
 
 
-def _made(asked: CheckOptions) -> tuple[Architecture, tuple[int, ...], int]:
-    """Return the architecture, the shape of a sample, and the number of classes."""
-    settings = model_settings(asked.overrides)
-    parameters = _parameters(asked.name)
-    takes_tokens = "vocabulary" in parameters
-    if takes_tokens and "vocabulary" not in settings and _is_required(parameters["vocabulary"]):
+def _make_architecture(
+    name: str, settings: Mapping[str, Any], shape: tuple[int, ...], classes: int | None, task: str
+) -> tuple[Architecture, int]:
+    """Return the architecture and the number of classes."""
+    required = {
+        key
+        for key, parameter in inspect.signature(names.resolve("models", name)).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+    }
+    if "vocabulary" in required and "vocabulary" not in settings:
         raise ConfigError(
-            f'{asked.name} needs "vocabulary": set it with --set model.vocabulary=1000 (tokens are below it), and the '
-            "number of tokens in a sample with --input-shape 32."
+            f'{name} needs "vocabulary": set it with --set model.vocabulary=1000 (tokens are below it), and the '
+            "number of tokens in a sample with --input-shape 32.",
+            key="model.vocabulary",
         )
-    shape = TOKENS if takes_tokens and asked.input_shape is None else shape_of(asked.input_shape)
-    given = {"channels": shape[0], "input_shape": shape}
-    if "padding" not in settings and "padding" in parameters and _is_required(parameters["padding"]):
-        given["padding"] = -1
-    classes = _CLASSES if asked.classes is None else asked.classes
-    architecture = architecture_of(asked.name, settings, classes=classes, **given)
+    facts = {"channels": shape[0], "input_shape": shape}
+    if "padding" in required and "padding" not in settings:
+        facts["padding"] = -1
+    known = _CLASSES if classes is None else classes
+    architecture = architecture_of(name, settings, classes=known, **facts)
     tokens = getattr(architecture, "tokens", 0)
-    if asked.task == "next_token" and asked.classes is None and tokens:
-        classes = tokens
-        architecture = architecture_of(asked.name, settings, classes=classes, **given)
-    if asked.task == "next_token" and not tokens:
-        raise ConfigError(f"--task next_token needs a model of tokens; {asked.name} takes real numbers (tokens = 0).")
-    return architecture, shape, classes
+    if task == "next_token" and not tokens:
+        raise ConfigError(f"--task next_token needs a model of tokens; {name} takes real numbers (tokens = 0).")
+    if task == "next_token" and classes is None:
+        return architecture_of(name, settings, classes=tokens, **facts), tokens
+    return architecture, known
 
 
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(names.resolve("models", name)).parameters
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is inspect.Parameter.empty
-
-
-def _in_words(architecture: Architecture, shape: Sequence[int], task: str, classes: int) -> str:
+def _describe_samples(architecture: Architecture, shape: Sequence[int], task: str, classes: int) -> str:
     tokens = getattr(architecture, "tokens", 0)
     sizes = " x ".join(map(str, shape))
     samples = f"samples of {sizes} tokens below {tokens}" if tokens else f"samples of {sizes}"
@@ -132,7 +128,7 @@ def _in_words(architecture: Architecture, shape: Sequence[int], task: str, class
 # ---- its levels ----------------------------------------------------------------------------------------------------
 
 
-def _with_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
+def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
     """Return the problem with the levels' exits, the levels, and in words how they were found."""
     parts = "1/8, 1/4, 1/2 and all of the parameters"
     targets = Targets(_BUDGETS, (_TOLERANCE,) * len(_BUDGETS))
@@ -150,14 +146,14 @@ def _with_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
     return problem, levels, f"Levels for devices that afford {parts}; the planner cuts {cut}."
 
 
-def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
+def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
     """Return a table of all levels after one training step at each."""
     state = initial_state(problem, seed=0)
     rows = []
     for level in levels:
         cost = submodel_cost(problem.architecture, counted_piece(problem, level), problem.input_shape)
         with one_thread():  # as a run's jobs do; and small steps on many threads take long where others compute, too
-            before, after, seconds = _step(problem, level, state, data)
+            before, after, seconds = _time_step(problem, level, state, data)
         rows.append(
             (
                 level.name,
@@ -181,18 +177,18 @@ def _trained(problem: Problem, levels: Sequence[Level], data: Data) -> Table:
     return Table(columns, tuple(rows), notes=(note, *([without_early(last.name, heads)] if apart else [])))
 
 
-def _step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, float, float]:
+def _time_step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, float, float]:
     """Return the loss before and after one step of a level, and how long one takes in seconds."""
     first = extract(problem.layout, state, level.submodel)
-    before, moved, _ = _job(problem, level, first, data)
-    after, _, seconds = _job(problem, level, moved, data)
+    before, moved, _ = _run_step(problem, level, first, data)
+    after, _, seconds = _run_step(problem, level, moved, data)
     times, until = [seconds], time.perf_counter() + _PATIENCE_S
     while len(times) < _TIMED and time.perf_counter() < until:
-        times.append(_job(problem, level, moved, data)[2])
+        times.append(_run_step(problem, level, moved, data)[2])
     return before, after, statistics.median(times)
 
 
-def _job(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, State, float]:
+def _run_step(problem: Problem, level: Level, state: State, data: Data) -> tuple[float, State, float]:
     """Run one training step as a client would; return its loss, the state after it, and the time in seconds."""
     job = Job("train", 0, 1, 0, 0, level.submodel, state, {"name": "scalefl"}, seed=0,
               local=Local(lr=_LR, epochs=1, batch_size=None, momentum=0.0, weight_decay=0.0))  # fmt: skip
@@ -206,7 +202,7 @@ def _job(problem: Problem, level: Level, state: State, data: Data) -> tuple[floa
     return float(done.metrics["loss"]), done.state, time.perf_counter() - began
 
 
-def _unused(problem: Problem, data: Data) -> list[str]:
+def _find_unused_parameters(problem: Problem, data: Data) -> list[str]:
     """Return the parameters of the full model that no exit depends on."""
     module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     x, _ = data.batch(data.split("train"))

@@ -1,0 +1,212 @@
+"""Calls a run's callbacks, each of them once per round, also across interruptions and resumed runs.
+
+`callbacks.json` in the run folder has the last round of which each callback has been notified. A resumed run first
+notifies a callback of the rounds that it has missed: because it is new, it raised an error, or the process was killed.
+"""
+
+import copy
+import functools
+import inspect
+import json
+import logging
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from fleetfit import names
+from fleetfit.callbacks import HOOKS, RunStart
+from fleetfit.config.naming import called, find_function, without_calling
+from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
+from fleetfit.records import RunFolder, forms
+from fleetfit.report.recorded import check_report
+
+FILE = "callbacks.json"
+_logger = logging.getLogger("fleetfit")
+_FORM = forms.table({"told": forms.mapped(forms.count)})
+
+
+# ---- making callbacks ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NamedCallback:
+    """A callback and its name in messages and in `callbacks.json`."""
+
+    name: str
+    callback: Any
+
+
+class _RoundFunction:
+    """A callback of a function that is called after each round."""
+
+    def __init__(self, function: Any) -> None:
+        self.on_round = function
+
+
+def split_callbacks(callbacks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Split callbacks into names and tables, which a run file can hold, and objects."""
+    if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Sequence):
+        raise ConfigError(
+            f"callbacks takes a list of callbacks, functions and names, got {truncate(repr(callbacks))}.",
+            key="callbacks",
+        )
+    entries = [one for one in callbacks if isinstance(one, str | Mapping)]
+    return entries, [one for one in callbacks if not isinstance(one, str | Mapping)]
+
+
+def make_callbacks(entries: Sequence[Any], objects: Sequence[Any] = ()) -> list[NamedCallback]:
+    """Make the callbacks of a run.
+
+    Args:
+        entries: Names, and tables with a name and keys.
+        objects: Callbacks, and functions that are called after each round.
+
+    Raises:
+        FleetFitError: A name is not known, a key does not fit, or an object is not a callback.
+    """
+    callbacks = [_make_callback(entry) for entry in entries]
+    callbacks += [NamedCallback(getattr(one, "__qualname__", type(one).__name__), one) for one in objects]
+    counts: Counter[str] = Counter()
+    for position, one in enumerate(callbacks):  # names are distinct: progress is stored by name
+        counts[one.name] += 1
+        number = counts[one.name]
+        name = f"{one.name} ({number})" if number > 1 else one.name
+        callbacks[position] = NamedCallback(name, _validate(one))
+    return callbacks
+
+
+def _make_callback(entry: str | Mapping[str, Any]) -> NamedCallback:
+    table = {"name": entry} if isinstance(entry, str) else entry
+    name, keys = table["name"], {key: value for key, value in table.items() if key != "name"}
+    function, label = find_function("callbacks", name)
+    if "report" not in inspect.signature(function).parameters:
+        return NamedCallback(label, called("callbacks", name, "callbacks", keys))
+    keys = names.call(without_calling(function), label, "callbacks", keys, report=None)
+    return NamedCallback(label, functools.partial(function, **{key: keys[key] for key in keys if key != "report"}))
+
+
+def _validate(one: NamedCallback) -> Any:
+    """Return a callback with at least one hook.
+
+    Raises:
+        ConfigError: It has none, or a hook is misspelt.
+    """
+    callback = one.callback
+    if inspect.isclass(callback):
+        raise ConfigError(
+            f"the callback {one.name} is a class; give an object of it, {one.name}(...).", key="callbacks"
+        )
+    hooks = [name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name, None))]
+    for name in hooks:
+        hint = "" if name in HOOKS else did_you_mean(name, HOOKS)
+        if hint:
+            raise ConfigError(f'the callback {one.name} has "{name}", which nothing calls.{hint}', key="callbacks")
+    if any(name in HOOKS for name in hooks):
+        return callback
+    if callable(callback):
+        return _RoundFunction(callback)
+    raise ConfigError(
+        f"the callback {one.name} must have one of the methods {', '.join(HOOKS)}, or be a function that takes each "
+        f"round's report; got {type(callback).__name__}.",
+        key="callbacks",
+    )
+
+
+# ---- calling them --------------------------------------------------------------------------------------------------
+
+
+class CallbackRunner:
+    """Calls the callbacks of one run; a context manager that calls `on_end` if the run stops before its end.
+
+    Args:
+        files: The run folder.
+        callbacks: The callbacks.
+        title: Title of the run in a comparison; by default its folder's name.
+        group: Name of the comparison.
+    """
+
+    def __init__(self, files: RunFolder, callbacks: Sequence[NamedCallback], title: str = "", group: str = "") -> None:
+        self._files, self._title, self._group = files, title or files.path.resolve().name, group
+        self._callbacks, self._failures, self._ended = list(callbacks), list[str](), False
+        self._last_rounds: dict[str, int] = _load_last_rounds(files) if callbacks else {}
+
+    def __enter__(self) -> "CallbackRunner":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self.end(None)
+
+    def start(self, rounds: int, done: int) -> None:
+        """Call `on_start`, and the hooks of the `done` rounds before that a callback has missed."""
+        if not self._callbacks:
+            return
+        config = tomllib.loads(self._files.text("config.toml"))
+        for one in list(self._callbacks):
+            start = RunStart(self._files.path, self._title, self._group, copy.deepcopy(config), rounds, done)
+            self._call(one, "on_start", start)
+        first = min((self._last_rounds.get(one.name, 0) for one in self._callbacks), default=done)
+        for report in self._files.metrics()[:done] if first < done else ():
+            check_report(report)
+            self.round(report)
+
+    def round(self, report: Mapping[str, Any]) -> None:
+        """Call `on_round` and `on_evaluate` with the report of a round."""
+        number = report["round"]
+        for one in list(self._callbacks):
+            if self._last_rounds.get(one.name, 0) >= number:
+                continue
+            hooks = ("on_round", "on_evaluate") if "evaluate" in report else ("on_round",)
+            if all(self._call(one, hook, copy.deepcopy(dict(report)), f" of round {number}") for hook in hooks):
+                self._last_rounds[one.name] = number
+        if self._callbacks:
+            self._files.write(FILE, json.dumps({"told": self._last_rounds}) + "\n")
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """Call `on_end`, once, and repeat which callbacks have failed."""
+        if self._ended:
+            return
+        self._ended = True
+        for one in list(self._callbacks):
+            self._call(one, "on_end", copy.deepcopy(summary))
+        for sentence in self._failures:
+            _logger.warning("%s", sentence)
+
+    def _call(self, one: NamedCallback, hook: str, value: Any, occasion: str = "") -> bool:
+        """Call a hook if the callback has it; return False, and drop the callback, if it raises an error."""
+        function = getattr(one.callback, hook, None)
+        if function is None:
+            return True
+        try:
+            function(value)
+        except FleetFitError:
+            raise
+        except (Exception, SystemExit) as error:
+            self._callbacks.remove(one)
+            failure = f"the callback {one.name} failed in {hook}{occasion}"
+            self._failures.append(f"{failure}, and was not called after that.")
+            _logger.warning("%s: %s. It is not called any more; the run continues.", failure, format_exception(error))
+            return False
+        return True
+
+
+def _load_last_rounds(files: RunFolder) -> dict[str, int]:
+    """Return the last round of which each callback has been notified.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    if not files.has(FILE):
+        return {}
+    table = files.json(FILE)
+    try:
+        _FORM(table, "")
+    except ValueError as error:
+        raise RunError(
+            f"{files.path / FILE} is damaged: {error}. Remove it, and callbacks are notified of all rounds again.",
+            path=files.path / FILE,
+        ) from None
+    return dict(table["told"])

@@ -1,0 +1,149 @@
+"""What a run folder records beside its results: the experiment with all defaults, the nodes of a fleet, its data.
+
+`environment.json` holds a fingerprint of the data: counts, the shape of a sample, and a checksum of the labels. If the
+data differ when a run or a comparison is resumed, a note says so. The fingerprint is left out for private and secure
+runs and for those of a fleet.
+"""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from fleetfit.config import Assembly, Experiment, experiment_of
+from fleetfit.config.writing import dumped, objects_in, to_table
+from fleetfit.data import Data
+from fleetfit.data.splits import SPLITS
+from fleetfit.engines.flower.protocol import hello_of
+from fleetfit.errors import ConfigError, RunError, did_you_mean
+from fleetfit.records import RunFolder
+from fleetfit.values import NodeDescription
+
+COLUMNS = "columns.json"
+"""The encoding of a table's columns, in the folder of a run on one."""
+NODES = "nodes.json"
+"""The nodes of a fleet's run."""
+
+
+def fill_in_defaults(experiment: Experiment) -> Experiment:
+    """Return the experiment as `config.toml` describes it, so that a resumed run has the same bits."""
+    return experiment_of(dump_with_defaults(experiment), is_complete=True)
+
+
+def dump_with_defaults(experiment: Experiment) -> dict[str, Any]:
+    """Return the experiment's tables with every default, and the objects that replace names."""
+    table = to_table(experiment)
+    return table | {section: dumped(getattr(experiment, section)) for section in objects_in(table)}
+
+
+def load_planned_nodes(files: RunFolder) -> list[NodeDescription]:
+    """Return the descriptions of the nodes for which the levels of a fleet's run were planned.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    try:
+        return [hello_of(nest) for nest in files.json(NODES)["planned"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
+
+
+def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm: str) -> float:
+    """Return one accuracy of an evaluation's columns; see `Run.accuracy`.
+
+    Raises:
+        ConfigError: There is no such number.
+    """
+    if norm not in columns:
+        known = ", ".join(name for name in ("static", "batch") if name in columns)
+        raise ConfigError(f'this run has no "{norm}" columns; its evaluate.norms are {known}.', key="norm")
+    values = columns[norm]
+    if level is not None:
+        if kind != "local" or str(level) not in values["levels"]:
+            raise ConfigError(
+                f'accuracy by level is that of kind "local" and levels {", ".join(values["levels"])}; got kind '
+                f'"{kind}" and level {level}.',
+                key="level",
+            )
+        values = values["levels"][str(level)]
+    if not isinstance(values.get(kind), int | float):
+        numbers = [key for key, value in values.items() if isinstance(value, int | float)]
+        raise ConfigError(
+            f'there is no accuracy "{kind}"; there are {", ".join(numbers)}.{did_you_mean(kind, numbers)}', key="kind"
+        )
+    return float(values[kind])
+
+
+def short_name(name: Any) -> str:
+    """Return a name of a run file without the path of its function; of an object, its type."""
+    text = name if isinstance(name, str) else type(name).__name__
+    return text.rpartition(":")[2]
+
+
+# ---- the data's fingerprint ----------------------------------------------------------------------------------------
+
+Fingerprint = Mapping[str, Any]
+"""Samples, shape of one, samples by split, and the checksum of the labels."""
+DATA = "data"
+"""Its key in `environment.json`."""
+CHANGED = "The data have changed since"
+"""The beginning of each sentence about changed data."""
+
+
+def make_fingerprint(assembly: Assembly) -> Fingerprint | None:
+    """Return the fingerprint of a run's data; None for private and secure runs, and for data on nodes."""
+    data, settings = assembly.data, assembly.settings
+    if not isinstance(data, Data) or settings.privacy is not None or settings.secure is not None:
+        return None
+    labels = data.y.detach().cpu().contiguous().numpy()
+    return {
+        "samples": len(data.x),
+        "shape": list(data.sample_shape),
+        "splits": {split: len(data.split(split)) for split in SPLITS},
+        "labels": sha256(labels.data).hexdigest(),
+    }
+
+
+def read_fingerprint(files: RunFolder) -> Fingerprint | None:
+    """Return the fingerprint in a run folder; None where there is none, or its file is damaged."""
+    try:
+        recorded = files.json("environment.json") if files.has("environment.json") else None
+    except RunError:
+        return None
+    fingerprint = recorded.get(DATA) if isinstance(recorded, Mapping) else None
+    return fingerprint if isinstance(fingerprint, Mapping) else None
+
+
+def read_sample_shape(files: RunFolder) -> tuple[int, ...]:
+    """Return the shape of a sample in the run's data; () where its folder does not record it."""
+    shape = (read_fingerprint(files) or {}).get("shape")
+    return tuple(shape) if isinstance(shape, list) else ()
+
+
+def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
+    """Return a sentence if a resumed run has other data than it had at its start."""
+    before = read_fingerprint(files)
+    now = None if before is None else make_fingerprint(assembly)
+    if before is None or now is None or not (changes := format_difference(before, now)):
+        return ()
+    return (
+        f"{CHANGED} this run began: {changes}. Its rounds before and after learn from different data, and accuracies "
+        "are measured on those of now. Put the data back as they were, or begin a new run.",
+    )
+
+
+def format_difference(before: Fingerprint, now: Fingerprint) -> str:
+    """Describe how two fingerprints differ; "" where they do not."""
+    changes = [
+        f"{words} {_format_value(before.get(key))} then, {_format_value(now.get(key))} now"
+        for key, words in (("samples", "samples"), ("shape", "the shape of a sample"), ("splits", "the splits"))
+        if before.get(key) != now.get(key)
+    ]
+    if not changes and before.get("labels") != now.get("labels"):
+        changes = ["other labels, or the same in another order"]
+    return "; ".join(changes)
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{count} {split}" for split, count in value.items())[:80]
+    return str(value)[:80]

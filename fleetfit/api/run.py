@@ -1,0 +1,499 @@
+"""One run from beginning to end: `run`, `resume`, and the steps that they are made of.
+
+`run` writes a run folder (see `fleetfit.records`), `resume` continues one. After a kill at any moment, `resume`
+continues from the newest checkpoint, and the final state has the same bits as that of an unbroken run.
+
+A key of an override or a keyword (`--set`, `local={...}`) that the run does not use is refused: it was meant to change
+this run. A run file serves many runs, so an unused key of it is a note; a hook or an option that its method never calls
+is a contradiction, and refused.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fleetfit import rounds
+from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
+from fleetfit.api.metadata import COLUMNS, DATA, fill_in_defaults, find_data_changes, make_fingerprint, short_name
+from fleetfit.api.progress import Display, ProgressOption, make_display
+from fleetfit.api.results import Run, load, usable_checkpoint
+from fleetfit.check import check_layout
+from fleetfit.config import Assembly, Experiment, assemble, experiment_of, read_experiment, to_toml
+from fleetfit.config import secure as secure_file
+from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.build.run import with_callbacks
+from fleetfit.config.writing import dumped
+from fleetfit.data import Data, class_counts
+from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.planner import Plan
+from fleetfit.privacy import key_in, made_key, outside
+from fleetfit.privacy.ledger import FILE as LEDGER
+from fleetfit.records import RunFolder, choose_path, to_json_value
+from fleetfit.report import page, plots
+from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
+from fleetfit.stored import RUNS
+from fleetfit.tensor_defaults import own_mode
+from fleetfit.timekeeper import Timekeeper
+from fleetfit.values import Server
+
+OnRound = Callable[[Mapping[str, Any]], None]
+"""Called with the report of each round, as it stands in `metrics.jsonl`."""
+
+
+@own_mode()
+def run(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: ProgressOption | Display = "auto",
+    **sections: Any,
+) -> Run:
+    """Run an experiment from beginning to end.
+
+    Args:
+        source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
+        out: The run folder; `runs/<time>-<name>-<hash>` by default.
+        overrides: `a.b=c`, as on the command line.
+        on_round: Called with each round's report; what it raises stops the run, which can be resumed.
+        callbacks: Callbacks beside the run file's `callbacks`: objects with some of the methods of
+            `fleetfit.Callback`, functions that take each round's report, and names and tables as in a run file.
+        progress: Whether rounds are shown while they run: "auto" in a notebook only, True also in a terminal; or a
+            display of your own, see `fleetfit.api.progress.Display`.
+        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FleetFitError: Something does not fit; nothing has been written unless rounds had begun.
+    """
+    display = make_display(progress)
+    experiment = load_experiment(source, overrides, **sections)
+    prepared = prepare(experiment, out, display.say, callbacks)
+    _run_with_display(prepared, display, on_round, dropped_key_notes(experiment))
+    return prepared
+
+
+@own_mode()
+def resume(
+    folder: str | Path,
+    *,
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: ProgressOption | Display = "auto",
+    **sections: Any,
+) -> Run:
+    """Continue a run after its newest checkpoint; a finished one is returned as it is.
+
+    Args:
+        folder: The run folder.
+        on_round: Called with each round's report.
+        callbacks: Beside those of the run's `config.toml`; see `run`. They are first notified of the rounds that they
+            have missed.
+        progress: Whether rounds are shown; see `run`.
+        **sections: The objects that stood in for names, if the run was started from Python with some.
+
+    Raises:
+        RunError: It is not a run folder, another process is writing into it, or its format is not known.
+    """
+    stopped = load(folder, **sections)
+    entries, objects = split_callbacks(callbacks)
+    if stopped.finished:
+        return stopped
+    stopped._listeners = make_callbacks([*stopped.experiment.callbacks, *_parse_callbacks(entries)], objects)
+    if isinstance(progress, bool | str):  # a display of the caller shows all notes
+        for sentence in find_data_changes(stopped.files, stopped.assembly):
+            logging.getLogger("fleetfit").warning("%s", sentence)
+    _run_with_display(stopped, make_display(progress), on_round)
+    return stopped
+
+
+@own_mode()
+def plan(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    **sections: Any,
+) -> Plan:
+    """Plan the fleet of an experiment: the levels, what each of them is and costs, and who gets which.
+
+    Args:
+        source: A run file, its tables, or an `Experiment`; the defaults when it is left out.
+        overrides: `a.b=c`, as on the command line.
+        **sections: Sections of a run file; objects may stand in for names: `model=MyArchitecture()`, `data=my_data`.
+
+    Returns:
+        The plan that a run of it would follow. `Plan.to_toml()` saves it, and `fleet.levels` takes the saved one.
+
+    Raises:
+        FleetFitError: Something does not fit.
+    """
+    experiment = load_experiment(source, overrides, **sections)
+    check_single_run(experiment, "plan")
+    assembly = assemble(experiment)
+    check_requested_keys(assembly.unused, experiment)
+    return assembly.plan
+
+
+# ---- the experiment ------------------------------------------------------------------------------------------------
+
+
+def load_experiment(
+    source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), **sections: Any
+) -> Experiment:
+    """Return the experiment of a run file, tables or an `Experiment`, changed by overrides and sections."""
+    if isinstance(source, str | Path):
+        experiment = read_experiment(source, overrides, **sections)
+        return experiment if experiment.name else experiment.model_copy(update={"name": Path(source).stem})
+    if isinstance(source, Experiment):
+        return experiment_of(dumped(source, only_set=True), overrides, **sections)
+    return experiment_of(source, overrides, **sections)
+
+
+def check_single_run(experiment: Experiment, verb: str) -> None:
+    """Refuse a comparison where one run is expected.
+
+    Raises:
+        ConfigError: The experiment has a `[compare]`.
+    """
+    parts = experiment.compare.given
+    if parts:
+        section = f"[[compare.{parts[0]}]]" if parts[0] in ("row", "setting") else f"[compare] {parts[0]}"
+        raise ConfigError(
+            f"{section}: {verb} is for one run, and this file compares several: use `fleetfit compare`. For one of its "
+            "runs, give `fleetfit run` the config.toml in that run's folder, or a file without [compare].",
+            key=f"compare.{parts[0]}",
+        )
+
+
+_CONTRADICTIONS = ("method.hooks.", "method.plus.", "cohort.choose")
+
+
+def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) -> None:
+    """Refuse unused keys that an override or a keyword has set, or that contradict the method.
+
+    Args:
+        unused: The keys that the run does not use.
+        experiment: The experiment before defaults were filled in.
+
+    Raises:
+        ConfigError: There is such a key.
+    """
+    for one in unused:
+        if one.key.startswith(_CONTRADICTIONS) or any(is_related_key(one.key, key) for key in experiment.asked.keys):
+            raise ConfigError(f"{one} Leave it out.", key=one.key)
+
+
+def is_related_key(key: str, other: str) -> bool:
+    """Return whether two dotted keys are the same, or one is inside the other."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def dropped_key_notes(experiment: Experiment) -> list[str]:
+    """Return notes on keys that were dropped because an override replaced their component, and on a default model."""
+    by_section: dict[str, list[str]] = {}
+    for key in experiment.asked.gone:
+        section, _, inner = key.partition(".")
+        by_section.setdefault(section, []).append(inner)
+    model = experiment.asked.model
+    notes = [f'No model is named, so it is "{model}", which fits the data: [model] name says otherwise.'] * bool(model)
+    return notes + [
+        f"[{section}] {', '.join(keys)}, as the run file has it, went with the name to which it belonged."
+        for section, keys in by_section.items()
+    ]
+
+
+# ---- before the first round ----------------------------------------------------------------------------------------
+
+
+def prepare(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
+    callbacks: Sequence[Any] = (),
+) -> Run:
+    """Check everything and create the run folder, without running a round.
+
+    Args:
+        experiment: The experiment.
+        out: The run folder; below `runs` by default.
+        say: Called with a sentence when a check takes more than a moment.
+        callbacks: See `run`.
+    """
+    check_single_run(experiment, "run")
+    entries, objects = split_callbacks(callbacks)
+    requested = with_callbacks(experiment, [*experiment.callbacks, *_parse_callbacks(entries)])
+    experiment = fill_in_defaults(requested)
+    if experiment.start:
+        RunFolder.open(experiment.start)
+    assembly = assemble(experiment)
+    check_requested_keys(assembly.unused, requested)
+    named_callbacks = make_callbacks(experiment.callbacks, objects)
+    engine = assembly.engine()  # before the folder: a missing device leaves nothing behind
+    try:
+        assembly = verify_layout(assembly, say)  # while the engine's workers start
+        folder = create_run_folder(assembly, _describe_first_clients(assembly), out)
+        prepared = Run(folder, assembly.experiment, assembly, engine)
+        prepared._listeners = named_callbacks
+        return prepared
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _parse_callbacks(entries: Sequence[Any]) -> list[Any]:
+    """Return names and tables as a run file's `callbacks` has them."""
+    return experiment_of({"callbacks": list(entries)}).callbacks
+
+
+_verified: "weakref.WeakSet[Assembly]" = weakref.WeakSet()
+
+
+def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) -> Assembly:
+    """Prove the layout of the model, once for each assembly.
+
+    Args:
+        assembly: The assembly of the run.
+        say: Called with a sentence when the proof takes more than a moment.
+
+    Returns:
+        The assembly; with a further note if its architecture declares why something cannot be proved.
+
+    Raises:
+        ModelError: The layout is wrong, or could not be proved.
+    """
+    if assembly in _verified:
+        return assembly
+    problem, levels = assembly.federation.problem, assembly.federation.levels
+    report = check_layout(
+        problem.architecture,
+        problem.layout,
+        [level.submodel for level in levels],
+        input_shape=problem.input_shape,
+        say=say,
+    )
+    if report.warning:
+        assembly = replace(assembly, notes=(*assembly.notes, report.warning))
+    _verified.add(assembly)
+    return assembly
+
+
+def create_run_folder(
+    assembly: Assembly,
+    clients: Mapping[str, Any],
+    out: str | Path | None,
+    further: Mapping[str, str] | None = None,
+    heading: str = "",
+) -> RunFolder:
+    """Create the run folder of an assembly.
+
+    Args:
+        assembly: The assembly of the run.
+        clients: The content of `fleet.json`.
+        out: The folder; below `runs` by default.
+        further: Further files and their texts.
+        heading: Comment lines at the top of `config.toml`.
+    """
+    experiment = assembly.experiment
+    config = to_toml(experiment)
+    name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
+    path = choose_path(RUNS, name, config) if out is None else Path(out)
+    privacy = assembly.settings.privacy
+    if privacy is not None:  # before the folder exists
+        outside(privacy.key_file, path)
+        privacy.ledger.randomness(made_key(privacy.key_file))
+    files = {
+        "config.toml": heading + config,
+        "plan.toml": assembly.plan.to_toml(),
+        "fleet.json": json.dumps(clients) + "\n",
+    }
+    if isinstance(assembly.data, Data) and assembly.data.columns:
+        files[COLUMNS] = assembly.data.columns
+    fingerprint = make_fingerprint(assembly)
+    facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
+    files["environment.json"] = json.dumps({**facts, "sha256": compute_checksums(files)}, indent=2) + "\n"
+    if assembly.settings.secure is not None:
+        files[secure_file.FILE] = secure_file.written(assembly.settings.secure)
+    if privacy is not None:
+        files[LEDGER] = privacy.text()
+    return RunFolder.create(path, files | dict(further or {}), assembly.federation.problem.base)
+
+
+def _describe_first_clients(assembly: Assembly, count: int = 20) -> dict[str, Any]:
+    """Return class counts, group and level of the first clients, and the number of clients in each group."""
+    simulation, fleet = assembly.simulation, assembly.fleet
+    assert simulation is not None
+    parts = [dict(part) for part in simulation.parts[:count]]
+    is_classification = simulation.data.task == "classification"
+    is_public = assembly.settings.privacy is None
+    attackers = assembly.attackers
+    return {
+        "clients": len(fleet.group),
+        "groups": {name: int((fleet.group == i).sum()) for i, name in enumerate(fleet.names)},
+        "first": {
+            "group": [fleet.names[g] for g in fleet.group[:count]],
+            "level": [int(level) + 1 for level in assembly.federation.level_of[:count]],
+            "samples": [len(part["train"]) for part in parts] if is_public else None,
+            "class_counts": class_counts(simulation.data, parts).tolist() if is_classification and is_public else None,
+        },
+        **({} if attackers is None else {"hostile": list(attackers.clients)}),
+    }
+
+
+# ---- the rounds ----------------------------------------------------------------------------------------------------
+
+
+def _run_with_display(target: Run, display: Display, on_round: OnRound | None, notes: Sequence[str] = ()) -> None:
+    def after_round(report: Mapping[str, Any]) -> None:
+        display.show_round(report)
+        if on_round is not None:
+            on_round(report)
+
+    with contextlib.closing(display):
+        display.start(target, (*notes, *target.notes))
+        run_remaining_rounds(target, after_round, on_result=display.show_result)
+
+
+def run_remaining_rounds(
+    target: Run,
+    on_round: OnRound | None = None,
+    renew: rounds.Renew = rounds.unchanged,
+    on_result: Callable[[Mapping[str, Any]], None] | None = None,
+) -> None:
+    """Run the rounds that are left, draw the plots, write the page and the summary.
+
+    Args:
+        target: The run.
+        on_round: Called with each round's report.
+        renew: See `rounds.run`.
+        on_result: Called with the content of `summary.json` before the plots are drawn.
+
+    Raises:
+        RunError: A file of the folder is damaged or cannot be written; found before anything is trained.
+    """
+    files, callbacks = target.files, target._take_listeners()
+    target.__dict__["assembly"] = verify_layout(target.assembly)  # of a resumed run, it is not yet verified
+    with contextlib.closing(target._take_engine()) as engine, files.held():
+        checkpoint = _load_start(target)
+        server: Server = checkpoint["server"]
+        class_counts_in(files)  # drawn at the end
+        engine.load(checkpoint["clients"])
+        if target.assembly.settings.secure is not None:
+            secure_file.opened(target.assembly.settings.secure, files)
+        _load_ledger(target)
+        if files.begun():
+            files.tidy(server.round)
+            files.note_resumption(server.round)
+        saving = Timekeeper()
+        with CallbackRunner(files, callbacks, *target._compared) as runner:
+            runner.start(target.experiment.rounds, server.round)
+            for report in _write_rounds(target, engine, server, renew, saving):
+                runner.round(report)
+                if on_round is not None:
+                    on_round(report)
+            runner.end(_write_results(target, saving, on_result))
+    target.__dict__.pop("checkpoint", None)
+
+
+def _load_start(target: Run) -> dict[str, Any]:
+    """Return the newest checkpoint, or a new server's where none was due yet.
+
+    Raises:
+        RunError: Checkpoints, or the reports of the rounds before them, are damaged or gone.
+    """
+    trained = target.files.reported(check_report)
+    checkpoint = usable_checkpoint(target, trained)
+    if checkpoint is not None:
+        return checkpoint
+    if trained > target.experiment.checkpoint.every:
+        raise RunError(
+            f"{target.folder} has trained {trained} rounds, and their checkpoints are gone. Put the folder "
+            "checkpoints back, or begin a new run.",
+            path=target.folder / "checkpoints",
+        )
+    return {"server": rounds.start(target.assembly.federation), "clients": {}, "statistics": None}
+
+
+def _load_ledger(target: Run) -> None:
+    """Give a private run its key and its spent privacy.
+
+    Raises:
+        RunError: One of them is missing or damaged.
+    """
+    privacy, files = target.assembly.settings.privacy, target.files
+    if privacy is None:
+        return
+    outside(privacy.key_file, target.folder)
+    ledger = files.json(LEDGER)
+    try:
+        privacy.kept_in(ledger, key_in(privacy.key_file), functools.partial(files.write, LEDGER))
+    except ValueError as error:
+        raise RunError(
+            f"{target.folder / LEDGER} is damaged: {error}. The privacy that the run has spent is unknown, so it "
+            "cannot be resumed.",
+            path=target.folder / LEDGER,
+        ) from None
+
+
+def _write_rounds(
+    target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
+) -> Iterator[dict[str, Any]]:
+    """Yield the reports of the rounds left; each is written before its checkpoint, whose seconds the next one has."""
+    files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
+    settings = assembly.settings
+    if settings.privacy is not None:
+        left = settings.privacy.left(server.round, settings.rounds - server.round)
+        settings = replace(settings, rounds=server.round + left)
+    before = files.metrics()[: server.round]
+    for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
+        report = to_json_value(with_seconds(done.report, saving.read()))
+        files.append(report)
+        after = done.server
+        if after.round % often.every == 0 or after.round == settings.rounds:
+            checkpoint = {
+                "server": {"state": after.state, "round": after.round, "memory": after.memory}
+                | ({"trained": after.trained} if after.trained else {}),
+                "clients": engine.save(),
+                "statistics": done.statistics,
+            }
+            with saving.on("checkpoints"):
+                files.save_checkpoint(after.round, checkpoint, often.keep)
+        yield report
+
+
+def _write_results(
+    target: Run, saving: Timekeeper, on_result: Callable[[Mapping[str, Any]], None] | None
+) -> dict[str, Any]:
+    """Draw the plots if matplotlib is installed, write the page; write and return the summary.
+
+    The summary marks a run as finished, so it is written last: a run that is stopped while drawing draws again.
+    """
+    experiment, assembly, metrics = target.experiment, target.assembly, target.metrics
+    description = {
+        "name": experiment.name,
+        "method": short_name(experiment.method.name),
+        "model": short_name(experiment.model.name),
+        "data": assembly.data.name,
+        "seed": experiment.seed,
+        "norm": next(norm for norm in experiment.evaluate.norms if norm in target.columns),
+        "score": assembly.federation.problem.task.score,
+    }
+    results = summary_of(description, assembly.plan, metrics, assembly.notes)
+    summary: dict[str, Any] = to_json_value(with_seconds(results, saving.read()))
+    if on_result is not None:
+        on_result(summary)
+    if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them
+        with contextlib.suppress(MissingExtra):  # the command line prints a hint
+            plots.plots_of_run(target.folder, summary, metrics)
+        page.after_run(target.folder, summary)
+    target.files.write("summary.json", json.dumps(summary, indent=2) + "\n")
+    return summary

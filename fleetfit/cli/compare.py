@@ -1,0 +1,193 @@
+"""The verb `compare`: many runs and one table."""
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleetfit.cli import output
+from fleetfit.cli.arguments import (
+    Fast,
+    Jobs,
+    NewOrStopped,
+    Overrides,
+    Quiet,
+    add_speed,
+    parse_folder,
+    parse_input_file,
+)
+from fleetfit.errors import NoUsableUpdates, make_printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from fleetfit.api import Run
+    from fleetfit.api.compare import ComparisonProgress
+    from fleetfit.api.progress import RunProgress
+
+
+def compare(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Run file with [[compare.row]], [compare.grid], [compare.tune].",
+            parser=parse_input_file,
+            metavar="FILE",
+        ),
+    ],
+    out: NewOrStopped = None,
+    jobs: Jobs = 1,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL", help="The row that the others are measured against; compare.against, or the first one."
+        ),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also keep the results, once all is finished, in this folder as NAME.json, to be committed.",
+            parser=parse_folder,
+            metavar="FOLDER",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    fast: Fast = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every row of a file in every setting with every seed, and print one table.
+
+    The same command continues where it was stopped: finished runs are not run again, and where all are, only the tables
+    are written anew. They are also written as Markdown and CSV, and all results as one small `results.json`.
+    """
+    run_comparison(file, ["compare", str(file)], out=out, jobs=jobs, overrides=overrides, fast=fast, quiet=quiet,
+                   against=against, record=record)  # fmt: skip
+
+
+def run_comparison(
+    file: Path,
+    verb: Sequence[str],
+    *,
+    out: Path | None,
+    jobs: int,
+    overrides: Sequence[str] | None,
+    quiet: bool,
+    fast: bool = False,
+    against: str | None = None,
+    record: Path | None = None,
+) -> None:
+    """Run a comparison and print it.
+
+    Args:
+        file: The run file.
+        verb: The verb and its arguments; with the options below, the command that continues the comparison.
+        out: Folder to write, or to continue.
+        jobs: Runs at a time.
+        overrides: `KEY=VALUE`, for all runs.
+        quiet: No progress, only the result.
+        fast: Compute as is fastest on this machine.
+        against: Label of the row that the others are measured against.
+        record: Folder where the results are also stored.
+    """
+    from fleetfit import api
+    from fleetfit.report.tables import levels_of_rows
+
+    values = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
+    options = [str(word) for option, value in values.items() if value is not None for word in (option, value)]
+    options += [word for override in overrides or () for word in ("--set", override)] + ["--fast"] * fast
+    command = shlex.join(["fleetfit", *verb, *options])
+    with output.explain_interrupt(command), contextlib.closing(ComparisonDisplay(quiet, jobs)) as display:
+        if not quiet:
+            output.print_line("Every row and setting is checked before the first run.")
+        comparison = api.compare(
+            file, out=out, overrides=add_speed(overrides, fast), jobs=jobs, against=against, record=record,
+            on_run=display.show_run, on_progress=display.show_progress,
+        )  # fmt: skip
+    output.print_table(levels_of_rows({key: [run.summary for run in runs] for key, runs in comparison.runs.items()}))
+    for table in comparison.tables:
+        output.print_table(table, None if table is comparison.table else 100)
+    output.print_line(f"Results: {comparison.results}")
+    output.print_locations(comparison.folder)
+    if comparison.failures:
+        raise NoUsableUpdates(
+            f"{len(comparison.failures)} of the comparison's runs failed, and the others are finished: "
+            f"{'; '.join(comparison.failures)}. The notes below the table say why.",
+            path=comparison.folder,
+        )
+
+
+class ComparisonDisplay:
+    """Announces the runs of a comparison and shows their rounds; a note is printed once for all seeds of a row."""
+
+    def __init__(self, quiet: bool, jobs: int) -> None:
+        self._quiet, self._notes = quiet, set[tuple[str, str]]()
+        self._has_started, self._time_left = False, ""
+        self._bars: Progress | None = None
+        if jobs > 1 and not quiet and sys.stdout.isatty():
+            from fleetfit.api.progress import make_bars
+
+            self._bars = make_bars()
+            self._bars.start()
+
+    def show_run(self, title: str, number: int, count: int, run: "Run") -> "RunProgress | None":
+        """Announce a run; return its progress, or None where nothing is shown."""
+        from fleetfit.api.progress import RunProgress
+
+        heading = title if self._quiet else f"[{number}/{count}] {title}"
+        for note in run.notes:
+            if (run.experiment.name, note) not in self._notes:
+                self._notes.add((run.experiment.name, note))
+                output.print_line(f"{heading}: {note}")
+        if self._quiet:
+            return None
+        if run.finished:
+            output.print_line(f"{heading}: finished before.")
+            return None
+        return RunProgress(heading, run.experiment, self._bars, lambda: self._time_left)
+
+    def show_progress(self, progress: "ComparisonProgress") -> None:
+        """Print the number of runs, and the estimated duration once it is known; the rounds show it from then on."""
+        from fleetfit.report.text import duration
+
+        if self._quiet:
+            return
+        if not self._has_started:
+            self._has_started = True
+            self._print(format_run_count(progress))
+        if progress.seconds_left:
+            is_first, about = not self._time_left, duration(progress.seconds_left)
+            is_guess = progress.rows_measured < progress.rows
+            self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
+            if is_first:
+                rows = f", of {progress.rows_measured} row{'s' * (progress.rows_measured != 1)} of {progress.rows}"
+                self._print(
+                    f"The whole comparison takes about {about} more, by the rounds measured so far{rows * is_guess}."
+                )
+
+    def _print(self, text: str) -> None:
+        """Print a line, above the bars where there are some."""
+        if self._bars is not None:
+            self._bars.console.print(make_printable(text), markup=False, soft_wrap=True, highlight=False)
+        else:
+            output.print_line(text)
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def format_run_count(progress: "ComparisonProgress") -> str:
+    """Return the number of runs: "8 runs, of which 4 tune before the others; 3 are finished."."""
+    text = f"{progress.runs} run{'s' * (progress.runs != 1)}"
+    if progress.tuning:
+        text += f", of which {progress.tuning} tune before the others"
+    if progress.jobs > 1:
+        text += f", {progress.jobs} at a time"
+    if progress.finished:
+        text += f"; {progress.finished} {'is' if progress.finished == 1 else 'are'} finished"
+    return f"{text}."

@@ -1,0 +1,556 @@
+"""The verbs about levels: `plan`, which sub-model each budget gets; `profile`, what they cost on this device."""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from fleetfit.cli import output
+from fleetfit.cli.arguments import Overrides, RunFile, add_speed, parse_output_file
+from fleetfit.errors import ConfigError, PlanError
+
+if TYPE_CHECKING:
+    from fleetfit.config import Assembly
+    from fleetfit.cost import Latency, Timed
+    from fleetfit.layout import Architecture
+    from fleetfit.papers.table import PaperTable
+    from fleetfit.planner import Mode, Plan
+    from fleetfit.values import DataDescription
+
+IMAGE = (3, 32, 32)
+"""The shape of a sample of an image model, by default."""
+TOKENS = (32,)
+"""The shape of a sample of a token model, by default."""
+_PASSES = 1000  # as in ScaleFL's tables
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of `plan --model`, as typed."""
+
+    model: str | None = None
+    budgets: str = "0.125,0.25,0.5,1"
+    cost: str = "parameters"
+    tolerance: float = 0.1
+    mode: str | None = None
+    levels: str = "cluster"
+    exits: str | None = None
+    widths: str | None = None
+    classes: int = 10
+    input_shape: str | None = None
+    strict: bool = False
+    also: str | None = None
+    batch_size: int = 16
+
+    def list_changed(self) -> list[str]:
+        """Return the options, as typed, whose values are not the defaults."""
+        return [f"--{f.name.replace('_', '-')}" for f in fields(self) if getattr(self, f.name) != f.default]
+
+
+@dataclass(frozen=True)
+class PlanView:
+    """A plan and what is printed with it.
+
+    Attributes:
+        plan: The plan.
+        title: For whom it is.
+        models: The sub-model of each of its levels as it is counted, and at the end the full model.
+        notes: Sentences printed before it.
+        latencies: Latencies of the models, if they were measured.
+        latency_notes: Sentences on these.
+    """
+
+    plan: "Plan"
+    title: str
+    models: tuple["Timed", ...] = ()
+    notes: tuple[str, ...] = ()
+    latencies: tuple["Latency", ...] = ()
+    latency_notes: tuple[str, ...] = ()
+
+
+def plan(
+    file: RunFile = None,
+    model: Annotated[str | None, typer.Option(help="Plan for this model instead of a run file.")] = None,
+    budgets: Annotated[
+        str, typer.Option(help="Budgets of the devices: fractions of the full model's cost, or absolute above 1.")
+    ] = "0.125,0.25,0.5,1",
+    cost: Annotated[
+        str,
+        typer.Option(
+            help="What budgets are meant in: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
+        ),
+    ] = "parameters",
+    tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
+    mode: Annotated[
+        str | None, typer.Option(help="What is cut: both, width or depth; both where levels fit, else width.")
+    ] = None,
+    levels: Annotated[str, typer.Option(help='"cluster", "halving" or ratios such as 0.25,0.5,1.')] = "cluster",
+    exits: Annotated[str | None, typer.Option(help="Exits of the smaller levels, such as 36,42,48.")] = None,
+    widths: Annotated[str | None, typer.Option(help="Widths of the smaller levels, such as 0.7,0.7,0.75.")] = None,
+    classes: Annotated[int, typer.Option(help="Classes.")] = 10,
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of a sample; 3,32,32 by default, 32 tokens for a model of tokens.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Admit only levels at or under every budget.")] = False,
+    also: Annotated[str | None, typer.Option(help="Costs to show as well, such as memory_bytes,latency_s.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a training step, for memory_bytes.")] = 16,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            help="Reproduce a table of sizes of the papers: table-1, table-6 to table-9, adaptivefl-table-1, "
+            "reefl-table-1, reefl-table-2."
+        ),
+    ] = None,
+    latency: Annotated[
+        bool,
+        typer.Option("--latency", help="Measure how long one sample takes in each level here; also with --paper."),
+    ] = False,
+    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes that the median is of.")] = _PASSES,
+    threads: Annotated[int, typer.Option(min=1, help="With --latency: threads that compute.")] = 1,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the plan as TOML, to be used as fleet.levels.",
+            parser=parse_output_file,
+            metavar="FILE",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show which sub-model each budget gets, and what it costs.
+
+    For a run file: the levels of its method on its data, and of each row if it compares. With --model: the grid search
+    of ScaleFL Eq. 1 for any budgets; the options from --budgets to --batch-size belong to it, and keys of the model are
+    set with --set model.KEY=VALUE.
+    """
+    from fleetfit.report.tables import plan_table
+
+    options = PlanOptions(
+        model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
+    )
+    changed = options.list_changed()
+    if not latency and (passes != _PASSES or threads != 1):
+        unused = [*["--passes"] * (passes != _PASSES), *["--threads"] * (threads != 1)]
+        raise ConfigError(f"{', '.join(unused)}: only with --latency, which measures.")
+    meter = LatencyMeter(passes, threads) if latency else None
+    if paper is not None:
+        unused = [*changed, *["a run file"] * (file is not None), *["--save"] * (save is not None),
+                  *["--set"] * bool(overrides)]  # fmt: skip
+        if unused:
+            raise ConfigError(f"{', '.join(unused)}: not with --paper, which prints a table of a paper as it is.")
+        _print_paper_table(paper, meter)
+        return
+    if model is not None:
+        if file is not None:
+            raise ConfigError("plan takes a run file or --model, not both.")
+        plans = [plan_model(options, overrides or ())]
+    else:
+        if changed:
+            raise ConfigError(
+                f"{', '.join(changed)}: only with --model. A run file's [fleet] and [method] have the values of its "
+                "plan; change them with --set, such as --set fleet.tolerance=0.2."
+            )
+        plans = plan_run_file(file, overrides or ())
+    for view in plans:
+        with output.explain_interrupt():
+            measured = view if meter is None else meter.measure_plan(view)
+            output.print_notes(measured.notes)
+            table = plan_table(measured.plan, measured.title, measured.latencies, measured.latency_notes)
+            output.print_table(table)
+    if save is not None:
+        if len(plans) > 1:
+            raise ConfigError(f"--save writes one plan, and the rows of {file} have {len(plans)}: save that of one.")
+        _save_plan(plans[0].plan, save)
+
+
+def _print_paper_table(name: str, meter: "LatencyMeter | None") -> None:
+    from fleetfit.papers import paper_table
+
+    paper = paper_table(name)
+    if meter is not None:
+        with output.explain_interrupt():
+            paper = meter.measure_paper_table(paper)
+    for table in paper.as_text():
+        output.print_table(table)
+
+
+def _save_plan(plan: "Plan", path: Path) -> None:
+    from fleetfit import files
+
+    try:
+        files.write_user_file(path, plan.to_toml())
+    except OSError as error:
+        raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.", path=path) from None
+    output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{path}".')
+
+
+def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]:
+    """Return the plan of a run file; of a file that compares, the distinct plans of its rows."""
+    from fleetfit.api.compare import list_plans
+    from fleetfit.api.run import check_requested_keys, dropped_key_notes, load_experiment
+    from fleetfit.config import assemble
+
+    experiment = load_experiment(file, overrides)
+    if file is not None and experiment.compare.is_set:
+        return [
+            PlanView(assembly.plan, _make_title(assembly, rows), _list_models(assembly))
+            for rows, assembly in list_plans(file, overrides)
+        ]
+    assembly = assemble(experiment)
+    check_requested_keys(assembly.unused, experiment)
+    notes = (*dropped_key_notes(experiment), *map(str, assembly.unused))
+    return [PlanView(assembly.plan, _make_title(assembly), _list_models(assembly), notes)]
+
+
+def _make_title(assembly: "Assembly", rows: Sequence[str] = ()) -> str:
+    name, data = assembly.experiment.method.name, assembly.data.name
+    prefix = f"{', '.join(rows)}: " if rows else ""
+    return f"{prefix}{name} on {data}, {len(assembly.fleet.group)} clients"
+
+
+def _list_models(assembly: "Assembly") -> tuple["Timed", ...]:
+    from fleetfit.config.fleet import counted_piece
+
+    problem = assembly.federation.problem
+    submodels = [counted_piece(problem, level) for level in assembly.federation.levels]
+    return _make_timed(problem.architecture, [(one.sizes, one.exits) for one in submodels], problem.input_shape)
+
+
+def _make_timed(
+    architecture: "Architecture",
+    submodels: Sequence[tuple[Mapping[str, int], tuple[int, ...]]],
+    shape: tuple[int, ...],
+) -> tuple["Timed", ...]:
+    """Return sub-models, by sizes and exits, and at the end the full model without early classifiers."""
+    from fleetfit.cost import Timed
+
+    full = architecture.sizes(1.0)
+    models = [*submodels, (full, (architecture.blocks,))]
+    return tuple(Timed(architecture, {**full, **sizes}, exits, shape) for sizes, exits in models)
+
+
+def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
+    """Return the plan for a model and budgets."""
+    from fleetfit.config.naming import architecture_of
+    from fleetfit.cost import Conditions, kind_of
+    from fleetfit.planner import make_plan
+
+    assert options.model is not None
+    shape = parse_shape(options.input_shape) if options.input_shape else get_default_shape(options.model)
+    settings = parse_model_settings(overrides)
+    architecture = architecture_of(
+        options.model, settings, classes=options.classes, channels=shape[0], input_shape=shape
+    )
+    if options.mode not in (None, "both", "width", "depth"):
+        raise ConfigError(f'--mode must be both, width or depth, got "{options.mode}".')
+    also = () if options.also is None else tuple(part.strip() for part in options.also.split(","))
+    for cost in also:
+        kind_of(cost)
+
+    def plan_mode(mode: "Mode") -> "Plan":
+        return make_plan(
+            architecture,
+            shape,
+            parse_numbers(options.budgets, "--budgets"),
+            options.tolerance,
+            options.levels if options.levels in ("cluster", "halving") else parse_numbers(options.levels, "--levels"),
+            options.cost,
+            mode,
+            options.strict,
+            None if options.exits is None else [int(e) for e in parse_numbers(options.exits, "--exits")],
+            None if options.widths is None else parse_numbers(options.widths, "--widths"),
+            also,
+            Conditions(options.batch_size),
+        )
+
+    notes: tuple[str, ...] = ()
+    try:
+        plan = plan_mode(cast("Mode", options.mode or "both"))
+    except PlanError as error:
+        if options.mode is not None or error.mode is None:
+            raise
+        notes = (f"No depths and widths fit within {options.tolerance:g}, so levels differ in {error.mode} alone; "
+                 "--mode both says why.",)  # fmt: skip
+        plan = plan_mode(cast("Mode", error.mode))
+    title = f"{options.model}, samples of {' x '.join(map(str, shape))}, {options.classes} classes"
+    submodels = [(architecture.sizes(level.width), level.exits) for level in plan.levels[:-1]]
+    submodels.append((architecture.sizes(1.0), (architecture.blocks,)))  # the last level is counted as this
+    return PlanView(plan, title, _make_timed(architecture, submodels, shape), notes)
+
+
+def get_default_shape(model: str) -> tuple[int, ...]:
+    """Return the shape of a sample: tokens for a model with a vocabulary, else an image."""
+    import inspect
+
+    from fleetfit import names
+
+    return TOKENS if "vocabulary" in inspect.signature(names.resolve("models", model)).parameters else IMAGE
+
+
+def parse_model_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of the model that --set sets.
+
+    Raises:
+        ConfigError: One of them is not a key of the model.
+    """
+    from fleetfit.config.reading import override
+
+    settings: dict[str, Any] = {}
+    for text in overrides:
+        change = override(text)
+        if set(change) != {"model"} or not isinstance(change["model"], dict):
+            raise ConfigError(f'here --set sets keys of the model, such as --set model.depth=20; got "{text}".')
+        settings |= change["model"]
+    return settings
+
+
+def parse_shape(text: str | None) -> tuple[int, ...]:
+    """Return the shape "3,32,32"; by default that of an image.
+
+    Raises:
+        ConfigError: It is not a shape.
+    """
+    shape = IMAGE if text is None else tuple(int(n) for n in parse_numbers(text, "--input-shape"))
+    if min(shape) < 1:
+        raise ConfigError(f'--input-shape takes sizes of at least 1, got "{text}".')
+    return shape
+
+
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+    """Return numbers separated by commas.
+
+    Raises:
+        ConfigError: One of them is not a number.
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f'{option} takes numbers separated by commas, got "{text}".') from None
+
+
+# ---- plan --latency ------------------------------------------------------------------------------------------------
+
+_LINE_S = 15.0  # between two lines of progress
+_REDRAW_S = 0.2  # the same in a terminal
+_BUSY = 0.95  # below this share of their time, the passes shared their processor with other processes
+
+
+@dataclass(frozen=True)
+class LatencyMeter:
+    """Measures latencies, with progress on stderr.
+
+    Attributes:
+        passes: Passes of one sample whose median counts.
+        threads: Threads that compute.
+    """
+
+    passes: int
+    threads: int
+
+    def __post_init__(self) -> None:
+        """Check the threads; with many more than processors, their library ends the process.
+
+        Raises:
+            ConfigError: There are more than processors.
+        """
+        processors = os.cpu_count() or 1
+        if self.threads > processors:
+            count = _format_count(processors, "processor", "processors")
+            raise ConfigError(f"--threads takes at most the number of processors; this machine has {count}, got "
+                              f"{self.threads}.")  # fmt: skip
+
+    def measure_paper_table(self, table: "PaperTable") -> "PaperTable":
+        """Return a table of a paper with the latencies of its rows.
+
+        Raises:
+            ConfigError: Its rows are not models.
+        """
+        if not table.models:
+            raise ConfigError(f'--latency measures models, and the rows of "{table.title}" are none; leave it out.')
+        latencies = self._measure(table.models)
+        names = [str(row[0]) for row in table.rows]
+        return table.measured(latencies, self._make_notes(names, latencies, latencies[0]))
+
+    def measure_plan(self, view: PlanView) -> PlanView:
+        """Return a plan with the latencies of its levels and of the full model."""
+        latencies = self._measure(view.models)
+        names = [level.name for level in view.plan.levels]
+        notes = self._make_notes(names, latencies[:-1], latencies[-1])
+        return replace(view, latencies=tuple(latencies), latency_notes=notes)
+
+    def _measure(self, models: Sequence["Timed"]) -> list["Latency"]:
+        from fleetfit.cost import latencies_in_turn
+
+        distinct: list[Timed] = []
+        for model in models:
+            if model not in distinct:
+                distinct.append(model)
+        progress = _PassProgress(len(distinct), self.passes)
+        try:
+            latencies = latencies_in_turn(distinct, self.passes, self.threads, progress)
+        finally:
+            progress.close()
+        return [latencies[distinct.index(model)] for model in models]
+
+    def _make_notes(self, names: Sequence[str], latencies: Sequence["Latency"], full: "Latency") -> tuple[str, ...]:
+        import torch
+
+        from fleetfit.records import processor
+
+        passes = _format_count(self.passes, "pass", "passes")
+        threads = _format_count(self.threads, "thread", "threads")
+        how = (
+            f"Measured here: median of {passes} of one sample, ± what lies between the quartiles; the models in "
+            f"turn, {threads} of {processor()}, PyTorch {torch.__version__}, fp32, random weights."
+        )
+        shares = [one.processor_share for one in latencies if one.processor_share is not None]
+        if not shares or full.processor_s is None or statistics.mean(shares) >= _BUSY:
+            return (how,)
+        fractions = [
+            f"{name}: {one.processor_s / full.processor_s:.3f}"
+            for name, one in zip(names, latencies, strict=True)
+            if one.processor_s is not None
+        ]
+        return (
+            how,
+            f"The machine was busy: the passes had a processor for {100 * statistics.mean(shares):.0f}% of their time. "
+            "In the processor's seconds, which others disturb less, measured / full is "
+            f"{'; '.join(fractions)}.",
+        )
+
+
+def _format_count(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+class _PassProgress:
+    """Shows the finished passes on stderr: a bar in a terminal, else a line now and then; never during a pass."""
+
+    def __init__(self, models: int, passes: int) -> None:
+        self._models, self._total = models, models * passes
+        self._start = self._last = time.monotonic()
+        task = f"{_format_count(passes, 'pass', 'passes')} of {_format_count(models, 'model', 'models')}"
+        self._is_terminal = sys.stderr.isatty()
+        if not self._is_terminal:
+            output.print_sentence(f"measuring {task}.")
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.percentage:.0f}%")
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), auto_refresh=False,
+                             transient=True)  # fmt: skip
+        self._bar.start()
+        self._task = self._bar.add_task(f"Measuring {task}", total=self._total)
+        self._bar.refresh()
+
+    def __call__(self, done: int) -> None:
+        """Show the number of passes done, of all models together."""
+        from fleetfit.report.text import duration
+
+        now = time.monotonic()
+        if now - self._last < (_REDRAW_S if self._is_terminal else _LINE_S) or done >= self._total:
+            return
+        self._last = now
+        if self._is_terminal:
+            self._bar.update(self._task, completed=done, refresh=True)
+            return
+        left = duration((now - self._start) * (self._total - done) / done)
+        passes, total = done // self._models, self._total // self._models
+        output.print_sentence(f"measured {passes:,} of {total:,} passes; {left} left.")
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._is_terminal:
+            self._bar.stop()
+
+
+# ---- profile -------------------------------------------------------------------------------------------------------
+
+
+def profile(
+    file: RunFile = None,
+    model: Annotated[str | None, typer.Option(help="Levels of this model instead of a run file's.")] = None,
+    budgets: Annotated[str, typer.Option(help="With --model: budgets of the devices, as for `plan`.")] = (
+        "0.125,0.25,0.5,1"
+    ),
+    cost: Annotated[str, typer.Option(help="With --model: what budgets are meant in.")] = "parameters",
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of a sample, such as 3,32,32; with --classes, no data are needed.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Classes; with --input-shape, no data are needed.")] = None,
+    task: Annotated[
+        str, typer.Option(help="With --input-shape: classification, next_token, regression or multi_label.")
+    ] = "classification",
+    vocabulary: Annotated[int, typer.Option(min=0, help="With --input-shape: tokens are below it.")] = 0,
+    step_s: Annotated[float | None, typer.Option(help="Seconds that a training step may take.")] = None,
+    latency_s: Annotated[float | None, typer.Option(help="Seconds that inference of one sample may take.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help='Memory that a training step may take, "300 MB"; half of what is free by default.'),
+    ] = None,
+    energy_j: Annotated[float | None, typer.Option(help="Joules that a training step may take.")] = None,
+    limit_s: Annotated[float, typer.Option(help="Seconds for everything.")] = 60.0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Threads for a job, as in the node's configuration.")] = 1,
+    out: Annotated[
+        Path,
+        typer.Option(help="Budget file to write.", parser=parse_output_file, metavar="FILE"),
+    ] = Path("budget.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Write it although it is there.")] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file. Repeatable."),
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Measure a run that computes as is fastest: engine.speed=fast.")
+    ] = False,
+) -> None:
+    """Measure what each level costs on this device, and write the budget file that it follows.
+
+    Levels are those of `fleetfit plan` for the same run file. Each is trained on made-up samples in a process of its
+    own: time, memory and, where the machine tells it, energy of a step; time of inference. The budget is that of the
+    largest level that keeps within what you admit. A node names the file as its budget, and so does a group of a run
+    file. Exit code 2, and no file, where no level fits.
+    """
+    from fleetfit.api.profiling import Machine, wished
+    from fleetfit.api.profiling import profile as measure_levels
+
+    source: Path | dict[str, Any] | None = file
+    if model is not None:
+        if file is not None:
+            raise ConfigError("profile takes a run file or --model, not both.")
+        groups = [{"budget": budget} for budget in parse_numbers(budgets, "--budgets")]
+        source = {"model": {"name": model}, "fleet": {"cost": cost, "groups": groups}}
+    with output.explain_interrupt():
+        result = measure_levels(
+            source,
+            wishes=wished(step_s, latency_s, memory, energy_j),
+            machine=Machine(device, threads, limit_s),
+            facts=_describe_samples(model is not None, input_shape, classes, task, vocabulary),
+            out=out, force=force, say=output.print_line,
+            overrides=add_speed(overrides, fast),
+        )  # fmt: skip
+    output.print_table(result.table)
+    output.print_line(f"Energy: {result.energy}. Within: {result.wishes}.")
+    for note in result.affords.notes:
+        output.print_line(note)
+    output.print_line(f'Written: {out}. A node takes it with budget = "{out.name}".')
+
+
+def _describe_samples(
+    is_model: bool, input_shape: str | None, classes: int | None, task: str, vocabulary: int
+) -> "DataDescription | None":
+    from fleetfit.values import DataDescription
+
+    if not is_model and (input_shape is None) != (classes is None):
+        raise ConfigError("--input-shape and --classes go together: give both.")
+    if not is_model and input_shape is None:
+        return None
+    return DataDescription("made-up samples", task, parse_shape(input_shape), classes or 10, vocabulary)

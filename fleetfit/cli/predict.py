@@ -1,0 +1,289 @@
+"""The verbs about a trained model's answers: `predict`, `eval`, `calibrate`; and `export`, for devices."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetfit.cli import output
+from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
+from fleetfit.report.text import Table, percent
+
+if TYPE_CHECKING:
+    from fleetfit.inference import Calibration, Mode
+    from fleetfit.inference.export import Export
+
+_ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
+               "avg", "full")  # fmt: skip
+
+LevelName = Annotated[str | None, typer.Option(help="Level, 1 for the smallest; the largest by default.")]
+Client = Annotated[int | None, typer.Option(help="On one client's data.")]
+
+
+class BudgetCost(StrEnum):
+    """What an average budget is meant in."""
+
+    multiply_adds = "multiply_adds"
+    latency_s = "latency_s"
+
+
+class Measure(StrEnum):
+    """How confidence is measured."""
+
+    max = "max"
+    entropy = "entropy"
+    margin = "margin"
+
+
+class SplitName(StrEnum):
+    """Which samples."""
+
+    test = "test"
+    validation = "validation"
+    train = "train"
+
+
+def predict(
+    folder: Folder,
+    level: LevelName = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="A prediction at each exit, as it is computed.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Leave early, as `fleetfit calibrate` found.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best-exit", help="Use the exit that is best on validation data (with --client: its own).")
+    ] = False,
+    client: Client = None,
+    data: OtherData = None,
+    split: Annotated[SplitName, typer.Option(help="Which samples.")] = SplitName.test,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file to write, a line for each sample.",
+            parser=parse_output_file,
+            metavar="FILE",
+        ),
+    ] = None,
+) -> None:
+    """Classify a data set with a level's model (ScaleFL, Algorithm 4).
+
+    By default the level's last exit answers. With --adaptive every exit answers, nothing is computed twice. With --stop
+    a sample leaves at the first exit that is sure enough.
+    """
+    from fleetfit.api.predictions import PredictOptions, predict_dataset
+
+    options = PredictOptions(folder, level, adaptive, stop, best, client, data, split.value, batch_size, out)
+    output.print_table(predict_dataset(options))
+    if out is not None:
+        output.print_line(f"Written: {out}")
+
+
+def evaluate(
+    folder: Folder,
+    data: Annotated[str | None, typer.Option(help="Another data set of the same shape and classes.")] = None,
+    split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
+    batch_size: Annotated[int | None, typer.Option(help="Samples per forward pass.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
+) -> None:
+    """Evaluate the newest checkpoint of a run again. Nothing is written."""
+    from fleetfit.api import load
+    from fleetfit.records import to_json_value
+
+    section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
+    sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
+    with output.redirect_stdout() if as_json else contextlib.nullcontext():
+        run = load(folder)
+        columns = run.evaluate(**sections)
+    if as_json:
+        output.print_json(to_json_value(columns))
+        return
+    for table in make_evaluation_tables(columns, run.assembly.federation.problem.task.score):
+        output.print_table(table)
+
+
+def make_evaluation_tables(columns: Mapping[str, Any], score: str) -> Iterator[Table]:
+    """Yield the columns of an evaluation, a table for each batch-norm policy.
+
+    Args:
+        columns: As `Run.evaluate` returns them.
+        score: What the task calls its accuracy.
+    """
+    from fleetfit.report.tables import samples_left_out
+
+    for norm in ("static", "batch"):
+        if norm not in columns:
+            continue
+        values = columns[norm]
+        rows = [
+            (f"{kind.replace('_', ' ')} {score} %", f"{percent(values[kind])}{samples_left_out(values, kind)}")
+            for kind in _ACCURACIES
+            if values.get(kind) is not None
+        ]
+        for name, level in values["levels"].items():
+            if "accuracy" in level:
+                rows.append((f"level {name}, {score} %", percent(level["accuracy"])))
+            else:
+                rows.append((f"level {name}, {level['clients']} clients, local {score} %", percent(level["local"])))
+        data = f" of {columns['data']}, {values['samples']} samples" if "data" in columns else ""
+        yield Table((f"{columns['split']} data{data}", f"{norm} batch-norm statistics"), tuple(rows))
+
+
+def calibrate(
+    folder: Folder,
+    level: LevelName = None,
+    budget: Annotated[
+        str, typer.Option(help="Average cost of a sample: up to 1, a share of the last exit's; or 35 ms, 20 M.")
+    ] = "0.75",
+    cost: Annotated[
+        BudgetCost | None, typer.Option(help="What the budget is meant in; by default as its unit says.")
+    ] = None,
+    anytime: Annotated[
+        bool, typer.Option("--anytime", help="Each sample has the budget, not the average one.")
+    ] = False,
+    measure: Annotated[Measure, typer.Option(help="How confidence is measured.")] = Measure.max,
+    temperature: Annotated[
+        bool, typer.Option("--temperature", help="Scale each exit's logits by a temperature fitted to validation data.")
+    ] = False,
+    client: Client = None,
+    data: OtherData = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Choose on validation data when samples leave early for an average budget, and try it on test data.
+
+    Written into the run folder (inference/level-N.json), where `predict --stop`, `export` and `pictures` find it.
+    """
+    from fleetfit.api import load
+    from fleetfit.api.inference import cost_of_unit, other_data
+
+    amount: float | str = budget
+    with contextlib.suppress(ValueError):
+        amount = float(budget)
+    unit = cost_of_unit(amount) if cost is None else cost.value
+    mode: Mode = "anytime" if anytime else "budgeted"
+    with output.redirect_stdout() if as_json else contextlib.nullcontext():
+        run = load(folder)
+        other = None if data is None else other_data(run, data, halves=True)
+        calibration = run.calibrate(level, amount, unit, mode, measure.value, temperature, client, other)
+    if as_json:
+        output.print_json(calibration.numbers())
+        return
+    for table in make_calibration_tables(calibration):
+        output.print_table(table)
+
+
+def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
+    """Yield the thresholds, exit by exit, and the curve over budgets."""
+    policy, test, cost, count = calibration.policy, calibration.test, calibration.cost, len(calibration.costs)
+    unit = "ms" if cost == "latency_s" else "multiply-adds"
+
+    def format_cost(value: float) -> str:
+        return f"{1000 * value:.3g}" if cost == "latency_s" else f"{value:,.0f}"
+
+    rows = []
+    for i in range(count):
+        before, after = calibration.calibration_errors[i]
+        threshold = "-" if i == count - 1 else "never" if policy.thresholds[i] > 1 else f"{policy.thresholds[i]:.4f}"
+        rows.append((
+            calibration.exits[i] if calibration.exits else str(i + 1), format_cost(calibration.costs[i]), threshold,
+            percent(test.shares[i]), percent(calibration.accuracies[i]), percent(before),
+            *([] if after is None else [f"{policy.temperatures[i]:.2f}", percent(after)]),
+        ))  # fmt: skip
+    temperatures = ("temperature", "error after it %") if policy.temperatures else ()
+    columns = ("exit (after block)", unit, "threshold", "test samples that leave %", "accuracy of all %",
+               "calibration error %", *temperatures)  # fmt: skip
+    last = calibration.costs[-1]
+    without = last if calibration.level_cost is None else calibration.level_cost
+    saved = 1 - test.cost / without
+    notes = [
+        f"Test samples: accuracy {percent(test.accuracy)}% at {format_cost(test.cost)} {unit} on average (budget "
+        f"{format_cost(calibration.budget)}); all at the last exit: {percent(test.full)}% at {format_cost(without)}: "
+        f"{100 * abs(saved):.0f}% {'less' if saved >= 0 else 'more'}.",
+    ]
+    if without != last:
+        notes.append(
+            "A sample passes the classifiers before the exit where it leaves, and they count: "
+            f"{format_cost(last - without)} {unit} on the way to the last one. Who never leaves early does not compute "
+            "them, so that plans count the full model without."
+        )
+    budget = "all samples share the budget" if calibration.mode == "budgeted" else "each sample has the budget"
+    title = f"level {calibration.level}: leaving early by {policy.measure}, {budget}"
+    yield Table(columns, tuple(rows), title, tuple(notes))
+    points = calibration.curve[:: max(1, len(calibration.curve) // 10)]
+    curve = tuple(
+        (format_cost(point["budget"]), format_cost(point["cost"]), percent(point["accuracy"]),
+         " ".join(f"{100 * share:.0f}" for share in point["shares"])) for point in points
+    )  # fmt: skip
+    yield Table(("budget", f"average {unit}", "accuracy %", "leave at exits %"), curve, "test samples over budgets")
+
+
+def export(
+    folder: Folder,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            help="Folder to write; it must be new or empty.",
+            parser=parse_folder,
+            metavar="FOLDER",
+        ),
+    ],
+    level: LevelName = None,
+    onnx: Annotated[bool, typer.Option(help="Write ONNX: one graph with all exits, and one for each segment.")] = True,
+    int8: Annotated[bool, typer.Option("--int8", help="ONNX in dynamic int8 as well.")] = False,
+    static_int8: Annotated[
+        bool, typer.Option("--static-int8", help="ONNX in static int8 as well, calibrated on validation samples.")
+    ] = False,
+    transformers: Annotated[
+        bool, typer.Option("--transformers", help="A transformers folder of the last exit (BERT, ViT, DeiT).")
+    ] = False,
+    executorch: Annotated[bool, typer.Option("--executorch", help="One .pte file lowered to XNNPACK.")] = False,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Data set for preprocessing and checks, such as for a fleet's run.")
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="REPO",
+            help="Upload to this repository of the Hugging Face hub, which is made, private, if it is new.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: a repository that is new is public, not private.")
+    ] = False,
+) -> None:
+    """Write a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
+
+    Every form is checked against the model on test samples before anything is left behind.
+    """
+    from fleetfit.api import load
+    from fleetfit.api.inference import matching, other_data
+
+    options = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
+               "executorch": executorch}  # fmt: skip
+    forms = [form for form, is_requested in options.items() if is_requested]
+    run = load(folder)
+    other = None if data is None else matching(run, other_data(run, data, halves=True))
+    exported = run.export(level, out, forms, other, say=lambda form: output.print_line(f"Writing {form}"))
+    output.print_table(make_export_table(exported))
+    output.print_line(f"Written: {out}")
+    if push is not None:
+        from fleetfit.inference.export.hub import push as upload
+
+        output.print_line(f"Uploaded: {upload(out, push, private=not public)}")
+
+
+def make_export_table(exported: "Export") -> Table:
+    """Return the size of each form, and how it compares with the model in PyTorch."""
+    exits = exported.variants[0].exits
+    numbers = [f"exit {i + 1}: accuracy %" for i in range(exits)]
+    rows = []
+    for form in exported.variants:
+        scores = [percent(accuracy) for accuracy in form.accuracies] or ["-"] * exits
+        same = percent(min(form.agreement)) if form.agreement else "-"
+        rows.append((form.name, f"{form.size_bytes / 1000:.0f}", *scores, same, f"{form.difference:.1e}"))
+    columns = ("form", "kB", *numbers, "same answer %", "largest difference")
+    title = f"level {exported.level} on {exported.variants[0].samples} {exported.samples} samples"
+    return Table(columns, tuple(rows), title, exported.notes)

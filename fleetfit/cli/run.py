@@ -1,0 +1,300 @@
+"""The verbs of one run: `run`, `resume`, `watch`; and `demo`, a comparison that needs no file."""
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleetfit import files
+from fleetfit.cli import output
+from fleetfit.cli.arguments import (
+    Fast,
+    Folder,
+    Jobs,
+    NewOrStopped,
+    Out,
+    Overrides,
+    Quiet,
+    RunFile,
+    add_speed,
+    parse_folder,
+    parse_output_file,
+)
+from fleetfit.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from fleetfit.api import Run
+    from fleetfit.api.progress import RunLike, RunProgress
+
+
+def run(
+    file: RunFile = None, out: Out = None, overrides: Overrides = None, fast: Fast = False, quiet: Quiet = False
+) -> None:
+    """Train as a run file says; every key has a default.
+
+    Writes a run folder (below `runs/`, or --out): resolved configuration, metrics, checkpoints, plan, summary, plots
+    and page. `fleetfit resume FOLDER` continues a run that was stopped.
+    """
+    from fleetfit import api
+
+    display = TrainingDisplay(quiet)
+    with display.explain_interrupt():
+        finished = api.run(file, out=out, overrides=add_speed(overrides, fast), progress=display)
+    output.print_locations(finished.folder)
+
+
+def resume(folder: Folder, quiet: Quiet = False) -> None:
+    """Continue a run that was stopped; the result equals that of an unbroken run bit for bit."""
+    from fleetfit import api
+
+    display = TrainingDisplay(quiet)
+    with display.explain_interrupt():
+        finished = api.resume(folder, progress=display)
+    if display.folder is None:
+        output.print_line(f"{folder} is finished already.")
+        output.print_summary(finished.summary)
+    output.print_locations(finished.folder)
+
+
+class TrainingDisplay:
+    """Prints the notes of a run, its rounds and its result; see `fleetfit.api.progress.Display`.
+
+    Attributes:
+        folder: The run folder; None until the run starts.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self.folder: Path | None = None
+        self._quiet = quiet
+        self._progress: RunProgress | None = None
+
+    def say(self, sentence: str) -> None:
+        """Print what takes more than a moment."""
+        if not self._quiet:
+            output.print_line(sentence)
+
+    def start(self, run: "RunLike", notes: Sequence[str]) -> None:
+        """Print the notes and the run folder."""
+        from fleetfit.api.progress import RunProgress
+
+        output.print_notes(notes)
+        self.folder = run.folder
+        if not self._quiet:
+            output.print_line(f"Run folder: {self.folder}")
+            self._progress = RunProgress("", run.experiment)
+
+    def show_round(self, report: Mapping[str, Any]) -> None:
+        """Show the report of a round."""
+        if self._progress is not None:
+            self._progress(report)
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        """Print the tables of the run."""
+        self.close()
+        output.print_summary(summary)
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._progress is not None:
+            self._progress.close()
+
+    @contextlib.contextmanager
+    def explain_interrupt(self) -> Iterator[None]:
+        """Turn Ctrl-C, once the run has started, into a sentence with the command that continues it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.folder is None:
+                raise
+            with output.explain_interrupt(f"fleetfit resume {self.folder}"):
+                raise
+
+
+# ---- watch ---------------------------------------------------------------------------------------------------------
+
+WATCH_S = 1.0
+"""Seconds between two looks at the folder."""
+
+
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run or a comparison.", parser=parse_folder, metavar="FOLDER")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Only say how far it is.")] = False,
+) -> None:
+    """Follow a run or a comparison that another terminal or machine computes; Ctrl-C leaves it alone.
+
+    Works on a fleet's run, too, and says where a run is finished or was stopped. Nothing is written.
+    """
+    from fleetfit.api.compare.plan import list_planned_runs
+    from fleetfit.api.progress import make_bars
+
+    if files.is_file(folder / "config.toml"):
+        _follow(folder, [_WatchedRun(folder, "", None)], once)
+        return
+    runs = list_planned_runs(folder)
+    if not runs:
+        raise RunError(f"{folder} is not the folder of a run or a comparison that can be watched.", path=folder)
+    bars = make_bars() if sys.stdout.isatty() else None
+    watched = [
+        _WatchedRun(folder / run.place, f"[{number}/{len(runs)}] {run.title}", bars)
+        for number, run in enumerate(runs, 1)
+    ]
+    with bars or contextlib.nullcontext():
+        _follow(folder, watched, once)
+
+
+class _WatchedRun:
+    """A run that is watched, perhaps one that has not begun."""
+
+    def __init__(self, folder: Path, title: str, bars: "Progress | None") -> None:
+        self.folder, self.title, self._bars = folder, title, bars
+        self.run: Run | None = None
+        self.finished = False
+        self._size = -1
+        self._progress: RunProgress | None = None
+        self._round = 0  # the last one that was shown
+
+    def update(self) -> None:
+        """Show what is new."""
+        from fleetfit import api
+
+        if self.finished or not files.is_file(self.folder / "config.toml"):
+            return
+        is_first = self.run is None
+        self.run = self.run or api.load(self.folder)
+        is_finished = self.run.finished
+        if not (is_first and is_finished):
+            self._show_rounds(self.run)
+        if is_finished:
+            self.finished = True
+            self.close()
+            if self.title:
+                output.print_line(f"{self.title}: finished.")
+
+    def _show_rounds(self, run: "Run") -> None:
+        from fleetfit.api.progress import RunProgress
+
+        try:
+            size = (run.folder / "metrics.jsonl").stat().st_size
+        except FileNotFoundError:
+            return
+        if size == self._size:
+            return
+        is_first, self._size = self._size < 0, size
+        reports = run.files.metrics()
+        if reports and reports[-1]["round"] < self._round:
+            self._round = reports[-1]["round"]
+            output.print_line(f"{self.title or run.folder} was resumed after round {self._round}.")
+        for report in reports[self._round :]:
+            if self._progress is None:
+                self._progress = RunProgress(self.title, run.experiment, self._bars)
+            if is_first and report is not reports[-1]:
+                self._progress.skip(report)  # of the rounds before, the last one is enough
+            else:
+                self._progress(report)
+            self._round = report["round"]
+
+    @property
+    def state(self) -> str:
+        """The number of finished rounds, in words."""
+        if self.run is None:
+            return "has not begun"
+        return f"after round {self._round} of {self.run.experiment.rounds}" if self._round else "before its first round"
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._progress is not None:
+            self._progress.close()
+
+
+def _follow(folder: Path, runs: Sequence[_WatchedRun], once: bool) -> None:
+    from fleetfit.api.compare.plan import is_running
+
+    if not once and is_running(folder):
+        output.print_line(f"Watching {folder}; Ctrl-C leaves it alone.")
+    try:
+        while True:
+            alive = is_running(folder)  # first: rounds that it writes before it ends are read below
+            for run in runs:
+                run.update()
+            if once or not alive or all(run.finished for run in runs):
+                break
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        raise output.UserInterrupt(f"stopped watching; {folder} continues.") from None
+    finally:
+        for run in runs:
+            run.close()
+    _print_state(folder, runs, alive)
+
+
+def _print_state(folder: Path, runs: Sequence[_WatchedRun], is_running: bool) -> None:
+    (first, *_) = runs
+    if not first.title:
+        if first.finished and first.run is not None:
+            output.print_line(f"{folder} is finished.")
+            output.print_summary(first.run.summary)
+            output.print_locations(folder)
+        elif is_running:
+            output.print_line(f"{folder} is at work, {first.state}.")
+        else:
+            output.print_line(f"{folder} was stopped {first.state}; continue with: fleetfit resume {folder}")
+        return
+    finished = sum(run.finished for run in runs)
+    count = f"{finished} of {len(runs)} runs are finished"
+    if is_running:
+        output.print_line(f"{folder} is at work: {count}.")
+    elif finished == len(runs):
+        output.print_line(f"{folder} is finished: {count}. Its table: {folder / 'table.md'}")
+    else:
+        output.print_line(f"{folder} was stopped: {count}; the same fleetfit compare command continues it.")
+
+
+# ---- demo ----------------------------------------------------------------------------------------------------------
+
+DEMO = Path(__file__).with_name("demo.toml")
+
+
+def demo(
+    out: NewOrStopped = None,
+    jobs: Jobs = 1,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train nothing: write the run file, to be changed and run with `fleetfit compare FILE`.",
+            parser=parse_output_file,
+            metavar="FILE",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key of all its runs, such as rounds=5. Repeatable."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare ScaleFL, HeteroFL and FedAvg on handwritten digits: a first run that needs no file.
+
+    Forty clients, four budgets; one to three minutes. The same command continues where it was stopped.
+    """
+    from fleetfit.cli.compare import run_comparison
+
+    if write is None:
+        run_comparison(DEMO, ["demo"], out=out, jobs=jobs, overrides=overrides, quiet=quiet)
+        if not quiet:
+            output.print_line("Its run file, to change and run as your own: fleetfit demo --write mine.toml")
+        return
+    if write.is_file():
+        raise ConfigError(f"{write} exists already. Name a new file after --write.", path=write)
+    try:
+        files.write_user_file(write, DEMO.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the run file cannot be written to {write}: {error.strerror}.", path=write) from None
+    output.print_line(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")
