@@ -22,6 +22,7 @@ from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
 from fleetfit.report.tables import without_early
 from fleetfit.report.text import EXITS, Table, exit_names, short
+from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
 from fleetfit.training import initial_state, one_thread, run_job

@@ -34,7 +34,7 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
-from fleetfit.records import RunFolder, choose_path, to_json_value
+from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.report import page, plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
 from fleetfit.stored import RUNS
