@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import CNN, Kind, fleet
 from fleetfit.aggregate import Mean, applied
-from fleetfit.submodel import cut, flat_of
+from fleetfit.submodel import concat_state, cut
 from fleetfit.training import initial_state
 from fleetfit.values import Problem
 
@@ -26,13 +26,13 @@ def figures(options: Options) -> Iterator[Figure]:
         federation, _ = fleet(kind, 8, cohort=8, samples=16)
         problem = federation.problem
         state = initial_state(problem, 0)
-        full = flat_of(state)
+        full = concat_state(state)
         pieces = sorted((federation.levels[i % 4].submodel for i in range(10)),
                         key=lambda p, layout=problem.layout: -cut(layout, p).size)  # fmt: skip
         keys = pieces if full.numel() > 1e7 else list(range(10))  # of ten updates, one of a level, where they are large
         each = {k: cut(problem.layout, p).views(cut(problem.layout, p).gather(full))
                 for k, p in dict(zip(keys, pieces, strict=True)).items()}  # fmt: skip
-        room = {k: torch.empty_like(flat_of(s)) for k, s in each.items()}
+        room = {k: torch.empty_like(concat_state(s)) for k, s in each.items()}
         states, buffers = [each[k] for k in keys], [room[k] for k in keys]
 
         def ours(
@@ -45,7 +45,7 @@ def figures(options: Options) -> Iterator[Figure]:
 
         def copies(buffers=buffers, states=states) -> None:
             for buffer, update in zip(buffers, states, strict=True):
-                buffer.copy_(flat_of(update))
+                buffer.copy_(concat_state(update))
 
         what = f"{name} ({full.numel() / 1e6:.2f}M parameters), 10 clients of four levels, against a copy"
         yield ratio(what, partial(ours, 1.0), copies, often * options.repetitions, wanted=wanted)

@@ -10,9 +10,9 @@ import torch
 from benchmarks.measuring import Figure, Options, Step, ratio
 from fleetfit import names
 from fleetfit.layout import infer_layout
-from fleetfit.messages import pack, state_nest, unpack
+from fleetfit.messages import dump_state, pack, unpack
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
-from fleetfit.state import flat_of
+from fleetfit.state import concat_state
 from fleetfit.submodel import cut, whole
 
 
@@ -28,13 +28,13 @@ def steps() -> Iterator[tuple[str, Step, Step]]:
     layout = infer_layout(architecture, (architecture.blocks,))
     piece = whole(layout)
     state = cut(layout, piece).views(torch.zeros(cut(layout, piece).size))
-    message, flat = pack(state_nest(state, layout, piece)), flat_of(state)
+    message, flat = pack(dump_state(state, layout, piece)), concat_state(state)
     what = f"{len(message) / 1e6:.1f} MB"
 
     def copy() -> Any:
         return bytes(flat.numpy().data)
 
-    yield f"a message of {what} packed", lambda: pack(state_nest(state, layout, piece)), copy
+    yield f"a message of {what} packed", lambda: pack(dump_state(state, layout, piece)), copy
     received = bytearray(message)
     yield f"a message of {what} read", lambda: cut(layout, piece).views(unpack(received, bounded=True)), copy
     with tempfile.TemporaryDirectory() as place:

@@ -32,7 +32,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 from fleetfit.engines.flower import transport
 from fleetfit.engines.flower.protocol import packed
-from fleetfit.messages import job_of, reply_nest, unpack
+from fleetfit.messages import dump_reply, load_job, unpack
 from fleetfit.method import rebuild_problem
 from fleetfit.values import Job, Problem, Update
 
@@ -98,8 +98,8 @@ class Node:
         if key not in self._problems:
             self._problems[key] = rebuild_problem(header["problem"])
         layout = self._problems[key].layout
-        job = job_of({**header["job"], "state": unpack(parts["state"])}, layout)
-        return packed({"reply": reply_nest(update_of(job), layout)})
+        job = load_job({**header["job"], "state": unpack(parts["state"])}, layout)
+        return packed({"reply": dump_reply(update_of(job), layout)})
 
 
 def update_of(job: Job) -> Update:

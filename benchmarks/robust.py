@@ -11,7 +11,7 @@ from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import fleet
 from fleetfit.method import Method, build
 from fleetfit.rounds import start
-from fleetfit.submodel import cut, flat_of
+from fleetfit.submodel import concat_state, cut
 from fleetfit.values import Update
 
 CASES = {"resnet110": (RESNET110, 50, 3), "bert_base": (BERT_BASE, 10, 1)}
@@ -24,7 +24,7 @@ def figures(options: Options) -> Iterator[Figure]:
     for name, (kind, clients, often) in CASES.items():
         federation, _ = fleet(kind, 8, cohort=8, samples=16)
         server, layout = start(federation), federation.problem.layout
-        updates, full = [], flat_of(server.state)
+        updates, full = [], concat_state(server.state)
         for i in range(clients):
             piece = federation.levels[3 - 4 * i // clients].submodel
             compiled = cut(layout, piece)
@@ -48,5 +48,5 @@ def figures(options: Options) -> Iterator[Figure]:
             yield amount(
                 f"{size}: {option}, memory beside the updates", (resident_bytes(peak=True) - before) / 1e6, "MB"
             )
-        held = sum(flat_of(u.state).numel() * 4 for u in updates) / 1e6
+        held = sum(concat_state(u.state).numel() * 4 for u in updates) / 1e6
         yield amount(f"{size}: the updates, which are kept", held, "MB")

@@ -12,7 +12,7 @@ from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
 from fleetfit.secure import Quantiser, SecureRules, SecureRun
 from fleetfit.secured import Secured
-from fleetfit.submodel import cut, flat_of
+from fleetfit.submodel import concat_state, cut
 from fleetfit.values import Job, Update
 
 CLIENTS = (10, 20, 60)
@@ -33,7 +33,7 @@ def figures(options: Options) -> Iterator[Figure]:
     """Add the updates of cohorts of four levels up, masked and plain."""
     federation, _ = fleet(KINDS["cnn"], 8, cohort=8, samples=16)
     server, layout = start(federation), federation.problem.layout
-    full = flat_of(server.state)
+    full = concat_state(server.state)
     for clients in CLIENTS[: 2 if options.quick else None]:
         updates, jobs = [], []
         for i in range(clients):

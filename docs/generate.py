@@ -183,7 +183,7 @@ def trust_page(page: str) -> str:
 def with_keys(page: str, kinds: tuple[str, ...]) -> str:
     """Return a page that has a section for each built-in of some kinds, with their keys between the marks."""
     for kind in kinds:
-        for name in names.available(kind):
+        for name in names.list_names(kind):
             keys = keys_of(names.resolve(kind, name))
             section = re.search(rf"^## {name}\n.*?(?=^#|\Z)", page, re.DOTALL | re.MULTILINE)
             if section is None or (keys and BEGIN not in section[0]):

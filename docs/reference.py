@@ -194,7 +194,7 @@ def built_in_page() -> str:
     ]
     for kind, (title, key, more) in BUILT_IN.items():
         parts += [f"## {title}", f"Keys beside {key}. {more}"]
-        for name in names.available(kind):
+        for name in names.list_names(kind):
             table = listing.make_key_table(kind, name)
             summary = table.title.partition(": ")[2]
             rows = ["| key | default | meaning |", "| --- | --- | --- |"]

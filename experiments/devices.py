@@ -22,7 +22,7 @@ from benchmarks.ship import TURNS, Work, loader, quartiles_ms, stopping
 from fleetfit.api.inference import shipped
 from fleetfit.config.toml import read_toml
 from fleetfit.inference.export.checked import session
-from fleetfit.records import environment
+from fleetfit.records import describe_environment
 from fleetfit.report.results import ComparisonResults, RunResult, to_json
 
 FILE = "experiments/small/devices.toml"  # the name by which experiments/claims.toml asks for these numbers
@@ -44,7 +44,7 @@ def main(given: list[str] | None = None) -> None:
     if len(set(seeds)) < len(seeds):
         parser.error(f"one run for each seed of one row in one setting, got the seeds {', '.join(map(str, seeds))}")
     runs = tuple(measured(run, options.row, options.setting, options.turns) for run in opened)
-    here = environment()  # where it is measured; where the runs were trained stands in their own results
+    here = describe_environment()  # where it is measured; where the runs were trained stands in their own results
     versions = {name: here[name] for name in ("fleetfit", "torch", "python")}
     machine = {"processor": here["processor"], "cores": here["processors"]}
     table = read_toml(opened[0].folder / "config.toml")

@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetfit.buffers import empty_like
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
-from fleetfit.submodel import Cut, FlatState, Submodel, cut, flat_of, shapes_of, whole
+from fleetfit.submodel import Cut, FlatState, Submodel, concat_state, cut, get_shapes, whole
 
 _LEAST = torch.finfo(torch.float32).tiny  # of a weight that is above 0 in the coverage's numbers, too
 
@@ -74,7 +74,7 @@ def from_sums(layout: Layout, state: State, blocks: Iterable[SummedBlock], step:
         blocks: Without an element in common.
         step: How far a 1 moves an element.
     """
-    before = flat_of(state)
+    before = concat_state(state)
     mean, coverage = before.cpu().clone(), torch.zeros(before.numel())
     for block in blocks:
         moved = block.sums.double() * step / block.counts.clamp_min(1)
@@ -114,7 +114,7 @@ class Mean:
         """
         if not 0 <= weight < float("inf"):
             raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.", key="weight")
-        flat = flat_of(state).to(self._device)
+        flat = concat_state(state).to(self._device)
         if (submodel, untrained) != self._group:
             self._close()
             self._group, self._weight = (submodel, untrained), weight
@@ -209,12 +209,12 @@ def _added(coverage: Tensor | None, weight: float, like: Tensor) -> Tensor:
 
 def applied(state: State, aggregate: Aggregate) -> State:
     """Return the state with the mean where somebody trained, bit for bit as it was elsewhere."""
-    old, mean, coverage = flat_of(state), flat_of(aggregate.mean), flat_of(aggregate.coverage)
+    old, mean, coverage = concat_state(state), concat_state(aggregate.mean), concat_state(aggregate.coverage)
     if _everywhere(aggregate, coverage):
         new = mean.to(old.device)
     else:
         new = torch.where(coverage > 0, mean, old.to(mean.device)).to(old.device)
-    return FlatState(new, shapes_of(state))
+    return FlatState(new, get_shapes(state))
 
 
 def _everywhere(aggregate: Aggregate, coverage: Tensor) -> bool:

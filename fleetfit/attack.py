@@ -23,8 +23,8 @@ from fleetfit.data import Data
 from fleetfit.data.encoded import Encoded
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
-from fleetfit.seeds import numpy_rng, torch_rng
-from fleetfit.submodel import Cut, Submodel, cut, flat_of, recut, whole
+from fleetfit.seeds import make_numpy_rng, make_torch_rng
+from fleetfit.submodel import Cut, Submodel, concat_state, cut, recut, whole
 from fleetfit.values import Clients, Device, Failure, Job, Update
 
 Parts = Sequence[Mapping[str, Tensor]]
@@ -128,7 +128,7 @@ class Scene:
 
     def movement(self, update: Update) -> Tensor:
         """Return an update less what was sent, flat."""
-        return flat_of(update.state) - sent(self.layout, self.job, update)
+        return concat_state(update.state) - sent(self.layout, self.job, update)
 
     def moved(self, update: Update, movement: Tensor) -> Update:
         """Return the update that moves what was sent by so much."""
@@ -145,8 +145,8 @@ class Scene:
 def sent(layout: Layout, job: Job, update: Update) -> Tensor:
     """Return what was sent of an update's sub-model, flat."""
     if update.submodel == job.submodel:
-        return flat_of(job.state)
-    return flat_of(recut(layout, job.state, job.submodel, update.submodel))
+        return concat_state(job.state)
+    return concat_state(recut(layout, job.state, job.submodel, update.submodel))
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +248,7 @@ def drawn(levels: np.ndarray, share: float, among: str | Sequence[int], seed: in
     for group in groups:
         ids = np.flatnonzero(np.isin(levels + 1, group))
         count = int(share * len(ids) + 0.5)
-        found += numpy_rng(seed, "attack", *group).choice(ids, count, replace=False).tolist()
+        found += make_numpy_rng(seed, "attack", *group).choice(ids, count, replace=False).tolist()
     if not found:
         raise ConfigError(
             f"[attack] share: {share:g} of {int((levels >= 0).sum())} clients is less than one client. Set a larger "
@@ -294,7 +294,7 @@ class Attackers:
             )
         xs, ys, dealt, at = [data.x], [data.y], list(parts), len(data.x)
         for client in self.clients:
-            x, y = self.attack.poison(data, parts[client]["train"], torch_rng(self.seed, "poison", client))
+            x, y = self.attack.poison(data, parts[client]["train"], make_torch_rng(self.seed, "poison", client))
             dealt[client] = {**parts[client], "train": torch.arange(at, at + len(x))}
             xs, ys, at = [*xs, x.to(data.x.dtype)], [*ys, y.to(data.y.dtype)], at + len(x)
         groups = data.groups
@@ -325,7 +325,7 @@ class Attackers:
         assert self.attack.forge is not None and job.client is not None
         core, own = (self.piece(job.round, job.client, level) for level in (0, self.own[job.client]))
         scene = Scene(layout, job, core, own, known)
-        return self.attack.forge(update, scene, torch_rng(self.seed, "forge", job.round, job.client))
+        return self.attack.forge(update, scene, make_torch_rng(self.seed, "forge", job.round, job.client))
 
 
 @dataclass(eq=False)
@@ -363,7 +363,7 @@ class _Forging:
         moves = []
         for reply in held:
             if isinstance(reply, Update):
-                flat = flat_of(reply.state) - sent(self.layout, self._sent[reply.index], reply)
+                flat = concat_state(reply.state) - sent(self.layout, self._sent[reply.index], reply)
                 moves.append(Move(reply.submodel, flat, reply.untrained))
         return Knowledge(self.layout, moves)
 

@@ -28,7 +28,7 @@ from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors
 from fleetfit.layout.meta import on_meta
-from fleetfit.seeds import numpy_rng, seed_of
+from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.training import one_thread, run_job, with_statistics
 from fleetfit.validation import examined, paired
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
@@ -117,7 +117,9 @@ def statistics(
     """
     ids = np.flatnonzero(federation.clients.num_examples > 0)
     if len(ids) > _MOST_STATISTICS_CLIENTS:
-        ids = np.sort(numpy_rng(federation.seed, "statistics").choice(ids, _MOST_STATISTICS_CLIENTS, replace=False))
+        ids = np.sort(
+            make_numpy_rng(federation.seed, "statistics").choice(ids, _MOST_STATISTICS_CLIENTS, replace=False)
+        )
     each = max(2, math.ceil(wanted.statistics_samples / max(1, len(ids))))
     settings = replace(wanted.evaluation, split="train", samples=each, shuffle=True)
     able = known_levels(federation, server, wanted)
@@ -218,7 +220,7 @@ def job_of(
     settings: Evaluation, found: State | None = None,
 ) -> Job:  # fmt: skip
     """Return one job on a client, or on the server's own device."""
-    seed = seed_of(federation.seed, server.round, kind, settings.split, -1 if client is None else client)
+    seed = derive_seed(federation.seed, server.round, kind, settings.split, -1 if client is None else client)
     return Job(kind, server.round, server.round, index, client, federation.levels[level].submodel, state,
                federation.method_spec, seed, level, evaluation=settings, statistics=found or {})  # fmt: skip
 
@@ -503,7 +505,9 @@ def _tags(federation: Federation, wanted: EvaluationScope, norms: Sequence[str],
     top, split = top_level(federation), wanted.evaluation.split
     ids: Sequence[int] = range(len(federation.clients))
     if wanted.clients is not None and wanted.clients < len(ids):
-        ids = sorted(numpy_rng(federation.seed, "evaluate").choice(len(ids), wanted.clients, replace=False).tolist())
+        ids = sorted(
+            make_numpy_rng(federation.seed, "evaluate").choice(len(ids), wanted.clients, replace=False).tolist()
+        )
     for norm in norms:
         for level in range(top, -1, -1):
             for client in ids:

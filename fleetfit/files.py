@@ -1,9 +1,11 @@
-"""Files that anybody may have made: what is no regular file is refused, and no link is followed when writing.
+"""Safe reading and writing of files, also in a stranger's folder.
 
-A named pipe would be waited for without end, a device may be endless, a link leads elsewhere. Whatever is wrong is an
-`OSError` whose `strerror` is the end of a sentence, so that who reads or writes says which file it was and what to do.
-A file or folder is written beside its place, flushed to disk and renamed: a process that is killed leaves the old one
-or the new one, and what it had begun is cleared away by the next one that writes there.
+Only regular files are read: opening a named pipe may wait forever, and a device may be endless. Links are not followed
+when writing. Errors are `OSError`s whose `strerror` ends a sentence; the caller names the file and the remedy.
+
+A file or folder is written under a temporary name beside its path, flushed to disk and renamed, so a killed process
+leaves the old content or the new. The temporary name is fixed and locked: the next writer clears away what a killed
+one left, which `tempfile` with its random names would not.
 """
 
 import contextlib
@@ -12,7 +14,6 @@ import json
 import os
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,35 +30,36 @@ _KINDS = {
     stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-_LOOKS, _LOOK_S = 10, 0.02
+_LOOK_S = 0.2
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _AT_ONCE
 
 
-def expanded(path: str | Path) -> Path:
-    """Return a path with its `~` replaced.
+def expand_path(path: str | Path) -> Path:
+    """Return a path with `~` expanded.
 
     Raises:
-        ConfigError: There is no such user, or no path has such characters.
+        ConfigError: The user of the home folder is unknown, or the path has a null character.
     """
     try:
-        found = Path(path).expanduser()
+        expanded = Path(path).expanduser()
     except RuntimeError:
         user = str(path).partition("/")[0]
-        raise ConfigError(f'{path}: "{user}" is nobody\'s home here. Write the path out.') from None
-    if "\0" in str(found):
-        raise ConfigError(f"{str(found)!r} is no path: it has a null character.")
-    return found
+        raise ConfigError(f'{path}: "{user}" has no home folder here. Write the path out.', path=path) from None
+    if "\0" in str(expanded):
+        raise ConfigError(f"{str(expanded)!r} is not a path: it has a null character.", path=path)
+    return expanded
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def opened(path: str | Path) -> BinaryIO:
+def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
-        OSError: It is something else, or not there, or not to be read.
+        OSError: The path leads to something else, is missing, or cannot be read.
     """
     _check_regular(Path(path).stat(), path)  # before it is opened: opening a device may set it going
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _AT_ONCE)
@@ -75,7 +77,7 @@ def read_bytes(path: str | Path) -> bytes:
     Raises:
         OSError: It is something else, or cannot be read.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         return file.read()
 
 
@@ -86,10 +88,10 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
         OSError: It is something else, or cannot be read.
         UnicodeDecodeError: It is no such text.
     """
-    return text_in(read_bytes(path), encoding)
+    return decode_text(read_bytes(path), encoding)
 
 
-def text_in(content: bytes, encoding: str = "utf-8") -> str:
+def decode_text(content: bytes, encoding: str = "utf-8") -> str:
     """Return the text of a file's content, with line ends as they are in Python.
 
     Raises:
@@ -98,11 +100,11 @@ def text_in(content: bytes, encoding: str = "utf-8") -> str:
     return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def is_there(path: Path) -> bool:
-    """Tell whether a regular file is there.
+def is_file(path: Path) -> bool:
+    """Return whether a path is a regular file; False where it is missing.
 
     Raises:
-        OSError: Something else is, or nobody can tell.
+        OSError: The path is something else, or cannot be looked at.
     """
     try:
         _check_regular(path.stat(), path)
@@ -115,11 +117,11 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def json_of(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: It is no JSON, or nested too deeply, or a number in it is too long.
+        ValueError: The text is not JSON, is nested too deeply, or has a number that is too long.
     """
     try:
         return json.loads(text)
@@ -127,13 +129,13 @@ def json_of(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def kind_of(found: os.stat_result) -> str:
-    """Return what lies at a place, such as "a file" or "a named pipe"."""
+def describe_kind(found: os.stat_result) -> str:
+    """Return the kind of a file in words, such as "a file" or "a named pipe"."""
     return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
 
 
 def _check_regular(found: os.stat_result, path: str | Path) -> None:
-    kind = kind_of(found)
+    kind = describe_kind(found)
     if kind == "a folder":
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
     if kind != "a file":
@@ -143,49 +145,49 @@ def _check_regular(found: os.stat_result, path: str | Path) -> None:
 # ---- writing -------------------------------------------------------------------------------------------------------
 
 
-def inside(folder: Path, name: str) -> Path:
-    """Return the place of a file in a folder, whose folders in between are made; none of them may be a link.
+def safe_join(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, after making the folders between; none of them may be a link.
 
     Args:
-        folder: It may be a link itself.
-        name: Relative to it, such as "plots/levels.png".
+        folder: The folder, which may be a link itself.
+        name: The file, relative to it, such as "plots/levels.png".
 
     Raises:
-        OSError: One of them is a link, or something else, or cannot be made.
+        OSError: A folder between is a link or something else, or cannot be made.
     """
     place, last = folder, (folder / name).name
     for part in Path(name).parts[:-1]:
         place = place / part
         with contextlib.suppress(FileExistsError):
             place.mkdir()
-        kind = kind_of(place.lstat())
+        kind = describe_kind(place.lstat())
         if kind != "a folder":
             raise OSError(errno.ENOTDIR, f"it lies behind {place}, which is {kind}, not a folder", str(place))
     return place / last
 
 
-def appended(path: Path, line: bytes) -> None:
-    """Add to a file, which is made if need be, and flush it to disk.
+def append_line(path: Path, line: bytes) -> None:
+    """Append to a file, making it if necessary, and flush it to disk.
 
     Raises:
-        OSError: It is a link or no file, or cannot be written.
+        OSError: The path is a link or not a regular file, or cannot be written.
     """
-    with open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+    with open_in_folder(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
 
 
-def open_own(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
-    """Open a file without following a link; nothing is cut off.
+def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
+    """Open a file without following a link and without truncating it.
 
     Args:
         path: The file.
         flags: As of `os.open`.
-        mode: Of a file that is made.
+        mode: Permissions of a new file.
 
     Raises:
-        OSError: It is a link or no file, or cannot be opened.
+        OSError: The path is a link or not a regular file, or cannot be opened.
     """
     with contextlib.suppress(FileNotFoundError):
         _check_regular(path.lstat(), path)
@@ -199,15 +201,15 @@ def open_own(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a file beside a place; it takes the place when the block ends, and is gone if the block fails.
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a temporary file beside a path; it replaces the path when the block ends, and is removed if it fails.
 
     Args:
-        path: The place.
-        mode: Who may read and write it; 0o600 for a secret.
+        path: The file to write; a link there is replaced, not followed.
+        mode: Permissions; 0o600 for a secret.
 
     Raises:
-        OSError: It cannot be written, or the place is a folder's.
+        OSError: The file cannot be written, or the path is a folder.
     """
     part = path.with_name(f".{path.name}.part")
     with _begun(part, mode) as file:
@@ -222,39 +224,39 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise
-    flush(path.parent)
+    flush_to_disk(path.parent)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file beside its place, flush it to disk, and rename it.
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     content = text.encode()
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(content)
 
 
-def write_where_told(path: str | Path, text: str) -> None:
-    """Write a file that a user names: as a whole or not at all, but into a pipe or a terminal as they are.
+def write_user_file(path: str | Path, text: str) -> None:
+    """Write a text file that a user names: atomically, behind a link too; into a pipe or terminal directly.
 
     Raises:
-        OSError: It cannot be written.
-        ConfigError: It is no path.
+        OSError: The file cannot be written.
+        ConfigError: As `expand_path`.
     """
-    path = expanded(path)
+    path = expand_path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, encoding="utf-8")
     else:
-        write_atomically(Path(os.path.realpath(path)), text)  # a link that somebody names is theirs to follow
+        write_text(Path(os.path.realpath(path)), text)
 
 
 def _begun(part: Path, mode: int) -> BinaryIO:
-    """Open a part file, empty and locked; what is in its place and no file is removed, not followed."""
+    """Open the temporary file, empty and locked; a link or pipe with its name is removed."""
     while True:
         try:
-            file = open_own(part, os.O_WRONLY | os.O_CREAT, mode)
+            file = open_in_folder(part, os.O_WRONLY | os.O_CREAT, mode)
         except OSError:
             if part.is_symlink() or not (part.is_file() or part.is_dir() or not part.exists()):
                 part.unlink()
@@ -266,15 +268,15 @@ def _begun(part: Path, mode: int) -> BinaryIO:
             if not mode & 0o077:
                 part.chmod(mode)  # it may be older; another person's is refused here
             return file
-        file.close()  # somebody else's, who has put it into its place meanwhile
+        file.close()  # another writer has renamed it meanwhile
 
 
 @contextlib.contextmanager
-def folder_begun(path: Path) -> Iterator[Path]:
-    """Make an empty folder beside a place and yield it; it is gone after the block, unless somebody has renamed it.
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Make an empty folder beside a path and yield it; it is removed after the block unless the caller renamed it.
 
     Raises:
-        OSError: It cannot be made, or another process is writing there.
+        OSError: The folder cannot be made, or another process is writing it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
@@ -289,7 +291,7 @@ def folder_begun(path: Path) -> Iterator[Path]:
 
 
 def _held_folder(part: Path) -> int | None:
-    """Make a folder, empty and locked; return what holds the lock."""
+    """Make a folder, empty and locked; return the descriptor that holds the lock."""
     if part.is_symlink() or (part.exists() and not part.is_dir()):
         part.unlink()
     part.mkdir(exist_ok=True)
@@ -316,28 +318,43 @@ def _lock(handle: int, wait: bool) -> bool:
     return True
 
 
-def lock(file: BinaryIO) -> bool:
-    """Lock a file until it is closed; tell whether nobody else had, but for the moment in which `is_held` looks."""
-    for _ in range(_LOOKS):
-        if _lock(file.fileno(), wait=False):
-            return True
-        time.sleep(_LOOK_S)
-    return _lock(file.fileno(), wait=False)
+@contextlib.contextmanager
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file exclusively for the block; the system releases it when the process dies.
+
+    Raises:
+        OSError: Another process holds it (EBUSY); or the path is a link, not a regular file, or cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    open_in_folder(path, os.O_RDWR | os.O_CREAT).close()
+    lock = FileLock(path, timeout=_LOOK_S)  # `is_held` in another process holds it for a moment
+    try:
+        lock.acquire()
+    except Timeout:
+        raise OSError(errno.EBUSY, "another process holds it", str(path)) from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def lock_shared(file: BinaryIO) -> None:
-    """Hold a file beside others that do so, until it is closed, so that `is_held` sees it."""
+def share_lock(file: BinaryIO) -> None:
+    """Share a lock until the file is closed; `is_held` sees it."""
     if fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file.fileno(), fcntl.LOCK_SH)
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process has locked a file; False also where there is none, or nothing can tell."""
+    """Return whether a process holds a lock file; False where there is none, or the system has no such locks."""
     if fcntl is None:
         return False
     try:
-        with open_own(path, os.O_RDONLY) as file:
+        with open_in_folder(path, os.O_RDONLY) as file:
             return not _lock(file.fileno(), wait=False)
     except OSError:
         return False
@@ -350,8 +367,8 @@ def _same(handle: int, path: Path) -> bool:
         return False
 
 
-def flush(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, are on disk."""
+def flush_to_disk(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
     if path.is_dir() and errors.WINDOWS:  # a folder cannot be opened there
         return
     handle = os.open(path, os.O_RDWR if errors.WINDOWS else os.O_RDONLY)

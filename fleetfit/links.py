@@ -18,7 +18,7 @@ from typing import Any
 
 from fleetfit.layout import Layout
 from fleetfit.messages import reply_size
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import paired
 from fleetfit.values import Failure, Job, Update
 
@@ -49,7 +49,7 @@ class Links:
 
     def drawn(self, round: int, client: int) -> tuple[bool, bool, bool]:
         """Return whether a client's messages of a round are lost on the way down, lost on the way up, or repeated."""
-        down, up, again = numpy_rng(self.seed, "links", round, client).random(3)
+        down, up, again = make_numpy_rng(self.seed, "links", round, client).random(3)
         return down < self.lost_down, up < self.lost_up, again < self.repeated
 
 
@@ -151,7 +151,7 @@ def soonest(pairs: Iterable[tuple[Job, Update | Failure]], quorum: int, seed: in
     for job, reply in pairs:
         held.append((job, reply))
         if isinstance(reply, Update):
-            draw = float(numpy_rng(seed, "first", job.round, job.index).random())
+            draw = float(make_numpy_rng(seed, "first", job.round, job.index).random())
             heapq.heappush(first, (-_seconds(reply), draw, len(held) - 1))
             if len(first) > quorum:
                 late, slow = held[place := heapq.heappop(first)[2]]

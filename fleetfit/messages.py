@@ -35,7 +35,7 @@ from torch import Tensor
 from fleetfit.errors import FleetFitError, RunError, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.method import is_portable
-from fleetfit.state import DTYPES, FlatState, Shapes, content, joined, put_together, shapes_of, taken_apart
+from fleetfit.state import DTYPES, FlatState, Shapes, concat_tensors, flatten, get_shapes, tensor_bytes, unflatten
 from fleetfit.submodel import Submodel, cut, kept_with, misfit, plain, recut, submodel_of
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
 
@@ -76,14 +76,14 @@ def decompress(update: Update, job: Job, layout: Layout) -> Update:
     return replace(update, state=state, compressed="", scales={})
 
 
-def rows_of(shape: tuple[int, ...]) -> int:
+def count_scales(shape: tuple[int, ...]) -> int:
     """Return how many scales a tensor of a shape has."""
     return shape[0] if len(shape) > 1 else 1
 
 
 def scale_shapes(state: State) -> Shapes:
     """Return the shapes of the scales of a state in "int8"."""
-    return {name: (rows_of(shape),) for name, shape in shapes_of(state).items()}
+    return {name: (count_scales(shape),) for name, shape in get_shapes(state).items()}
 
 
 def _base(update: Update, job: Job, layout: Layout) -> State:
@@ -102,7 +102,7 @@ def _rounded(wanted: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
     if kind == "float16":
         largest = torch.finfo(torch.float16).max
         return wanted.clamp(-largest, largest).half(), None
-    rows = wanted.reshape(rows_of(tuple(wanted.shape)), -1)
+    rows = wanted.reshape(count_scales(tuple(wanted.shape)), -1)
     scale = rows.abs().amax(1) / STEPS if rows.shape[1] else torch.zeros(len(rows))
     whole = rows / torch.where(scale > 0, scale, 1.0)[:, None]
     return whole.round().clamp(-STEPS, STEPS).to(torch.int8).view(wanted.shape), scale
@@ -130,7 +130,7 @@ _WEIGHTS = ((b"{", 232), (b"[", 64), (b",", 40), (b":", 60), (b'"', 30))
 def pack(nest: Any) -> bytes:
     """Return a nest of numbers, text and tensors as one message."""
     header, parts = _headed(nest)
-    return b"".join([header, *(content(flat) for flats in parts.values() for flat in flats)])
+    return b"".join([header, *(tensor_bytes(flat) for flats in parts.values() for flat in flats)])
 
 
 def packed_size(nest: Any) -> int:
@@ -141,7 +141,7 @@ def packed_size(nest: Any) -> int:
 
 def _headed(nest: Any) -> tuple[bytes, dict[str, list[Tensor]]]:
     try:
-        plain, parts = taken_apart(nest)
+        plain, parts = flatten(nest)
     except ValueError as error:
         raise RunError(
             f"what a client remembers or reports must be numbers, text, tensors and nests of them: {error}."
@@ -175,7 +175,7 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
         RunError: The message is damaged, of another format, or beyond the bounds.
     """
     buffer = message if isinstance(message, bytearray) else bytearray(message)
-    version = format_of(buffer)
+    version = read_format(buffer)
     if version != FORMAT:
         raise RunError(_of_another_format(version, buffer))
     length = int.from_bytes(buffer[8:_START], "little")
@@ -189,12 +189,12 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
     try:
         if not isinstance(plain, list) or len(plain) != 2:
             raise ValueError("its header does not say what lies behind it")
-        return put_together(plain[1], _buffers(plain[0], buffer, _START + length), left)
+        return unflatten(plain[1], _buffers(plain[0], buffer, _START + length), left)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch, and of nests without end
         raise RunError(f"a message is not put together as it should be: {one_line(str(error))}.") from None
 
 
-def format_of(message: bytes | bytearray) -> int:
+def read_format(message: bytes | bytearray) -> int:
     """Return the format of a message.
 
     Raises:
@@ -255,10 +255,10 @@ def _buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tensor]:
 # table of tensors by name is what none says: sums of a statistics job, what a method adds or leaves out.
 
 
-def job_nest(job: Job, layout: Layout) -> dict[str, Any]:
+def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
     """Return a job as a nest for `pack`; functions without an import path stand in it by their representation."""
     fields = dict(
-        vars(job), submodel=plain(job.submodel), state=state_nest(job.state, layout, job.submodel),
+        vars(job), submodel=plain(job.submodel), state=dump_state(job.state, layout, job.submodel),
         local=dict(vars(job.local)), evaluation=_evaluation_nest(job.evaluation),
     )  # fmt: skip
     if not is_portable(job.method):
@@ -276,7 +276,7 @@ def _evaluation_of(nest: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**{**nest, "metrics": tuple(nest.get("metrics", ()))})
 
 
-def job_of(nest: Mapping[str, Any], layout: Layout) -> Job:
+def load_job(nest: Mapping[str, Any], layout: Layout) -> Job:
     """Return the job of a nest; what its fields hold is for `fleetfit.validation` to look at.
 
     Raises:
@@ -291,12 +291,12 @@ def job_of(nest: Mapping[str, Any], layout: Layout) -> Job:
         raise RunError(f"a job is none: {type(error).__name__}: {one_line(str(error))}.") from None
 
 
-def reply_nest(reply: Update | Failure, layout: Layout) -> dict[str, Any]:
+def dump_reply(reply: Update | Failure, layout: Layout) -> dict[str, Any]:
     """Return an update or a failure as a nest for `pack`. Byte counts are the receiver's to fill in."""
     if isinstance(reply, Failure):
-        return failure_nest(reply)
+        return dump_failure(reply)
     fields = _said_of(reply)
-    fields["state"] = state_nest(reply.state, layout, reply.submodel)
+    fields["state"] = dump_state(reply.state, layout, reply.submodel)
     fields["scales"] = _numbers(reply.scales, scale_shapes(reply.state))
     fields["submodel"] = plain(reply.submodel)
     if reply.submodel == reply.dispatched:  # what is as one expects is not said
@@ -308,7 +308,7 @@ def reply_nest(reply: Update | Failure, layout: Layout) -> dict[str, Any]:
     return {"kind": "update", **fields}
 
 
-def failure_nest(failure: Failure) -> dict[str, Any]:
+def dump_failure(failure: Failure) -> dict[str, Any]:
     """Return a failure as a nest for `pack`."""
     return {"kind": "failure", **_said_of(failure)}
 
@@ -318,7 +318,7 @@ def _said_of(reply: Update | Failure) -> dict[str, Any]:
     return {**fields, "dispatched": plain(reply.dispatched)}
 
 
-def reply_of(nest: Mapping[str, Any], layout: Layout) -> Update | Failure:
+def load_reply(nest: Mapping[str, Any], layout: Layout) -> Update | Failure:
     """Return the update or failure of a nest; what its fields hold is for `fleetfit.validation` to look at.
 
     Raises:
@@ -342,7 +342,7 @@ def reply_of(nest: Mapping[str, Any], layout: Layout) -> Update | Failure:
         raise RunError(f"a reply is no update and no failure: {type(error).__name__}: {why}") from None
 
 
-def state_nest(state: State, layout: Layout, piece: Submodel) -> Tensor | dict[str, Tensor]:
+def dump_state(state: State, layout: Layout, piece: Submodel) -> Tensor | dict[str, Tensor]:
     """Return a state as it travels: its numbers where its sub-model says what they are, else the tensors by name."""
     if not state or misfit(layout, piece) is not None:
         return dict(state)
@@ -350,7 +350,7 @@ def state_nest(state: State, layout: Layout, piece: Submodel) -> Tensor | dict[s
 
 
 def _numbers(state: State, shapes: Shapes) -> Tensor | dict[str, Tensor]:
-    found = shapes_of(state)
+    found = get_shapes(state)
     if not found or found != shapes:
         return dict(state)
     if isinstance(state, FlatState) and list(found) == list(shapes):
@@ -358,7 +358,7 @@ def _numbers(state: State, shapes: Shapes) -> Tensor | dict[str, Tensor]:
     tensors = [state[name] for name in shapes]
     if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
         return dict(state)
-    return joined(tensors)
+    return concat_tensors(tensors)
 
 
 def _named(state: Any, layout: Layout, piece: Submodel) -> Any:
@@ -384,14 +384,14 @@ def _cut_up(flat: Tensor, shapes: Shapes, what: str) -> FlatState:
 def job_size(job: Job, layout: Layout) -> int:
     """Return the bytes of a job as the server sends it: an engine adds the version of the client's memory later."""
     job = replace(job, memory_version=-1, state=_weightless(job.state), statistics=_weightless(job.statistics))
-    return packed_size(job_nest(job, layout))
+    return packed_size(dump_job(job, layout))
 
 
 def reply_size(reply: Update | Failure, layout: Layout) -> int:
     """Return the bytes of a reply; what only the clock of a simulation says is not sent and not counted."""
     if isinstance(reply, Update):
         reply = replace(reply, state=_weightless(reply.state), scales=_weightless(reply.scales))
-    nest = reply_nest(reply, layout)
+    nest = dump_reply(reply, layout)
     return packed_size({key: value for key, value in nest.items() if key not in ("multiply_adds", "simulated_s")})
 
 
@@ -401,7 +401,7 @@ def update_size(job: Job, layout: Layout) -> int:
     update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {})
     if kind is not None:
         scales = _without_numbers(scale_shapes(job.state), torch.float32) if kind == "int8" else {}
-        state = _without_numbers(shapes_of(job.state), LIGHTER[kind])
+        state = _without_numbers(get_shapes(job.state), LIGHTER[kind])
         update = replace(update, state=state, compressed=kind, scales=scales)
     return reply_size(update, layout)
 
@@ -409,7 +409,7 @@ def update_size(job: Job, layout: Layout) -> int:
 def _weightless(state: State) -> State:
     """Return a state that is packed like another one but has no numbers, so that counting copies none."""
     dtypes = {tensor.dtype for tensor in state.values()}
-    return _without_numbers(shapes_of(state), dtypes.pop()) if len(dtypes) == 1 else state
+    return _without_numbers(get_shapes(state), dtypes.pop()) if len(dtypes) == 1 else state
 
 
 def _without_numbers(shapes: Shapes, dtype: torch.dtype) -> State:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.layout import Layout
-from fleetfit.submodel import Cut, Submodel, cut, flat_of, whole
+from fleetfit.submodel import Cut, Submodel, concat_state, cut, whole
 from fleetfit.values import Server, Update
 
 _CHUNK = 1 << 15  # places; with some dozens of clients the rows of one stay in the processor's cache
@@ -78,7 +78,7 @@ class _Group:
 
     def flats(self, updates: Sequence[Update]) -> list[Tensor]:
         """Return the states of its updates, flat: the elements that count."""
-        states = [flat_of(updates[member].state).cpu() for member in self.members]
+        states = [concat_state(updates[member].state).cpu() for member in self.members]
         return states if self.counted is None else [state[self.counted] for state in states]
 
 
@@ -96,7 +96,7 @@ class Movements:
             updates: What came back.
             whole_pieces: Whether a client covers its whole sub-model, whatever it says that no gradient reached.
         """
-        self._layout, self._updates, self._before = layout, updates, flat_of(server.state).cpu()
+        self._layout, self._updates, self._before = layout, updates, concat_state(server.state).cpu()
         known: dict[tuple[Submodel, frozenset[str]], _Group] = {}
         for place, update in enumerate(updates):
             untrained = frozenset(() if whole_pieces else update.untrained)
@@ -110,7 +110,9 @@ class Movements:
         """Return an update with a share of its movement."""
         compiled = cut(self._layout, update.submodel)
         sent = compiled.gather(self._before)
-        return replace(update, state=compiled.views(torch.lerp(sent, flat_of(update.state).cpu(), share, out=sent)))
+        return replace(
+            update, state=compiled.views(torch.lerp(sent, concat_state(update.state).cpu(), share, out=sent))
+        )
 
     def everybody(self) -> int:
         """Return the number of the block that all updates cover."""

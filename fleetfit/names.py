@@ -1,21 +1,18 @@
 """Names in a configuration become objects: the one place where a string decides what is imported.
 
-Built in: `resolve("methods", "fedrolex")` is function `fedrolex` in `fleetfit/methods/fedrolex.py`. Anybody else's:
-`package.module:function` or `file.py:function`. Nothing else is ever imported; a run file that names such a function
-runs its code (see SECURITY.md).
+A built-in name is a row of `BUILT_IN`: `resolve("methods", "fedrolex")` is function `fedrolex` of module
+`fleetfit.methods.fedrolex`. A plug-in is `package.module:function` or `file.py:function`. Nothing else is ever
+imported; a run file that names a plug-in runs its code (see SECURITY.md).
 
-A module is an entry if it has a function or class of its own name. What differs in numbers only is not a module each,
-but rows of a table in one of them, a literal that is called as `_TABLES` says, so that its names are read without
-running the module (and torch). Every row is a function in the module, too; `entries` makes them of one function:
+Entries that differ in numbers only are rows of a table in one module, and `make_entries` makes their functions:
 
     SIZES = {
         "resnet20": Row("ResNet-20: 9 blocks.", {"depth": 20}),
         "resnet32": Row("ResNet-32: 15 blocks.", {"depth": 32}),
     }
-    resnet20, resnet32 = entries(resnet, SIZES)
+    resnet20, resnet32 = make_entries(resnet, SIZES)
 """
 
-import ast
 import functools
 import hashlib
 import importlib
@@ -27,10 +24,10 @@ import sys
 import sysconfig
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fleetfit import paths
@@ -39,106 +36,108 @@ from fleetfit.factories import copy_declarations
 
 OWN = Path(__file__).parent
 """The package's folder."""
-_SAID = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
+
+
+def _list_modules(kind: str, names: str, tables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the module of each name: one of the same name, or the one in whose table it is."""
+    modules = {name: f"fleetfit.{kind}.{name}" for name in names.split()}
+    for module, rows in (tables or {}).items():
+        modules |= dict.fromkeys(rows.split(), f"fleetfit.{kind}.{module}")
+    return modules
+
+
+BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "methods": _list_modules("methods", (
+        "adaptivefl all_large decoupled depthfl exclusivefl fedavg feddf feddropout fedrolex fedsgd heterofl "
+        "inclusivefl reefl scalefl"
+    )),
+    "options": _list_modules("options", (
+        "fedadam fedavgm feddyn fedprox fedyogi in_time krum lora_product outliers trimmed_mean"
+    )),
+    "selection": _list_modules("selection", "availability diversity loss rl size uniform"),
+    "attacks": _list_modules("attacks", (
+        "backdoor beyond_core false_budget false_level false_samples free_rider inner_product label_flip "
+        "little_is_enough min_max noise sign_flip"
+    )),
+    "models": _list_modules("models", "bert cnn mlp msdnet resnet vgg16 vim vit", {
+        "bert": "bert_base bert_small bert_tiny",
+        "fedavg_images": "fedavg_cifar_cnn fedavg_cnn mlp_2nn",
+        "inverted": "efficientnet_b0 efficientnet_b4 mobilenetv2",
+        "lstm": "char_lstm word_lstm",
+        "msdnet": "msdnet24",
+        "resnet": "resnet20 resnet32 resnet56 resnet110",
+        "resnet_four_stages": "resnet18 resnet34",
+        "vim": "vim_ti",
+        "vit": "deit_b deit_s deit_ti",
+    }),
+    "peft": _list_modules("peft", "frozen full lora parallel_adapter serial_adapter ssf"),
+    "data": _list_modules("data", "", {
+        "files.arrays": "arrays", "files.images": "images", "files.plain_text": "plain_text", "files.table": "table",
+        "files.text": "text", "sets.cifar": "cifar10 cifar100", "sets.digits": "digits", "sets.femnist": "femnist",
+        "sets.imagenet": "imagenet", "sets.mnist": "fashion_mnist mnist", "sets.shakespeare": "shakespeare",
+        "sets.short_texts": "ag_news sst2", "sets.speech_commands": "speech_commands", "sets.widar": "widar",
+    }),
+    "engines": _list_modules("engines", "flower local processes ray"),
+    "callbacks": _list_modules("callbacks", "tensorboard wandb"),
+}  # fmt: skip
+"""The module of each built-in name, by kind; the name is a function or class in it."""
+_PLURALS = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
 _LONGEST = 200  # characters of a name
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
-_TABLES = {"models": "SIZES", "data": "SETS"}
-"""What the table of a kind's module is called, if it has one."""
-_ROOMS = {"data": ("sets", "files")}
-"""The folders of a kind in which its entries are, where they are not in its own."""
+_SECTION = re.compile(r"\[([\w.]+)\](?: (\w+))?")  # such as "[method]" and "[cohort] choose"
 _T = TypeVar("_T")
 
 
-def available(kind: str) -> list[str]:
-    """Return the built-in names of a kind, sorted: "methods", "models" or another one of `resolve`."""
-    return sorted(_homes(kind))
+def list_names(kind: str) -> list[str]:
+    """Return the built-in names of a kind, sorted; the kinds are those of `BUILT_IN`."""
+    return sorted(BUILT_IN.get(kind, ()))
 
 
-def understood(kind: str, name: str) -> str:
+def match_name(kind: str, name: str) -> str:
     """Return the built-in name that a text means: `ag-news` is `ag_news`, `ResNet-20` is `resnet20`; or the text.
 
     Hyphens, underscores and capital letters make no difference, unless two names differ in nothing else.
-
-    Args:
-        kind: As of `resolve`.
-        name: As somebody wrote it.
     """
-    return alike(name, _homes(kind))
+    return find_match(name, list_names(kind))
 
 
-def alike(name: str, known: Iterable[str]) -> str:
-    """Return which of some names a text means, by the rule of `understood`; or the text."""
+def find_match(name: str, known: Iterable[str]) -> str:
+    """Return which of some names a text means, by the rule of `match_name`; or the text."""
     known = list(known)
     if not isinstance(name, str) or ":" in name or len(name) > _LONGEST or name in known:
         return name
-    found = [one for one in known if _bare(one) == _bare(name)]
-    return found[0] if len(found) == 1 else name
+    matches = [one for one in known if _simplify(one) == _simplify(name)]
+    return matches[0] if len(matches) == 1 else name
 
 
-def _bare(name: str) -> str:
+def _simplify(name: str) -> str:
     return re.sub(r"[-_]", "", name).lower()
 
 
-@functools.cache
-def _homes(kind: str) -> Mapping[str, str]:
-    """Return the module of each built-in name of a kind, found in their source: none of them is imported."""
-    found: dict[str, str] = {}
-    for room in _ROOMS.get(kind, ("",)):
-        place, path = Path(_package(kind), room), ".".join(filter(None, (f"fleetfit.{kind}", room)))
-        for file in (*place.glob("*.py"), *place.glob("*/__init__.py")):
-            module = file.parent.name if file.name == "__init__.py" else file.stem
-            if module.startswith("_"):
-                continue
-            source = file.read_text(encoding="utf-8")
-            own = re.search(rf"^(?:def|class) {module}\b", source, re.MULTILINE)
-            for name in (*([module] if own else []), *_rows(source, _TABLES.get(kind))):
-                found[name] = f"{path}.{module}"
-    return MappingProxyType(found)
+def find_source(kind: str, name: str) -> Path:
+    """Return the source file of a built-in name."""
+    path = OWN.joinpath(*BUILT_IN[kind][name].split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _rows(source: str, table: str | None) -> Iterator[str]:
-    """Yield the keys of a module's literal table."""
-    text = re.search(rf"^{table}\b.*?(?:^\}}|\Z)", source, re.MULTILINE | re.DOTALL)  # to parse it all takes 100 ms
-    for statement in ast.parse(text[0]).body if table and text else ():
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        value = getattr(statement, "value", None)
-        if isinstance(value, ast.Dict) and any(isinstance(t, ast.Name) and t.id == table for t in targets):
-            yield from (str(ast.literal_eval(key)) for key in value.keys if key is not None)
+def import_home(kind: str, name: str) -> ModuleType:
+    """Return the module of a built-in name."""
+    return importlib.import_module(BUILT_IN[kind][name])
 
 
-def _package(kind: str) -> Path:
-    """Return the folder of a kind, without importing what is in it."""
-    spec = importlib.util.find_spec(f"fleetfit.{kind}")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"fleetfit has no package {kind}")
-    return Path(spec.submodule_search_locations[0])
-
-
-def file_of(kind: str, name: str) -> Path:
-    """Return the file that a built-in name stands in."""
-    place = _package(kind).joinpath(*_homes(kind)[name].split(".")[2:])
-    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-
-
-def home(kind: str, name: str) -> ModuleType:
-    """Return the module that a built-in name stands in."""
-    return importlib.import_module(_homes(kind)[name])
-
-
-def summary(kind: str, name: str) -> str:
-    """Return what a built-in is, in one line: the first of its module's docstring, or what the table's row says."""
-    module = home(kind, name)
-    row = name in getattr(module, _TABLES.get(kind, ""), {})
-    doc = (getattr(module, name) if row else module).__doc__ or ""
-    return doc.strip().splitlines()[0] if doc.strip() else ""
+def describe_entry(kind: str, name: str) -> str:
+    """Return the first line of a built-in's docstring: of its module, or of a row's function."""
+    module = import_home(kind, name)
+    entry = getattr(module, name)
+    own = module if not hasattr(entry, "row") else entry
+    return (own.__doc__ or "").strip().partition("\n")[0]
 
 
 def resolve(kind: str, name: str) -> Callable[..., Any]:
-    """Return the function that a name stands for.
+    """Return the function of a name.
 
     Args:
-        kind: The package that holds the built-in ones: "methods", "options", "selection", "models", "peft", "data",
-            "engines", "callbacks".
+        kind: As in `BUILT_IN`, or one without built-in names, such as "hooks".
         name: `identifier`, `package.module:function` or `file.py:function`.
 
     Raises:
@@ -147,26 +146,23 @@ def resolve(kind: str, name: str) -> Callable[..., Any]:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
     if ":" in name:
-        place, _, attribute = name.rpartition(":")
-        if kind in _TABLES and place == f"fleetfit.{kind}.{attribute}" and attribute in available(kind):
-            return resolve(kind, attribute)  # by the path of a module of its own, which a row may have had once
-        return _outside(kind, name)
-    name = understood(kind, name)
+        return _load_plug_in(kind, name)
+    name = match_name(kind, name)
     if not _IDENTIFIER.fullmatch(name.replace("-", "_")):
         raise ConfigError(
-            f'"{truncate(name)}" is no valid name in {kind}: write a built-in name, "package.module:function" or '
+            f'"{truncate(name)}" is not a valid name in {kind}: write a built-in name, "package.module:function" or '
             '"file.py:function".'
         )
-    known = available(kind)
+    known = list_names(kind)
     if name not in known:
         raise ConfigError(
-            f'"{truncate(name)}" is not among the {_SAID.get(kind, kind)}: {", ".join(known)}.'
+            f'"{truncate(name)}" is not among the {_PLURALS.get(kind, kind)}: {", ".join(known)}.'
             f"{did_you_mean(name.replace('-', '_').lower(), known)}"
         )
-    return typing.cast(Callable[..., Any], getattr(home(kind, name), name))
+    return typing.cast(Callable[..., Any], getattr(import_home(kind, name), name))
 
 
-def _outside(kind: str, name: str) -> Callable[..., Any]:
+def _load_plug_in(kind: str, name: str) -> Callable[..., Any]:
     place, _, attribute = name.rpartition(":")
     from fleetfit.tensor_defaults import tensor_defaults  # PyTorch, which other names do not need
 
@@ -183,7 +179,7 @@ def _outside(kind: str, name: str) -> Callable[..., Any]:
 
 def _module_by_name(place: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
-        raise ConfigError(f'"{name}": "{place}" is no module name; write "package.module:function".')
+        raise ConfigError(f'"{name}": "{place}" is not a module name; write "package.module:function".')
     if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see the working folder
         sys.path.append(str(Path.cwd()))
     try:
@@ -198,7 +194,7 @@ def _module_by_name(place: str, name: str) -> ModuleType:
 
 def _module_of_file(place: str, name: str) -> ModuleType:
     try:
-        path = paths.given(place).resolve()
+        path = paths.parse_path(place).resolve()
         paths.check_file(path, ConfigError)
     except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ConfigError(f'"{name}": {error}') from None
@@ -241,7 +237,7 @@ class Row:
     usual: Mapping[str, Any] = field(default_factory=dict)
 
 
-def entries(make: Callable[..., _T], table: Mapping[str, Row]) -> list[Callable[..., _T]]:
+def make_entries(make: Callable[..., _T], table: Mapping[str, Row]) -> list[Callable[..., _T]]:
     """Return the function of each row, with the keys, defaults and explanations that are left for it.
 
     Args:
@@ -265,6 +261,7 @@ def _entry(make: Callable[..., _T], name: str, row: Row) -> Callable[..., _T]:
     for key in row.fixed:
         doc = re.sub(rf"\n +{key}: .*(?:\n {{8}}.*)*", "", doc)
     made.__name__ = made.__qualname__ = name
+    made.row = row  # type: ignore[attr-defined]
     made.__module__, made.__doc__ = make.__module__, f"{row.what}\n{doc}"
     made.__annotations__ = {key: hint for key, hint in hints.items() if key not in row.fixed}
     made.__signature__ = kept  # type: ignore[attr-defined]
@@ -285,11 +282,11 @@ def _note(module: ModuleType, name: str) -> None:
         _plug_ins.setdefault(str(module.__file__), name)
 
 
-def blamed(error: BaseException) -> str | None:
-    """Return the plug-in in whose code an error was raised, and where in it; None: it was FleetFit's own.
+def find_plug_in(error: BaseException) -> str | None:
+    """Return the plug-in that raised an error, with file and line; None if FleetFit raised it.
 
-    What a library raises is of whoever called it. A plug-in's code is in the module that a configuration has named, or
-    in another one that is neither FleetFit's nor installed.
+    An error that a library raises belongs to the library's caller. A plug-in's code is the module that a configuration
+    names, and every module that is neither FleetFit's nor installed.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -303,19 +300,19 @@ def blamed(error: BaseException) -> str | None:
     return found
 
 
-def what_it_raised(error: BaseException) -> str:
-    """Return what a plug-in did, as the end of a sentence."""
+def describe_failure(error: BaseException) -> str:
+    """Return how a plug-in failed, as the end of a sentence."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}), which would end the whole program; raise an error instead"
     return f"raised {format_cause(error, typed=True)}"
 
 
-def anchored(name: str, folder: Path) -> str:
+def anchor_name(name: str, folder: Path) -> str:
     """Return the name with a relative `file.py` made absolute, seen from the folder of the run file."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place.endswith(".py"):
         return name
-    path = paths.given(place, f'"{name}"')
+    path = paths.parse_path(place, f'"{name}"')
     return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
 
 
@@ -340,7 +337,8 @@ def call(
         **given: Keyword arguments from FleetFit, passed only where the signature has them.
 
     Raises:
-        ConfigError: An unknown key, a missing one, or a value of the wrong type.
+        ConfigError: An unknown key, a missing one, or a value of the wrong type. Its `key` is the section's and the
+            parameter's name, such as "method.beta", also where the factory raises it.
     """
     parameters = _parameters(function)
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -351,10 +349,13 @@ def call(
             options = ", ".join((*own, *known)) or "nothing"
             raise ConfigError(
                 f'{where} {name} has no "{truncate(key)}"; it takes '
-                f"{options}.{did_you_mean(key, (*own, *known, *unsaid))}"
+                f"{options}.{did_you_mean(key, (*own, *known, *unsaid))}",
+                key=_join_key(where, key),
             )
         arguments[key] = (
-            _fit(value, parameters[key], function, f"{where} {name}: {key}") if key in parameters else value
+            _fit(value, parameters[key], function, f"{where} {name}: {key}", _join_key(where, key))
+            if key in parameters
+            else value
         )
     arguments |= {key: value for key, value in given.items() if key in parameters or open_ended}
     for key in known:
@@ -363,14 +364,23 @@ def call(
             and key not in arguments
             and (parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL)
         ):
-            raise ConfigError(f'{where} {name} needs "{key}".')
+            raise ConfigError(f'{where} {name} needs "{key}".', key=_join_key(where, key))
     try:
         return function(**arguments)
+    except ConfigError as error:
+        if error.key in parameters:  # as `check_range` names it
+            error.key = _join_key(where, str(error.key))
+        raise
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
-        raise ConfigError(f"{blamed(error) or f'{where} {name}'} {what_it_raised(error)}.") from error
+        raise ConfigError(f"{find_plug_in(error) or f'{where} {name}'} {describe_failure(error)}.") from error
 
 
-def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:
+def _join_key(where: str, key: str) -> str:
+    section = _SECTION.fullmatch(where)
+    return ".".join(filter(None, [*(section.groups() if section else ()), key]))
+
+
+def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], where: str, key: str) -> Any:
     """Check one value against the annotation of its parameter; lists become tuples, whole numbers floats."""
     try:
         hint = typing.get_type_hints(function).get(parameter.name, Any)
@@ -390,5 +400,7 @@ def _fit(value: Any, parameter: inspect.Parameter, function: Callable[..., Any],
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "literal_error":
-            raise ConfigError(f"{where}: {format_expected(first['ctx']['expected'], first['input'])}") from None
-        raise ConfigError(f"{where}: {first['msg'].lower()}, got {truncate(repr(value))}.") from None
+            raise ConfigError(
+                f"{where}: {format_expected(first['ctx']['expected'], first['input'])}", key=key
+            ) from None
+        raise ConfigError(f"{where}: {first['msg'].lower()}, got {truncate(repr(value))}.", key=key) from None

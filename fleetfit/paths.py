@@ -1,6 +1,6 @@
-"""Paths that people name, and files that they hand over: what is wrong with one is said in a sentence.
+"""Paths that a user names, and the files there: problems become errors of the caller's class, with the path.
 
-`files` looks at a file and raises an `OSError`; here that becomes the error of whoever wanted the file.
+`files` raises an `OSError`; this module turns it into a sentence.
 """
 
 import errno
@@ -34,20 +34,20 @@ _WORDS = {
     errno.ENOMEM: "no memory is left",
 }
 """What the system says of files, in words."""
-_OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/", "/dev/stdout", "/dev/stderr")
+_OPEN_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin", "/dev/stdout", "/dev/stderr")
 _SHOWN = 200  # characters of a path in a message
 _LONGEST = 200  # bytes of a name that a label gives; file systems take 255, and plots and copies add to them
 
 
-def given(text: str | Path, what: str = "a path") -> Path:
-    """Return a path as somebody wrote it, `~` replaced.
+def parse_path(text: str | Path, what: str = "a path") -> Path:
+    """Return the path that a user wrote, with `~` expanded.
 
     Args:
-        text: What was written.
-        what: What it is of, as the start of a sentence.
+        text: The path.
+        what: What it names, as the start of a sentence.
 
     Raises:
-        ConfigError: It is empty, is no text in UTF-8, or begins with the home folder of nobody.
+        ConfigError: The path is empty or not UTF-8 text, or its home folder does not exist.
     """
     written = str(text)
     if not written.strip():
@@ -56,24 +56,24 @@ def given(text: str | Path, what: str = "a path") -> Path:
         written.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{what} must be text in UTF-8, got {os.fsencode(written)!r}; rename it.") from None
-    return files.expanded(text)
+    return files.expand_path(text)
 
 
-def why(error: OSError) -> str:
-    """Return in words why a file could not be used."""
+def format_os_error(error: OSError) -> str:
+    """Return the cause of a file's error in words."""
     own = error.strerror or ""
     if own.startswith(("it ", "nobody ", "another ")):  # of `files`, in words already
         return own
     return _WORDS.get(error.errno or 0) or own or str(error) or type(error).__name__
 
 
-def known(error: OSError) -> bool:
-    """Tell whether an error is one of disks, permissions and paths, which no program is to blame for."""
+def is_environment_error(error: OSError) -> bool:
+    """Return whether the environment caused an OSError: disk, permission or path."""
     return error.errno in _WORDS
 
 
-def shown(path: str | Path) -> str:
-    """Return a path for a message; of one that is very long, the beginning."""
+def truncate_path(path: str | Path) -> str:
+    """Return a path for a message, cut after 200 characters."""
     text = str(path)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -81,122 +81,128 @@ def shown(path: str | Path) -> str:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def opened(path: Path, error: type[FleetFitError]) -> BinaryIO:
-    """Open a regular file to read it; never waits for anybody.
+def open_file(path: Path, error: type[FleetFitError]) -> BinaryIO:
+    """Open a regular file for reading, without ever waiting for a pipe or device.
 
     Args:
-        path: The file, `~` replaced.
-        error: What is raised.
+        path: The file, with `~` expanded.
+        error: The class of the error to raise.
 
     Raises:
-        FleetFitError: It is not there, is no file, or may not be read.
+        FleetFitError: The file is missing, is not a regular file, or cannot be read.
     """
     try:
-        return files.opened(path)
+        return files.open_file(path)
     except FileNotFoundError:
-        raise error(f"there is no file {shown(path)}.") from None
+        raise error(f"there is no file {truncate_path(path)}.", path=path) from None
     except OSError as failed:
-        raise error(f"{shown(path)} cannot be read: {why(failed)}.") from None
+        raise error(f"{truncate_path(path)} cannot be read: {format_os_error(failed)}.", path=path) from None
     except ValueError:  # a null character
-        raise error(f"there is no file {shown(path)!r}.") from None
+        raise error(f"there is no file {truncate_path(path)!r}.", path=path) from None
 
 
 def check_file(path: Path, error: type[FleetFitError]) -> None:
-    """Refuse what is no regular file that can be read, before a library opens it.
+    """Check that a path is a regular file that can be read, before a library opens it.
 
     Raises:
-        FleetFitError: As `opened`.
+        FleetFitError: As `open_file`.
     """
-    opened(path, error).close()
+    open_file(path, error).close()
 
 
-def bytes_of(path: Path, error: type[FleetFitError]) -> bytes:
+def read_bytes(path: Path, error: type[FleetFitError]) -> bytes:
     """Return a file's content.
 
     Raises:
-        FleetFitError: It cannot be read.
+        FleetFitError: The file cannot be read.
     """
-    with opened(path, error) as file:
+    with open_file(path, error) as file:
         try:
             return file.read()
         except OSError as failed:
-            raise error(f"{shown(path)} cannot be read: {why(failed)}.") from None
+            raise error(f"{truncate_path(path)} cannot be read: {format_os_error(failed)}.", path=path) from None
 
 
-def text_of(path: Path, error: type[FleetFitError]) -> str:
+def read_text(path: Path, error: type[FleetFitError]) -> str:
     """Return a file's text, UTF-8 with or without a byte order mark; line ends become line feeds.
 
     Raises:
-        FleetFitError: It cannot be read, or is no text in UTF-8.
+        FleetFitError: The file cannot be read, or is not UTF-8 text.
     """
     try:
-        return files.text_in(bytes_of(path, error), "utf-8-sig")
+        return files.decode_text(read_bytes(path, error), "utf-8-sig")
     except UnicodeDecodeError as failed:
-        raise error(f"{path} cannot be read as UTF-8: byte {failed.start} is no text.") from None
+        message = f"{path} cannot be read as UTF-8: byte {failed.start} is not valid."
+        raise error(message, path=path) from None
 
 
 # ---- what the command line takes -----------------------------------------------------------------------------------
 
 
-def file_to_read(text: str | Path) -> Path:
-    """Return the path of a file; whether it is there is asked where it is read.
+def parse_input_file(text: str | Path) -> Path:
+    """Return the path of a file or of an open stream, such as `<(...)` of a shell; the file may be missing.
 
     Raises:
-        ConfigError: It cannot be a path, or leads to something else than a file.
+        ConfigError: The text is not a path, or the path leads to something else.
     """
-    return _only("a file", *_looked_at(text, "a file's path"))
+    path, kind = _check_place(text, "a file's path")
+    return path if kind == "a named pipe" and is_open_stream(path) else _require("a file", path, kind)
 
 
-def file_to_write(text: str | Path) -> Path:
-    """Return the path of a file that is to be written; a terminal, and a pipe that is open already, will do.
+def parse_output_file(text: str | Path) -> Path:
+    """Return the path of a file to write, of a terminal or of an open stream.
 
     Raises:
-        ConfigError: It cannot be a path, or is a folder, or what would be waited for.
+        ConfigError: The text is not a path, or the path leads to a folder, or to a pipe that has no reader yet.
     """
-    path, kind = _looked_at(text, "the path of a file to write")
-    if kind == "a device" or (kind == "a named pipe" and str(path).startswith(_OPEN_ALREADY)):
+    path, kind = _check_place(text, "the path of a file to write")
+    if kind == "a device" or (kind == "a named pipe" and is_open_stream(path)):
         return path
-    return _only("a file", path, kind)
+    return _require("a file", path, kind)
 
 
-def folder(text: str | Path) -> Path:
-    """Return the path of a folder; whether it is there is asked where it is used.
+def parse_folder(text: str | Path) -> Path:
+    """Return the path of a folder; it may be missing.
 
     Raises:
-        ConfigError: It cannot be a path, or leads to something else than a folder.
+        ConfigError: The text is not a path, or the path leads to something else.
     """
-    return _only("a folder", *_looked_at(text, "a folder's path"))
+    return _require("a folder", *_check_place(text, "a folder's path"))
 
 
-def _only(wanted: str, path: Path, kind: str) -> Path:
+def is_open_stream(path: Path) -> bool:
+    """Return whether a path names a stream that this process has open already, so that opening it never waits."""
+    return str(path).startswith(_OPEN_STREAMS)
+
+
+def _require(wanted: str, path: Path, kind: str) -> Path:
     if kind not in ("", wanted):
-        raise ConfigError(f"{path} is {kind}, not {wanted}.")
+        raise ConfigError(f"{path} is {kind}, not {wanted}.", path=path)
     return path
 
 
-def _looked_at(text: str | Path, what: str) -> tuple[Path, str]:
+def _check_place(text: str | Path, what: str) -> tuple[Path, str]:
     """Return a path and what it leads to: "a file", "a folder", "a named pipe" and so on, or "" for nothing."""
-    path = given(text, what)
+    path = parse_path(text, what)
     try:
-        return path, files.kind_of(path.stat())
+        return path, files.describe_kind(path.stat())
     except (FileNotFoundError, NotADirectoryError):
         return path, ""
     except OSError as error:
-        raise ConfigError(f"{shown(path)} cannot be used: {why(error)}.") from None
+        raise ConfigError(f"{truncate_path(path)} cannot be used: {format_os_error(error)}.", path=path) from None
 
 
 # ---- names that labels give ------------------------------------------------------------------------------------------
 
 
-def slug(label: str, taken: Collection[str] = ()) -> str:
-    """Return a label as the name of a file or a folder, of letters, digits, dots and hyphens.
+def make_slug(label: str, taken: Collection[str] = ()) -> str:
+    """Return a label as the name of a file or folder, of letters, digits, dots and hyphens.
 
-    A label that would give one that leads elsewhere, is hidden, is too long or is taken gets a short hash, so that it
-    stays apart from others.
+    A short hash is added where the name would be hidden, lead elsewhere, be too long, or be taken.
 
     Args:
-        label: What people call it; an empty one gives an empty name.
-        taken: Names of something else.
+        label: The label; an empty one gives an empty name.
+        taken: Names that are in use.
     """
     plain = re.sub(r"[^\w.]+", "-", label).strip("-").lower()
     kept = plain.lstrip(".-").encode()[:_LONGEST].decode(errors="ignore")

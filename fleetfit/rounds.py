@@ -27,7 +27,7 @@ from fleetfit.links import Links, Way
 from fleetfit.method import FEDAVG
 from fleetfit.privacy import Privacy
 from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
-from fleetfit.seeds import numpy_rng, seed_of
+from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.soundness import explain_empty_rounds, spoilt, undone
 from fleetfit.submodel import Submodel
 from fleetfit.sums import stepped_by
@@ -328,7 +328,7 @@ def one_round(
     """
     method = federation.method
     local = replace(settings.local, lr=settings.local.lr * settings.schedule(server.round))
-    rng = numpy_rng(federation.seed, server.round, "choose")
+    rng = make_numpy_rng(federation.seed, server.round, "choose")
     slots = canonical(federation, method.assign(federation, server, rng))
     before = replace(server, round=server.round + 1)
     if not slots and settings.privacy is None:  # nothing to merge, and no step may move what nobody trained
@@ -584,7 +584,7 @@ def _jobs(federation: Federation, server: Server, slots: list[Slot], local: Loca
     for index, (client, level, piece) in enumerate(slots):
         if not shared or piece != last:
             last, state = piece, method.dispatch(federation, server, client, piece)
-        seed = seed_of(federation.seed, server.round, "train", index, client)
+        seed = derive_seed(federation.seed, server.round, "train", index, client)
         yield Job(
             "train", server.round, rounds, index, client, piece, state, federation.method_spec, seed, level, local
         )

@@ -41,7 +41,7 @@ from fleetfit.secure import (
     digest,
     size,
 )
-from fleetfit.submodel import Cut, Submodel, cut, flat_of, plain, shapes_of, submodel_of, whole
+from fleetfit.submodel import Cut, Submodel, concat_state, cut, get_shapes, plain, submodel_of, whole
 from fleetfit.validation import paired
 from fleetfit.values import Failure, Job, Summed, Update
 
@@ -142,7 +142,7 @@ class Segments:
         compiled = cut(self._layout, job.submodel)
         codes, known = self.of(pieces)
         mine = compiled.gather(codes)
-        sent = flat_of(job.state).cpu()
+        sent = concat_state(job.state).cpu()
         moved = torch.zeros_like(sent) if update is None else _fitting(update, job, compiled) - sent
         short = None if grid.clip is None else torch.from_numpy(grid.shortened(moved.numpy()))
         words = {}
@@ -161,7 +161,7 @@ class Segments:
 
     def sent(self, pieces: Sequence[str], job: Job, state: State, grid: Quantiser) -> Sent:
         """Return what all clients of a round were sent: how to train, and of each block the state."""
-        full, blocks = flat_of(state).cpu(), self.of(pieces)[1]
+        full, blocks = concat_state(state).cpu(), self.of(pieces)[1]
         terms = terms_of(job, grid, self._setting)
         return Sent(terms, {code: state_digest(code, full[block.places]) for code, block in blocks.items()})
 
@@ -172,9 +172,9 @@ def _fitting(update: Update, job: Job, compiled: Cut) -> Tensor:
     Raises:
         RunError: It is of another sub-model.
     """
-    if update.submodel != job.submodel or update.compressed or shapes_of(update.state) != compiled.shapes:
+    if update.submodel != job.submodel or update.compressed or get_shapes(update.state) != compiled.shapes:
         raise RunError("it has another sub-model to send than it was sent, which has no place among the blocks.")
-    return flat_of(update.state).cpu()
+    return concat_state(update.state).cpu()
 
 
 def state_digest(block: int, sent: Tensor) -> bytes:

@@ -8,24 +8,24 @@ import numpy as np
 import torch
 
 
-def seed_of(*key: int | str) -> int:
+def derive_seed(*key: int | str) -> int:
     """Return a 63-bit seed for a key such as `(run seed, round, "train", client)`; different keys, unrelated seeds."""
     text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in key)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def numpy_rng(*key: int | str) -> np.random.Generator:
+def make_numpy_rng(*key: int | str) -> np.random.Generator:
     """Return a NumPy generator seeded from a key."""
-    return np.random.default_rng(seed_of(*key))
+    return np.random.default_rng(derive_seed(*key))
 
 
-def torch_rng(*key: int | str) -> torch.Generator:
+def make_torch_rng(*key: int | str) -> torch.Generator:
     """Return a torch generator on the host seeded from a key."""
-    return torch.Generator().manual_seed(seed_of(*key))
+    return torch.Generator().manual_seed(derive_seed(*key))
 
 
 @contextlib.contextmanager
-def own_randomness(accelerator: torch.device, seed: int | None = None) -> Iterator[None]:
+def isolate_rng(accelerator: torch.device, seed: int | None = None) -> Iterator[None]:
     """Leave torch's global generators as they were; inside they begin with a seed, if there is one."""
     with torch.random.fork_rng(devices=[accelerator] if accelerator.type == "cuda" else []):
         if seed is not None:

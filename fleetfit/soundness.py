@@ -26,7 +26,7 @@ from fleetfit.errors import ModelError, RunError, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
 from fleetfit.records import forms
-from fleetfit.records.checkpoints import Damaged, checkpoint_of
+from fleetfit.records.checkpoints import Damaged, validate_checkpoint
 from fleetfit.submodel import Submodel, finite, misfit, submodel_of
 from fleetfit.values import Failure, Federation, Level, Problem, Server, Update
 
@@ -48,7 +48,7 @@ def fitting(federation: Federation, nest: Any, round: int) -> None:
     Raises:
         Damaged: It is no state of this run; the sentence names the tensor.
     """
-    found = checkpoint_of(nest, round)
+    found = validate_checkpoint(nest, round)
     layout, own = federation.problem.layout, _is_own(federation.method_spec)
     _check_state(found["server"]["state"], federation, own)
     _check_statistics(found["statistics"] or {}, federation)

@@ -58,14 +58,14 @@ class FlatState(Mapping[str, Tensor]):
         return name in self.shapes
 
 
-def shapes_of(state: State) -> Shapes:
+def get_shapes(state: State) -> Shapes:
     """Return the shape of each tensor of a state."""
     if isinstance(state, FlatState):
         return state.shapes
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def flat_of(state: State) -> Tensor:
+def concat_state(state: State) -> Tensor:
     """Return a state as one flat fp32 tensor, in its own order: no copy when its tensors lie side by side already."""
     if isinstance(state, FlatState):
         return state.flat
@@ -74,7 +74,7 @@ def flat_of(state: State) -> Tensor:
     return torch.cat([t.detach().reshape(-1).float() for t in tensors]) if found is None else found
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def concat_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors of one type as one flat one: no copy where they lie side by side already."""
     found = _side_by_side(tensors)
     return torch.cat([t.detach().reshape(-1) for t in tensors]) if found is None else found
@@ -114,7 +114,7 @@ _TENSOR_BYTES = 900  # of memory that a tensor takes beside its numbers (CPython
 # ---- apart ---------------------------------------------------------------------------------------------------------
 
 
-def taken_apart(nest: Any) -> tuple[Any, dict[str, list[Tensor]]]:
+def flatten(nest: Any) -> tuple[Any, dict[str, list[Tensor]]]:
     """Return a nest's plain values, and the parts of its buffers: flat tensors on the host, by the name of their type.
 
     Raises:
@@ -155,7 +155,7 @@ def _table_apart(nest: Mapping[Any, Any], parts: dict[str, list[Tensor]], where:
         return {"$d": [list(pair) for pair in pairs]}
     values = list(nest.values())
     if values and all(isinstance(v, Tensor) and v.dtype == values[0].dtype for v in values):
-        return {"$s": [_put(joined(values), parts, where), {name: list(v.shape) for name, v in nest.items()}]}
+        return {"$s": [_put(concat_tensors(values), parts, where), {name: list(v.shape) for name, v in nest.items()}]}
     return {key: _apart(value, parts, f"{where}/{key}" if where else key, depth + 1) for key, value in nest.items()}
 
 
@@ -167,7 +167,7 @@ def _put(flat: Tensor, parts: dict[str, list[Tensor]], where: str) -> str:
     return name
 
 
-def content(flat: Tensor) -> memoryview | bytes:
+def tensor_bytes(flat: Tensor) -> memoryview | bytes:
     """Return the bytes of a flat tensor on the host, without a copy."""
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
@@ -175,7 +175,7 @@ def content(flat: Tensor) -> memoryview | bytes:
 # ---- together ------------------------------------------------------------------------------------------------------
 
 
-def put_together(plain: Any, buffers: Buffers, most_bytes: int | None = None) -> Any:
+def unflatten(plain: Any, buffers: Buffers, most_bytes: int | None = None) -> Any:
     """Return the nest that was taken apart; its tensors are views of the buffers, and `plain` is used up.
 
     Args:

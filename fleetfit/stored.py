@@ -81,13 +81,13 @@ def runs(folder: str | Path = RUNS) -> list[StoredRun]:
     Raises:
         RunError: There is no such folder, or it cannot be read.
     """
-    place = files.expanded(folder)
+    place = files.expand_path(folder)
     try:
         if not place.is_dir():
-            raise RunError(f"there is no folder {paths.shown(place)}.")
+            raise RunError(f"there is no folder {paths.truncate_path(place)}.")
         names = _names(place)
     except OSError as error:
-        raise RunError(f"{paths.shown(place)} cannot be read: {paths.why(error)}.") from None
+        raise RunError(f"{paths.truncate_path(place)} cannot be read: {paths.format_os_error(error)}.") from None
     if _holds_run(names):
         return [_run(place)]
     if names & _OF_A_COMPARISON:
@@ -101,7 +101,7 @@ def _below(place: Path, deep: int) -> Iterator[StoredRun]:
         try:
             names = _names(inner)
         except OSError as error:
-            yield StoredRun(inner, damage=f"it cannot be read: {paths.why(error)}")
+            yield StoredRun(inner, damage=f"it cannot be read: {paths.format_os_error(error)}")
             continue
         if _holds_run(names):
             yield _run(inner)
@@ -133,7 +133,7 @@ def _names(place: Path) -> set[str]:
 def _run(place: Path) -> StoredRun:
     """Return what a run folder says; what is damaged in it is said, and the rest still told."""
     found: dict[str, Any] = {"size_bytes": _size(place), "kind": "fleet" if _is(place / "nodes.json") else "run"}
-    there = checkpoints_in(place)
+    there = list_checkpoints(place)
     found |= {"checkpoints": len(there), "checkpoints_bytes": _size(place / "checkpoints")}
     damage = []
     for part in (_configured, _reported, _summed_up):
@@ -218,7 +218,7 @@ def _summed_up(place: Path) -> dict[str, Any]:
     if not _is(place / "summary.json"):
         return {}
     try:
-        found = files.json_of(_text(place / "summary.json"))
+        found = files.parse_json(_text(place / "summary.json"))
         names = {key: _short(found[key]) for key in ("method", "model", "data")}
         if type(found["rounds"]) is not int:
             raise KeyError("rounds")
@@ -238,7 +238,7 @@ def _accuracies(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begun(place: Path) -> str:
     try:
-        found = files.json_of(_text(place / "environment.json"))
+        found = files.parse_json(_text(place / "environment.json"))
         return str(found["time"])[:25] if isinstance(found, dict) else ""
     except (OSError, ValueError, KeyError, UnicodeError):
         return ""
@@ -260,7 +260,7 @@ def _short(name: object) -> str:
 
 def _wrong(error: Exception) -> str:
     if isinstance(error, OSError):
-        return f"{Path(str(error.filename or '')).name or 'a file'} cannot be read: {paths.why(error)}"
+        return f"{Path(str(error.filename or '')).name or 'a file'} cannot be read: {paths.format_os_error(error)}"
     return str(error)[:200] or type(error).__name__
 
 
@@ -284,7 +284,7 @@ def _size(place: Path) -> int:
     return total if place.is_dir() and not place.is_symlink() else 0
 
 
-def checkpoints_in(place: Path) -> list[Path]:
+def list_checkpoints(place: Path) -> list[Path]:
     """Return the checkpoints of a run folder, oldest first; no links, and nothing behind one."""
     inner = place / "checkpoints"
     try:
@@ -320,13 +320,13 @@ class ClearedRun:
     kept: str = ""
 
 
-def every_run(found: Sequence[StoredRun]) -> Iterator[StoredRun]:
+def iter_runs(found: Sequence[StoredRun]) -> Iterator[StoredRun]:
     """Yield runs, and those of comparisons."""
     for one in found:
-        yield from every_run(one.children) if one.kind == "comparison" else [one]
+        yield from iter_runs(one.children) if one.kind == "comparison" else [one]
 
 
-def clearable(found: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
+def plan_cleanup(found: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
     """Return which checkpoints `clear_checkpoints` would remove of runs; nothing is removed.
 
     Args:
@@ -334,12 +334,12 @@ def clearable(found: Sequence[StoredRun], *, last: bool = False, unfinished: boo
         last: Also the newest checkpoint that can be read, without which nobody can ask the trained model.
         unfinished: Also of runs that are not finished, by the same rule.
     """
-    asked = [_clearable(run, last) for run in every_run(found) if unfinished or run.finished]
+    asked = [_clearable(run, last) for run in iter_runs(found) if unfinished or run.finished]
     return [one for one in asked if one.files or one.kept]
 
 
 def _clearable(run: StoredRun, last: bool) -> ClearedRun:
-    there = checkpoints_in(run.folder)
+    there = list_checkpoints(run.folder)
     if last:
         return _going(run, there, there)
     good = None if run.damage else _newest_good(there)
@@ -385,10 +385,10 @@ def clear_checkpoints(folder: str | Path = RUNS, *, last: bool = False, unfinish
     Raises:
         RunError: There is no such folder.
     """
-    return [removed(one) for one in clearable(runs(folder), last=last, unfinished=unfinished)]
+    return [remove_checkpoints(one) for one in plan_cleanup(runs(folder), last=last, unfinished=unfinished)]
 
 
-def removed(one: ClearedRun) -> ClearedRun:
+def remove_checkpoints(one: ClearedRun) -> ClearedRun:
     """Remove checkpoints of a run, while nobody else writes into its folder; return what is gone."""
     from fleetfit.records import RunFolder
 
@@ -398,7 +398,7 @@ def removed(one: ClearedRun) -> ClearedRun:
     kept = ""
     try:
         with RunFolder(one.folder).held():
-            there = set(checkpoints_in(one.folder))  # as it is now: no link, and nothing that another has put there
+            there = set(list_checkpoints(one.folder))  # as it is now: no link, and nothing that another has put there
             for path in one.files:
                 if path in there:
                     path.unlink()
@@ -406,7 +406,7 @@ def removed(one: ClearedRun) -> ClearedRun:
     except RunError as error:
         kept = str(error).rstrip(".")
     except OSError as error:
-        kept = f"{one.folder} cannot be written into: {paths.why(error)}"
+        kept = f"{one.folder} cannot be written into: {paths.format_os_error(error)}"
     whole = len(gone) == len(one.files)
     return dataclasses.replace(
         one, files=tuple(gone), last=one.last and whole, kept=kept, size_bytes=one.size_bytes if whole else 0

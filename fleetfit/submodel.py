@@ -26,7 +26,7 @@ from torch import Tensor
 from fleetfit.buffers import empty_like
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
-from fleetfit.state import FlatState, flat_of, shapes_of
+from fleetfit.state import FlatState, concat_state, get_shapes
 from fleetfit.strips import Span, Strip, places_of, strips_of, together
 
 __all__ = [
@@ -36,10 +36,11 @@ __all__ = [
     "FlatState",
     "Submodel",
     "check_shapes",
+    "concat_state",
     "cut",
     "extract",
     "finite",
-    "flat_of",
+    "get_shapes",
     "kept_with",
     "misfit",
     "narrowed",
@@ -51,7 +52,6 @@ __all__ = [
     "recut",
     "rising",
     "rolling",
-    "shapes_of",
     "submodel_of",
     "whole",
     "window",
@@ -486,7 +486,7 @@ def norm(state: State) -> float:
     """Return the Euclidean norm of a state; infinite or not a number where its square is none in float32."""
     if not state:
         return 0.0
-    flat = flat_of(state)
+    flat = concat_state(state)
     return math.sqrt(flat.dot(flat))
 
 
@@ -511,7 +511,7 @@ def extract(layout: Layout, state: State, submodel: Submodel) -> State:
     """
     _check_names(layout, state)
     compiled = cut(layout, submodel)
-    return compiled.views(compiled.gather(flat_of(_ordered(layout, state))))
+    return compiled.views(compiled.gather(concat_state(_ordered(layout, state))))
 
 
 def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:
@@ -519,8 +519,8 @@ def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> 
     _check_names(layout, state)
     compiled = cut(layout, submodel)
     check_shapes(piece, compiled.shapes)
-    full = flat_of(_ordered(layout, state)).clone()
-    compiled.scatter(full, flat_of({name: piece[name] for name in compiled.names}))
+    full = concat_state(_ordered(layout, state)).clone()
+    compiled.scatter(full, concat_state({name: piece[name] for name in compiled.names}))
     return cut(layout, whole(layout)).views(full)
 
 

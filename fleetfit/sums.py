@@ -8,7 +8,7 @@ from fleetfit.evaluate import trained_levels
 from fleetfit.privacy import Privacy
 from fleetfit.secure import Quantiser
 from fleetfit.soundness import spoilt
-from fleetfit.submodel import flat_of
+from fleetfit.submodel import concat_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.validation import wrong_sums
 from fleetfit.values import Federation, Server, Summed
@@ -31,7 +31,7 @@ def stepped_by(
     with watch.on("validation"):
         if privacy is not None:
             summed = privacy.held(summed, grid.most_clipped)
-        why = summed.lost or wrong_sums(summed, flat_of(server.state).numel(), grid.most)
+        why = summed.lost or wrong_sums(summed, concat_state(server.state).numel(), grid.most)
     if why:
         return None, why
     with watch.on("averaging"):

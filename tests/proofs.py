@@ -43,7 +43,7 @@ def whole_before(architecture: Architecture, block: int, width: float) -> dict[s
     return {name: axis.size if axis.block < block else cut[name] for name, axis in architecture.axes.items()}
 
 
-def shapes_of(module: nn.Module) -> Mapping[str, tuple[int, ...]]:
+def get_shapes(module: nn.Module) -> Mapping[str, tuple[int, ...]]:
     """Shapes of parameters by name."""
     return {name: tuple(p.shape) for name, p in module.named_parameters()}
 

@@ -39,7 +39,7 @@ from fleetfit.methods._reinforcement import (
 from fleetfit.models.vgg16 import vgg16
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import classification
 from fleetfit.training import run_job
@@ -101,7 +101,7 @@ def by_the_authors(scores: list[float], sent: int, back: int, p: int) -> list[fl
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_the_authors_credit_l1_only_when_it_was_sent(p: int) -> None:
     """M2 accepted: L1 gains 1, where line 18 gives 3. L1 accepted: 4, where it gives 3. Pruned: alike."""
-    rng = numpy_rng(p)
+    rng = make_numpy_rng(p)
     for _ in range(40):
         scores = rng.integers(0, 9, size=2 * p + 1).astype(float)
         sent = int(rng.integers(2 * p + 1))
@@ -134,7 +134,7 @@ def by_loops(scores: np.ndarray, model: int, client: int, p: int) -> float:
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_resource_reward_is_the_formula(p: int) -> None:
-    tables = Tables(np.ones((3, 4)), numpy_rng(p).integers(0, 9, size=(2 * p + 1, 4)) + 0.5)
+    tables = Tables(np.ones((3, 4)), make_numpy_rng(p).integers(0, 9, size=(2 * p + 1, 4)) + 0.5)
     for model in range(2 * p + 1):
         expected = [by_loops(tables.resources, model, c, p) for c in range(4)]
         assert resource_reward(tables, model) == pytest.approx(expected, rel=1e-12)
@@ -207,7 +207,7 @@ def test_each_slot_draws_a_model_and_a_client_of_its_own() -> None:
     server = start(federation)
     models: Counter[int] = Counter()
     for round in range(400):
-        found = federation.method.assign(federation, server, numpy_rng(0, round))
+        found = federation.method.assign(federation, server, make_numpy_rng(0, round))
         clients = [client for client, _, _ in found]
         assert len(set(clients)) == len(clients) == 4
         assert all(federation.levels[model].submodel == piece for _, model, piece in found)
@@ -222,13 +222,13 @@ def test_clients_are_drawn_by_their_reward(kind: str, share: float) -> None:
     chosen = torch.tensor([[1.0, 4.0]] * 3)
     memory = {"adaptivefl": {"curiosity": chosen, "resources": torch.ones(7, 2)}}
     server = replace(start(federation), memory=memory)
-    draws = [federation.method.assign(federation, server, numpy_rng(1, r))[0][0] for r in range(3000)]
+    draws = [federation.method.assign(federation, server, make_numpy_rng(1, r))[0][0] for r in range(3000)]
     assert np.mean(draws) == pytest.approx(share, abs=4 * math.sqrt(0.25 / 3000))
 
 
 def test_greedy_always_sends_the_largest() -> None:
     federation, _ = fleet(choose="greedy")
-    found = federation.method.assign(federation, start(federation), numpy_rng(0))
+    found = federation.method.assign(federation, start(federation), make_numpy_rng(0))
     assert {model for _, model, _ in found} == {L1}
 
 
@@ -284,7 +284,7 @@ def test_a_device_may_take_the_server_s_largest_model_that_fits() -> None:
     layout = federation.problem.layout
     count = [sum(math.prod(s) for s in layout.shapes(m.submodel.sizes, (15,)).values()) for m in federation.levels]
     server = start(federation)
-    sent = {model: piece for _, model, piece in federation.method.assign(federation, server, numpy_rng(3))}
+    sent = {model: piece for _, model, piece in federation.method.assign(federation, server, make_numpy_rng(3))}
     assert set(sent) == set(range(7))
     s1, m3 = (federation.levels[m].submodel for m in (S1, M3))
     assert s1.inside(sent[M3]) and m3.inside(sent[M3]) and not s1.inside(m3)
@@ -328,7 +328,7 @@ def test_a_round_moves_the_tables_by_what_came_back() -> None:
     """Everybody takes part; each client's columns follow from the model it got and the one it sent back."""
     federation, simulation = fleet(budgets=(0.2, 0.5, 1.0, 0.01), cohort=4)
     first = start(federation)
-    slots = federation.method.assign(federation, first, numpy_rng(0, 0, "choose"))
+    slots = federation.method.assign(federation, first, make_numpy_rng(0, 0, "choose"))
     server, report = one_round(federation, local_engine(simulation), SETTINGS, first)
     chosen, scores = (server.memory["adaptivefl"][key].numpy() for key in ("curiosity", "resources"))
     sizes, back = needs(federation), 0.0
@@ -418,7 +418,7 @@ def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
     assert [level.submodel for level in federation.levels] == [ours[name] for name in ("S1", "M1", "L1")]
     trained: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for round in range(200):
-        slots = federation.method.assign(federation, Server({}, round), numpy_rng(1, round))
+        slots = federation.method.assign(federation, Server({}, round), make_numpy_rng(1, round))
         assert Counter(level for _, level, _ in slots) == {0: 2, 1: 2, 2: 2}
         assert len({client for client, _, _ in slots}) == 6
         for client, level, piece in slots:
@@ -432,7 +432,7 @@ def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
 
 def test_scalefl_s_decoupled_trains_each_model_on_its_own_clients() -> None:
     federation, _ = decoupled_fleet(cohort=10, trained_by="own")
-    slots = federation.method.assign(federation, Server({}), numpy_rng(1))
+    slots = federation.method.assign(federation, Server({}), make_numpy_rng(1))
     assert sorted((client, level) for client, level, _ in slots) == [(c, (c >= 4) + (c >= 7)) for c in range(10)]
 
 
@@ -463,7 +463,7 @@ def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
     for round in range(1000):
         server = replace(server, round=round)
         reports: list[Update | Failure] = []
-        for client, model, piece in method.assign(federation, server, numpy_rng(7, round)):
+        for client, model, piece in method.assign(federation, server, make_numpy_rng(7, round)):
             fits = [i for i in range(7) if contained[model][i] and levels[i].needs <= budgets[client]]
             back = max(fits)  # everybody affords S3, which all models contain
             reports.append(Update(round, 0, client, model, piece, levels[back].submodel, {}, 500, {}))

@@ -14,7 +14,7 @@ from tiny import Tiny
 from fleetfit.aggregate import Mean, applied
 from fleetfit.errors import RunError
 from fleetfit.layout import State, infer_layout
-from fleetfit.submodel import Submodel, extract, flat_of, put_back, random, whole
+from fleetfit.submodel import Submodel, concat_state, extract, put_back, random, whole
 
 ARCHITECTURE = Tiny()
 IDLE = ("stem.bias", "blocks.0.0.weight")  # names that some updates have not trained
@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_cohort(cohort: int) -> None:
     for i in range(cohort):
         piece = pieces[3 * i // cohort]
         update = extract(LAYOUT, full_state(i % 7), piece)
-        alive.append(weakref.ref(flat_of(update)))
+        alive.append(weakref.ref(concat_state(update)))
         mean.add(piece, update, 1.0)
         del update
         assert sum(ref() is not None for ref in alive) <= 1

@@ -22,7 +22,7 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.config.build.run import assemble_fleet
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
-from fleetfit.submodel import Submodel, extract, flat_of
+from fleetfit.submodel import Submodel, concat_state, extract
 from fleetfit.values import Clients, DataDescription, Job, NodeDescription, Update
 
 PROBLEM = tiny_problem()
@@ -37,7 +37,7 @@ TINY: dict[str, Any] = {
     "cohort": {"fraction": 1.0},
     "evaluate": {"every": 0, "norms": ["static"], "statistics_samples": 60},
 }
-KINDS = names.available("attacks")
+KINDS = names.list_names("attacks")
 
 
 def random_state(seed: int) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def forged(
     """Return an honest update, what an attack makes of it when two others of the round are known, and its job."""
     job = job_of(piece)
     honest = update_of(piece, 1, job)
-    moves = [Move(p, flat_of(update_of(p, s, job_of(p)).state) - flat_of(extract(LAYOUT, SENT, p)), untold)
+    moves = [Move(p, concat_state(update_of(p, s, job_of(p)).state) - concat_state(extract(LAYOUT, SENT, p)), untold)
              for p, s, untold in ((piece, 1, ()), (FULL, 2, untrained), (CORE, 3, ()))]  # fmt: skip
     attack = names.resolve("attacks", kind)(**keys)
     scene = Scene(LAYOUT, job, CORE, own, Knowledge(LAYOUT, moves))
@@ -137,8 +137,8 @@ def test_min_max_goes_exactly_as_far_as_two_others_are_apart(chunk: int, monkeyp
 
 def test_min_max_is_of_its_own_sub_model_alone_and_honest_without_company() -> None:
     _, found, job = forged("min_max", FULL)
-    moves = torch.stack([flat_of(update_of(FULL, s, job).state) - flat_of(job.state) for s in (1, 2)])
-    moved = flat_of(found.state) - flat_of(job.state)
+    moves = torch.stack([concat_state(update_of(FULL, s, job).state) - concat_state(job.state) for s in (1, 2)])
+    moved = concat_state(found.state) - concat_state(job.state)
     most = float((moves[0] - moves[1]).norm())
     assert max(float((moved - one).norm()) for one in moves) == pytest.approx(most, rel=1e-4)
     honest, alone, _ = forged("min_max", MIDDLE)
@@ -147,13 +147,13 @@ def test_min_max_is_of_its_own_sub_model_alone_and_honest_without_company() -> N
 
 def test_noise_is_as_long_as_asked_for_and_repeats_by_its_seed() -> None:
     honest, found, job = forged("noise", MIDDLE, scale=3.0)
-    sent = flat_of(job.state)
-    noise, trained = flat_of(found.state) - sent, flat_of(honest.state) - sent
+    sent = concat_state(job.state)
+    noise, trained = concat_state(found.state) - sent, concat_state(honest.state) - sent
     assert float(noise.norm()) == pytest.approx(3 * float(trained.norm()), rel=1e-4)
     assert abs(float(torch.cosine_similarity(noise, trained, 0))) < 0.3
-    assert torch.equal(flat_of(forged("noise", MIDDLE, scale=3.0)[1].state), flat_of(found.state))
+    assert torch.equal(concat_state(forged("noise", MIDDLE, scale=3.0)[1].state), concat_state(found.state))
     _, hidden, _ = forged("free_rider", MIDDLE, scale=0.1)
-    assert float((flat_of(hidden.state) - sent).norm()) == pytest.approx(0.1 * float(trained.norm()), rel=1e-3)
+    assert float((concat_state(hidden.state) - sent).norm()) == pytest.approx(0.1 * float(trained.norm()), rel=1e-3)
 
 
 def test_each_round_and_each_client_has_noise_of_its_own() -> None:
@@ -161,7 +161,7 @@ def test_each_round_and_each_client_has_noise_of_its_own() -> None:
     attackers, honest = hostile("noise"), update_of(FULL, 1, job)
     later = replace(job, round=2)
     first, again, next_round, other = (
-        flat_of(attackers.forged(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
+        concat_state(attackers.forged(honest, one, LAYOUT, Knowledge(LAYOUT)).state)
         for one in (job, job, later, replace(job, client=3))
     )
     assert torch.equal(first, again)

@@ -58,13 +58,13 @@ def test_the_chain_has_its_share_and_its_spells() -> None:
 
 def test_the_chain_is_the_rule_written_out() -> None:
     """As it was with probability 1 - q, else drawn anew, q = 1 / (rounds (1 - share)), from the same uniforms."""
-    from fleetfit.seeds import numpy_rng
+    from fleetfit.seeds import make_numpy_rng
 
     found = matrix(Availability(5, share=0.5, rounds=4.0, seed=2), 30)
-    state = numpy_rng(2, "online", 0).random(5) < 0.5
+    state = make_numpy_rng(2, "online", 0).random(5) < 0.5
     for t in range(30):
         if t:
-            u = numpy_rng(2, "online", t).random(5)
+            u = make_numpy_rng(2, "online", t).random(5)
             state = np.array([(v / 0.5 < 0.5) if v < 0.5 else s for v, s in zip(u, state, strict=True)])
         assert np.array_equal(found[t], state)
 

@@ -287,7 +287,7 @@ def test_list_has_a_line_for_everything_built_in(fleetfit: Command, kind: str) -
 
     found = fleetfit("list", kind)
     assert found.code == 0
-    for name in names.available(kind):
+    for name in names.list_names(kind):
         assert re.search(rf"│ {name} +│ \w", found.out), name
 
 
@@ -322,7 +322,7 @@ def test_list_explains_the_keys_of_one(fleetfit: Command) -> None:
 
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "data", "engines"])
 def test_every_key_is_explained(kind: str) -> None:
-    for name in names.available(kind):
+    for name in names.list_names(kind):
         assert all(meaning for _, _, meaning in listing.make_key_table(kind, name).rows), name
 
 

@@ -17,7 +17,7 @@ from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
 from fleetfit.profiles import PROFILES
 from fleetfit.rounds import Settings, one_round, run, simulated_seconds, start
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training import run_job
 from fleetfit.training.clock import STEP, forward_work, planned_passes
@@ -232,7 +232,7 @@ def test_who_is_slow_needs_profiles(key: str) -> None:
 def test_jitter_is_the_formula_and_differs_by_round() -> None:
     speeds = {name: np.array([v, 2 * v]) for name, v in zip(FIGURES, (1e6, 2e4, 1e4, 0.1), strict=True)}
     resources = DeviceResources(seed=3, speeds=speeds, jitter=0.2)
-    n = numpy_rng(3, "jitter", 1, 7).normal(size=2)
+    n = make_numpy_rng(3, "jitter", 1, 7).normal(size=2)
     found = resources.speed_of(1, 7)
     assert found is not None
     assert found.multiply_adds_per_s == pytest.approx(2e6 * math.exp(0.2 * n[0]))

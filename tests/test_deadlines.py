@@ -50,10 +50,10 @@ def seconds_of(federation: Federation, job: Job, exits: int, samples: int, speed
     shapes = federation.problem.layout.shapes(piece.sizes, piece.exits)
     reply = Update(0, 0, job.client, job.level, piece, piece, {n: torch.zeros(s) for n, s in shapes.items()}, 0, {})
     forward = submodel_cost(federation.problem.architecture, piece, (1, 4, 4)).multiply_adds
-    up = len(messages.pack(messages.reply_nest(reply, federation.problem.layout))) + 1024
+    up = len(messages.pack(messages.dump_reply(reply, federation.problem.layout))) + 1024
     work = 3 * forward * samples * job.local.epochs
     return (
-        LATENCY + len(messages.pack(messages.job_nest(job, federation.problem.layout))) / DOWN + work / speed + up / UP
+        LATENCY + len(messages.pack(messages.dump_job(job, federation.problem.layout))) / DOWN + work / speed + up / UP
     )
 
 
@@ -214,7 +214,7 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
 @pytest.mark.parametrize(
     ("name", "plus"),
     [
-        *((name, {}) for name in names.available("methods") if name != "fedsgd"),  # one step is all it does
+        *((name, {}) for name in names.list_names("methods") if name != "fedsgd"),  # one step is all it does
         *((name, plus) for name in ("scalefl", "decoupled") for plus in ({"feddyn": {}}, {"fedadam": {}})),
     ],
 )

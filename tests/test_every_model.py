@@ -20,7 +20,7 @@ from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import initial_state
 from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 
-MODELS = names.available("models")
+MODELS = names.list_names("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]
 METHODS = ("fedavg", "heterofl", "scalefl")
 

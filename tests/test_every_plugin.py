@@ -28,11 +28,11 @@ from fleetfit.planner import Targets
 from fleetfit.rounds import LEFT_OUT, Round, Settings, run, start
 from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
 
-METHODS, OPTIONS, MODELS = (names.available(kind) for kind in ("methods", "options", "models"))
-CHOICES, TUNING = names.available("selection"), names.available("peft")
-DATA, ENGINES = names.available("data"), names.available("engines")
+METHODS, OPTIONS, MODELS = (names.list_names(kind) for kind in ("methods", "options", "models"))
+CHOICES, TUNING = names.list_names("selection"), names.list_names("peft")
+DATA, ENGINES = names.list_names("data"), names.list_names("engines")
 KINDS = {"methods": METHODS, "options": OPTIONS, "selection": CHOICES, "models": MODELS, "data": DATA,
-         "engines": ENGINES, "peft": TUNING, "attacks": names.available("attacks")}  # fmt: skip
+         "engines": ENGINES, "peft": TUNING, "attacks": names.list_names("attacks")}  # fmt: skip
 EVERYTHING = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 
@@ -67,7 +67,7 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     given = {"engines": {"simulation"}, "data": {"folder", "file"}, "peft": {"architecture"}}.get(kind, set())
     hints = typing.get_type_hints(factory)
     doc = inspect.getdoc(factory) or ""
-    assert doc and (name == OUTSIDE or names.summary(kind, name))
+    assert doc and (name == OUTSIDE or names.describe_entry(kind, name))
     for key, parameter in parameters.items():
         assert key in hints, key
         assert f"{key}: " in doc, f"{key} is not explained"

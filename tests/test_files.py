@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from fleetfit.config.tables import find_base_folder, read_table
+from support import raises
 
-from fleetfit import files
+from fleetfit import files, paths
 from fleetfit.errors import ConfigError
 
 
@@ -28,17 +30,17 @@ def test_a_link_to_a_file_may_be_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a\r\nb\n")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert files.read_text(tmp_path / "link") == "a\nb\n"
-    assert files.is_there(tmp_path / "link") and not files.is_there(tmp_path / "other")
+    assert files.is_file(tmp_path / "link") and not files.is_file(tmp_path / "other")
     (tmp_path / "nowhere").symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="link to nothing"):
-        files.is_there(tmp_path / "nowhere")
+        files.is_file(tmp_path / "nowhere")
 
 
 def test_a_home_of_nobody_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match='"~nobody-at-all" is nobody\'s home here'):
-        files.expanded("~nobody-at-all/x")
-    with pytest.raises(ConfigError, match="null character"):
-        files.expanded("a\0b")
+    with raises(ConfigError, "~nobody-at-all", path="~nobody-at-all/x"):
+        files.expand_path("~nobody-at-all/x")
+    with raises(ConfigError, path="a\0b"):
+        files.expand_path("a\0b")
 
 
 @pytest.mark.parametrize(
@@ -46,14 +48,14 @@ def test_a_home_of_nobody_is_a_sentence() -> None:
 )
 def test_strange_json_is_a_value_error(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        files.json_of(text)
+        files.parse_json(text)
 
 
 def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("theirs")
     for name in ("file", ".file.part"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    files.write_atomically(tmp_path / "file", "ours")
+    files.write_text(tmp_path / "file", "ours")
     assert (tmp_path / "file").read_text() == "ours" and not (tmp_path / "file").is_symlink()
     assert (tmp_path / "elsewhere").read_text() == "theirs"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "file"]
@@ -63,10 +65,10 @@ def test_nothing_is_added_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("theirs")
     (tmp_path / "file").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="it is a symbolic link"):
-        files.appended(tmp_path / "file", b"ours")
+        files.append_line(tmp_path / "file", b"ours")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a named pipe"):
-        files.appended(tmp_path / "pipe", b"ours")
+        files.append_line(tmp_path / "pipe", b"ours")
     assert (tmp_path / "elsewhere").read_text() == "theirs"
 
 
@@ -75,17 +77,17 @@ def test_folders_in_between_are_no_links(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / "plots").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="plots, which is a symbolic link"):
-        files.inside(tmp_path / "run", "plots/a.png")
+        files.safe_join(tmp_path / "run", "plots/a.png")
     (tmp_path / "run" / "notes").write_text("")
     with pytest.raises(OSError, match="notes, which is a file"):
-        files.inside(tmp_path / "run", "notes/a")
-    assert files.inside(tmp_path / "run", "new/below/a").parent.is_dir()
+        files.safe_join(tmp_path / "run", "notes/a")
+    assert files.safe_join(tmp_path / "run", "new/below/a").parent.is_dir()
 
 
 def test_two_writers_of_one_file_leave_one_of_theirs_whole(tmp_path: Path) -> None:
     texts = [letter * 200_000 for letter in "abcd"]
     threads = [
-        threading.Thread(target=lambda t=text: [files.write_atomically(tmp_path / "file", t) for _ in range(20)])
+        threading.Thread(target=lambda t=text: [files.write_text(tmp_path / "file", t) for _ in range(20)])
         for text in texts
     ]
     for thread in threads:
@@ -100,18 +102,18 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> Non
     program = (
         "import sys, time; from pathlib import Path; from fleetfit import files\n"
         "place = Path(sys.argv[1])\n"
-        "with files.folder_begun(place / 'folder') as part, files.replacing(place / 'file') as file:\n"
+        "with files.atomic_folder(place / 'folder') as part, files.atomic_write(place / 'file') as file:\n"
         "    (part / 'half').write_text('half'); file.write(b'half'); file.flush(); print('begun', flush=True)\n"
         "    time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"begun\n"
-        with pytest.raises(OSError, match="another process"), files.folder_begun(tmp_path / "folder"):
+        with pytest.raises(OSError, match="another process"), files.atomic_folder(tmp_path / "folder"):
             pass
         os.kill(process.pid, signal.SIGKILL)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".file.part", ".folder.part"]
-    files.write_atomically(tmp_path / "file", "whole")
-    with files.folder_begun(tmp_path / "folder") as part:
+    files.write_text(tmp_path / "file", "whole")
+    with files.atomic_folder(tmp_path / "folder") as part:
         assert not list(part.iterdir())
         part.rename(tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
@@ -122,11 +124,11 @@ def test_a_named_file_may_be_a_pipe_or_a_link(tmp_path: Path) -> None:
     found: list[str] = []
     reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
     reader.start()
-    files.write_where_told(tmp_path / "pipe", "text")
+    files.write_user_file(tmp_path / "pipe", "text")
     reader.join()
     assert found == ["text"]
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    files.write_where_told(tmp_path / "link", "text")
+    files.write_user_file(tmp_path / "link", "text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "text"
 
 
@@ -138,5 +140,54 @@ def test_a_write_that_fails_leaves_nothing_beside(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        files.write_atomically(tmp_path / "file", "new")
+        files.write_text(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_file_may_be_an_open_pipe(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, b'[method]\nname = "fedavg"\n')
+    os.close(write)
+    try:
+        path = paths.parse_input_file(f"/dev/fd/{read}")
+        assert read_table(path) == {"method": {"name": "fedavg"}}
+        assert find_base_folder(path) == Path.cwd() and find_base_folder(tmp_path / "a.toml") == tmp_path.resolve()
+    finally:
+        os.close(read)
+    os.mkfifo(tmp_path / "pipe")
+    with raises(ConfigError, "a named pipe", path=tmp_path / "pipe"):  # it may have no writer
+        paths.parse_input_file(tmp_path / "pipe")
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from fleetfit import files
+with files.hold_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="is_held has no answer there")
+def test_a_lock_is_seen_without_write_permission_and_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLDS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        path.chmod(0o444)
+        tmp_path.chmod(0o555)
+        assert files.is_held(path)
+        tmp_path.chmod(0o755)
+        path.chmod(0o644)
+        with pytest.raises(OSError, match="another process"), files.hold_lock(path):
+            pass
+        holder.kill()
+    assert not files.is_held(path)
+    with files.hold_lock(path):
+        assert files.is_held(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"), files.hold_lock(path):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

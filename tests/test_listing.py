@@ -9,7 +9,7 @@ from fleetfit import names
 from fleetfit.cli import listing
 
 KINDS = ("methods", "options", "models", "data", "selection", "peft", "attacks", "engines")
-NAMES = [(kind, name) for kind in KINDS for name in names.available(kind)]
+NAMES = [(kind, name) for kind in KINDS for name in names.list_names(kind)]
 NUMBERS = ("train", "test", "classes", "resolution")
 
 

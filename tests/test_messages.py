@@ -18,16 +18,16 @@ from fleetfit.errors import RunError, one_line
 from fleetfit.layout import Layout, infer_layout
 from fleetfit.messages import (
     compress,
-    job_nest,
-    job_of,
+    dump_job,
+    dump_reply,
+    load_job,
+    load_reply,
     pack,
     packed_size,
-    reply_nest,
-    reply_of,
     unpack,
 )
 from fleetfit.rounds import start
-from fleetfit.submodel import FlatState, Submodel, cut, extract, flat_of
+from fleetfit.submodel import FlatState, Submodel, concat_state, cut, extract
 from fleetfit.values import Failure, Job, Update
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -101,17 +101,17 @@ def job_and_update() -> tuple[Job, Update]:
 
 def test_jobs_and_replies_round_trip() -> None:
     job, update = job_and_update()
-    back = job_of(unpack(pack(job_nest(job, LAYOUT))), LAYOUT)
+    back = load_job(unpack(pack(dump_job(job, LAYOUT))), LAYOUT)
     assert {k: v for k, v in vars(back).items() if k != "state"} == {k: v for k, v in vars(job).items() if k != "state"}
     assert same(back.state, job.state)
-    found = reply_of(unpack(pack(reply_nest(update, LAYOUT))), LAYOUT)
+    found = load_reply(unpack(pack(dump_reply(update, LAYOUT))), LAYOUT)
     assert isinstance(found, Update) and found.submodel == update.submodel and same(found.state, update.state)
-    assert flat_of(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
-    assert found.untrained == () and "untrained" not in reply_nest(update, LAYOUT)
+    assert concat_state(found.state).data_ptr() == next(iter(found.state.values())).data_ptr()  # read as one, no copy
+    assert found.untrained == () and "untrained" not in dump_reply(update, LAYOUT)
     some = replace(update, untrained=("heads.1.weight", "heads.1.bias"))
-    assert reply_of(unpack(pack(reply_nest(some, LAYOUT))), LAYOUT).untrained == some.untrained  # type: ignore[union-attr]
+    assert load_reply(unpack(pack(dump_reply(some, LAYOUT))), LAYOUT).untrained == some.untrained  # type: ignore[union-attr]
     failure = Failure(3, 2, None, 1, job.submodel, "no data")
-    assert vars(reply_of(unpack(pack(reply_nest(failure, LAYOUT))), LAYOUT)) == vars(failure)
+    assert vars(load_reply(unpack(pack(dump_reply(failure, LAYOUT))), LAYOUT)) == vars(failure)
 
 
 @given(st.dictionaries(st.text(max_size=9), nests, max_size=4), st.sets(st.integers(0, 20), max_size=3))
@@ -119,12 +119,12 @@ def test_jobs_and_replies_round_trip() -> None:
 def test_a_reply_that_is_none_is_a_sentence(odd: dict[str, object], gone: set[int]) -> None:
     """Fields that are missing or unknown, or a sub-model that is none."""
     _, update = job_and_update()
-    nest = reply_nest(update, LAYOUT)
+    nest = dump_reply(update, LAYOUT)
     kept = {name: value for i, (name, value) in enumerate(nest.items()) if i not in gone}
     for damaged in (kept | odd, kept, odd, {**nest, "submodel": odd}, {**nest, "dispatched": odd}):
         refused = ""
         try:
-            assert isinstance(reply_of(damaged, LAYOUT), Update | Failure)
+            assert isinstance(load_reply(damaged, LAYOUT), Update | Failure)
         except RunError as error:
             refused = str(error)
         assert not refused or "no update and no failure" in refused
@@ -253,7 +253,7 @@ def test_keys_that_share_one_hash_are_refused() -> None:
 def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: str) -> None:
     _, update = job_and_update()
     with pytest.raises(RunError) as refused:
-        reply_of({**reply_nest(update, LAYOUT), **change}, LAYOUT)
+        load_reply({**dump_reply(update, LAYOUT), **change}, LAYOUT)
     assert said in str(refused.value) and str(refused.value).isprintable()
 
 
@@ -264,7 +264,7 @@ def test_every_field_of_a_reply_has_its_type(change: dict[str, object], said: st
 def test_a_job_that_is_none_is_a_sentence(change: Callable[[dict[str, object]], dict[str, object]]) -> None:
     job, _ = job_and_update()
     with pytest.raises(RunError, match=r"job is none|no table of channels"):
-        job_of(change(job_nest(job, LAYOUT)), LAYOUT)
+        load_job(change(dump_job(job, LAYOUT)), LAYOUT)
 
 
 @given(st.text(max_size=300) | st.integers() | st.none(), st.integers(4, 100))
@@ -299,10 +299,10 @@ def test_a_header_is_less_than_a_hundredth_of_an_update(family: str, width: floa
     update = trained(layout, piece, kind)
     numbers = sum(t.numel() * t.element_size() for t in (*update.state.values(), *update.scales.values()))
     assert 60_000 < sum(t.numel() for t in update.state.values()) < 140_000
-    message = pack(reply_nest(update, layout))
-    assert len(message) == packed_size(reply_nest(update, layout))
+    message = pack(dump_reply(update, layout))
+    assert len(message) == packed_size(dump_reply(update, layout))
     assert 0 < len(message) - numbers < 0.01 * len(message)
-    found = reply_of(unpack(message, bounded=True), layout)
+    found = load_reply(unpack(message, bounded=True), layout)
     assert isinstance(found, Update) and same(found.state, update.state) and same(dict(found.scales), update.scales)
 
 
@@ -313,17 +313,17 @@ def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
     turned = {name: update.state[name] for name in sorted(update.state, reverse=True)}
     wider = {**update.state, **{name: tensor.double() for name, tensor in some.items()}}
     for state in (some, {**update.state, "more": torch.ones(2)}, wider):
-        nest = reply_nest(replace(update, state=state), LAYOUT)
-        found = reply_of(unpack(pack(nest)), LAYOUT)
+        nest = dump_reply(replace(update, state=state), LAYOUT)
+        found = load_reply(unpack(pack(nest)), LAYOUT)
         assert nest["state"].keys() == state.keys() and isinstance(found, Update) and same(dict(found.state), state)
-    found = reply_of(unpack(pack(reply_nest(replace(update, state=turned), LAYOUT))), LAYOUT)
+    found = load_reply(unpack(pack(dump_reply(replace(update, state=turned), LAYOUT))), LAYOUT)
     assert isinstance(found, Update) and same(found.state, update.state) and list(found.state) == list(update.state)
     rows = Submodel({**update.submodel.channels, "classes": (0, 2)}, update.submodel.exits)
     full = start(tiny_federation({"name": "fedavg"})[0]).state
     left_out = replace(update, submodel=rows, state=extract(LAYOUT, full, rows))
-    nest = reply_nest(left_out, LAYOUT)
+    nest = dump_reply(left_out, LAYOUT)
     assert nest["submodel"]["channels"]["classes"] == [0, 2] and isinstance(nest["state"], torch.Tensor)
-    found = reply_of(unpack(pack(nest)), LAYOUT)
+    found = load_reply(unpack(pack(nest)), LAYOUT)
     assert isinstance(found, Update) and found.submodel == rows and same(found.state, left_out.state)
 
 
@@ -331,13 +331,13 @@ def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
 def test_numbers_that_are_not_those_of_the_sub_model_are_refused(numbers: torch.Tensor) -> None:
     job, update = job_and_update()
     with pytest.raises(RunError, match="its sub-model asks for"):
-        reply_of({**reply_nest(update, LAYOUT), "state": numbers}, LAYOUT)
+        load_reply({**dump_reply(update, LAYOUT), "state": numbers}, LAYOUT)
     with pytest.raises(RunError, match="its sub-model asks for"):
-        job_of({**job_nest(job, LAYOUT), "state": numbers}, LAYOUT)
+        load_job({**dump_job(job, LAYOUT), "state": numbers}, LAYOUT)
     for odd in ({"a": {"from": 0, "to": 2**31 - 1}}, {"a": {"from": 3, "to": 1}}, {"what": [0]}, {"b": [0, 3]}):
-        nest = {**reply_nest(update, LAYOUT), "submodel": {"channels": odd, "exits": [1]}}
+        nest = {**dump_reply(update, LAYOUT), "submodel": {"channels": odd, "exits": [1]}}
         with pytest.raises(RunError, match="no update and no failure"):
-            reply_of(nest, LAYOUT)
+            load_reply(nest, LAYOUT)
 
 
 # ---- other formats ---------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from fleetfit.methods.heterofl import class_axis, kept_fractions, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, one_round, start
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract, put_back
 from fleetfit.training import local_model_of, run_job
 from fleetfit.values import Evaluation, Failure, Federation, Job, Level, Local, Server, Simulation, Update
@@ -555,7 +555,7 @@ def test_a_round_of_fedrolex_trains_the_rolled_channels() -> None:
 def chosen_over(federation: Federation, rounds: int) -> list[list[int]]:
     server = start(federation)
     return [
-        sorted(federation.method.choose(federation, Server(server.state, r), numpy_rng(0, r, "choose")))
+        sorted(federation.method.choose(federation, Server(server.state, r), make_numpy_rng(0, r, "choose")))
         for r in range(rounds)
     ]
 
@@ -575,7 +575,7 @@ def test_all_large_gives_everybody_the_full_model() -> None:
     assert {c for chosen in seen for c in chosen} == set(range(9))
     (level,) = federation.levels
     assert (level.submodel.sizes["a"], level.submodel.sizes["b"], level.submodel.exits) == (8, 12, (3,))
-    for slot in federation.method.assign(federation, start(federation), numpy_rng(0)):
+    for slot in federation.method.assign(federation, start(federation), make_numpy_rng(0)):
         assert slot[1:] == (0, level.submodel)
 
 
@@ -596,7 +596,7 @@ def test_exclusivefl_with_all_exits_trains_them_on_full_models_only() -> None:
     federation = replace(federation, levels=tuple(build(spec).levels(federation.problem, targets)))
     assert [level.submodel.exits for level in federation.levels] == exits
     assert federation.able.tolist() == [2, 5, 8]
-    slots = federation.method.assign(federation, start(federation), numpy_rng(0))
+    slots = federation.method.assign(federation, start(federation), make_numpy_rng(0))
     assert sorted((client, level) for client, level, _ in slots) == [(2, 2), (5, 2), (8, 2)]
     torch.manual_seed(0)
     logits, y = [torch.randn(6, 4) for _ in range(3)], torch.tensor([0, 1, 2, 3, 0, 1])
@@ -612,7 +612,7 @@ def test_fedavg_is_the_smallest_width_for_everybody(name: str) -> None:
     assert level.name == "1" and level.submodel.exits == (3,)
     assert level.submodel.sizes["a"] < 8 and level.width < 1
     assert level.needs == pytest.approx(0.25, rel=0.35)
-    assert {slot[1] for slot in federation.method.assign(federation, start(federation), numpy_rng(0))} == {0}
+    assert {slot[1] for slot in federation.method.assign(federation, start(federation), make_numpy_rng(0))} == {0}
 
 
 def test_width_methods_have_one_exit_and_scalefl_one_per_level() -> None:

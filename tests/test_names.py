@@ -1,15 +1,18 @@
 """What a name stands for, what is refused, and how a configuration's values meet a function's signature."""
 
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from support import raises
 
 from fleetfit import names
-from fleetfit.errors import ConfigError, RunError
+from fleetfit.errors import ConfigError, RunError, check_range
 from fleetfit.method import Method, build
 from fleetfit.methods.fedrolex import fedrolex
 from fleetfit.models.resnet import resnet20
@@ -35,7 +38,7 @@ def test_a_built_in_name_is_its_path() -> None:
     ],
 )
 def test_an_unknown_name_gets_the_nearest_one(kind: str, wrong: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f'"{wrong}" is not among the {kind}.*Did you mean "{near}"'):
+    with raises(ConfigError, wrong, f'Did you mean "{near}"'):
         names.resolve(kind, wrong)
 
 
@@ -81,13 +84,13 @@ def test_malformed_names_are_refused(kind: str, name: str) -> None:
     ],
 )
 def test_hyphens_and_capital_letters_make_no_difference(kind: str, name: str, meant: str) -> None:
-    assert names.understood(kind, name) == meant
+    assert names.match_name(kind, name) == meant
     assert names.resolve(kind, name) is names.resolve(kind, meant)
 
 
 def test_no_two_names_differ_in_hyphens_only() -> None:
     for kind in KINDS:
-        assert all(names.understood(kind, name.replace("_", "-").upper()) == name for name in names.available(kind))
+        assert all(names.match_name(kind, name.replace("_", "-").upper()) == name for name in names.list_names(kind))
 
 
 @pytest.mark.parametrize("name", [3, None, ["scalefl"], 1.5])
@@ -110,7 +113,7 @@ def test_a_name_must_be_text(name: Any) -> None:
     ],
 )
 def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: str) -> None:
-    assert name not in names.available(kind)
+    assert name not in names.list_names(kind)
     with pytest.raises(ConfigError):
         names.resolve(kind, name)
 
@@ -118,10 +121,32 @@ def test_modules_that_are_no_entries_are_not_among_the_names(kind: str, name: st
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_available_name_resolves(kind: str) -> None:
     """So a helper module in one of these packages must not look like a name."""
-    assert names.available(kind) == sorted(set(names.available(kind)))
-    for name in names.available(kind):
+    assert names.list_names(kind) == sorted(set(names.list_names(kind)))
+    for name in names.list_names(kind):
         found = names.resolve(kind, name)
         assert callable(found) and found.__name__ == name, name
+
+
+def find_entries(kind: str) -> dict[str, str]:
+    """Import the modules of a kind; return the names of their entries: functions of a module's name, and of rows."""
+    entries: dict[str, str] = {}
+    for room in ("sets", "files") if kind == "data" else ("",):
+        folder = names.OWN / kind / room
+        for file in (*folder.glob("*.py"), *folder.glob("*/__init__.py")):
+            stem = file.parent.name if file.name == "__init__.py" else file.stem
+            if stem.startswith("_") or file == folder / "__init__.py":
+                continue
+            place = ".".join(filter(None, ["fleetfit", kind, room, stem]))
+            own = [stem] if re.search(rf"^(?:def|class) {stem}\b", file.read_text(), re.MULTILINE) else []
+            module = importlib.import_module(place)
+            rows = [name for name, value in vars(module).items() if hasattr(value, "row") and callable(value)]
+            entries |= {name: place for name in (*own, *rows) if vars(module)[name].__module__ == place}
+    return entries
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "peft", "callbacks"])
+def test_the_registry_has_every_entry_and_no_other(kind: str) -> None:
+    assert find_entries(kind) == names.BUILT_IN[kind]
 
 
 # ---- rows of a table -------------------------------------------------------------------------------------------------
@@ -133,15 +158,8 @@ def test_a_row_is_a_function_of_its_module() -> None:
     assert resnet20(norm="group").blocks == 9
 
 
-def test_a_path_to_a_module_of_its_own_still_resolves() -> None:
-    """An older run folder may have it, since a function that is given becomes its path."""
-    assert names.resolve("models", "fleetfit.models.resnet20:resnet20") is resnet20
-    with pytest.raises(ConfigError, match="importing fleetfit.models.resnet21 failed"):
-        names.resolve("models", "fleetfit.models.resnet21:resnet21")
-
-
 def test_the_names_of_models_are_known_without_torch() -> None:
-    code = "import sys; from fleetfit import names; print(names.available('models'), 'torch' in sys.modules)"
+    code = "import sys; from fleetfit import names; print(names.list_names('models'), 'torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "'resnet20'" in found.stdout and found.stdout.strip().endswith("False")
 
@@ -162,7 +180,7 @@ def made(size: int, shape: tuple[int, ...] = (3,), depth: int | None = None, rat
 def test_a_row_has_the_keys_that_it_leaves_open() -> None:
     row = names.Row("The small one.", {"size": 4, "rate": 0.5}, {"depth": 7})
     other = names.Row("The large one.", {"size": 9})
-    small, large = names.entries(made, {"small": row, "large": other})
+    small, large = names.make_entries(made, {"small": row, "large": other})
     assert {key: p.default for key, p in inspect.signature(small).parameters.items()} == {"shape": (3,), "depth": 7}
     assert small() == {"size": 4, "shape": (3,), "depth": 7, "rate": 0.5}
     assert small((5,), depth=1) == {"size": 4, "shape": (5,), "depth": 1, "rate": 0.5}
@@ -256,10 +274,10 @@ def test_what_a_file_has_not(plugin: Path, ending: str, message: str) -> None:
     [
         ("no_such_package_at_all.inner:f", "No module named"),
         ("there_is_no.py:f", "there is no file"),
-        (":f", "no module name"),
-        ("a b:f", "no module name"),
-        ("..x:f", "no module name"),
-        ("a-b.c:f", "no module name"),
+        (":f", "is not a module name"),
+        ("a b:f", "is not a module name"),
+        ("..x:f", "is not a module name"),
+        ("a-b.c:f", "is not a module name"),
         ("os:no_such_thing", "has no"),
     ],
 )
@@ -307,12 +325,12 @@ def test_a_plug_in_s_own_error_passes_and_a_wish_to_stop_too(tmp_path: Path) -> 
 
 
 def test_anchored_names_are_seen_from_the_run_file(tmp_path: Path) -> None:
-    assert names.anchored("mine.py:f", tmp_path) == f"{tmp_path / 'mine.py'}:f"
-    assert names.anchored("../mine.py:f", tmp_path / "runs") == f"{tmp_path / 'mine.py'}:f"
+    assert names.anchor_name("mine.py:f", tmp_path) == f"{tmp_path / 'mine.py'}:f"
+    assert names.anchor_name("../mine.py:f", tmp_path / "runs") == f"{tmp_path / 'mine.py'}:f"
     absolute = str(tmp_path / "there.py:f")
-    assert names.anchored(absolute, tmp_path / "runs") == absolute
+    assert names.anchor_name(absolute, tmp_path / "runs") == absolute
     for kept in ("scalefl", "package.module:f"):
-        assert names.anchored(kept, tmp_path) == kept
+        assert names.anchor_name(kept, tmp_path) == kept
 
 
 # ---- values against a signature -------------------------------------------------
@@ -368,22 +386,34 @@ def test_values_fit_their_annotations() -> None:
 )
 def test_wrong_types_are_refused_with_the_value(wrong: dict[str, Any]) -> None:
     ((key, value),) = wrong.items()
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, "made", repr(value), key=f"section.{key}"):
         called(**wrong)
-    assert f"[section] made: {key}: " in str(caught.value) and repr(value) in str(caught.value)
 
 
 def test_unknown_and_missing_keys() -> None:
-    with pytest.raises(ConfigError, match=r'\[section\] made has no "cuont"; it takes rate, .*Did you mean "count"'):
+    with raises(ConfigError, "cuont", "rate", 'Did you mean "count"', key="section.cuont"):
         called(cuont=3)
 
     def needy(must: int) -> int:
         return must
 
-    with pytest.raises(ConfigError, match=r'\[section\] needy needs "must"'):
+    with raises(ConfigError, "needy", key="section.must"):
         names.call(needy, "needy", "[section]", {})
-    with pytest.raises(ConfigError, match='has no "given"'):  # what FleetFit gives is not the user's to set
+    with raises(ConfigError, "it", key="section.given"):  # what FleetFit gives is not the user's to set
         names.call(lambda given: given, "it", "[section]", {"given": 2}, given=1)
+
+
+def test_an_error_of_a_factory_names_its_key() -> None:
+    def factory(beta: float = 0.5) -> float:
+        check_range("beta", beta, 0, 1)
+        return beta
+
+    for where, key in (("[method]", "method.beta"), ("[method.plus.own]", "method.plus.own.beta"),
+                       ("[cohort] choose", "cohort.choose.beta"), ("--data", "beta")):  # fmt: skip
+        with raises(ConfigError, "beta", 2.0, key=key):
+            names.call(factory, "factory", where, {"beta": 2.0})
+    with raises(ConfigError, "beta", key="method.beta"):
+        names.call(factory, "factory", "[method]", {"beta": "much"})
 
 
 def test_what_is_given_goes_only_where_it_is_wanted() -> None:
@@ -400,8 +430,8 @@ def test_annotations_that_cannot_be_read_check_nothing() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_has_a_summary_of_one_line(kind: str) -> None:
-    for name in names.available(kind):
-        line = names.summary(kind, name)
+    for name in names.list_names(kind):
+        line = names.describe_entry(kind, name)
         assert line and line[0].isupper() and len(line) < 140 and "\n" not in line, name
 
 

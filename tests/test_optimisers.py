@@ -24,7 +24,7 @@ from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.layout import build_module
 from fleetfit.rounds import Settings
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 from fleetfit.training.clock import looked_at, planned_passes
 from fleetfit.training.steps import epochs, step_count
 from fleetfit.values import DataDescription, Local, NodeDescription
@@ -141,7 +141,7 @@ def test_they_are_torch_s_bit_for_bit(settings: dict[str, Any]) -> None:
     given = {key: value for key, value in settings.items() if key != "optimiser"}
     kind = KINDS[local.optimiser]
     fused, default = kind([flat], fused=True, **given), kind(modules[1].parameters(), **given)
-    rng, steps = torch_rng(job.seed, "batches"), 0
+    rng, steps = make_torch_rng(job.seed, "batches"), 0
     for epoch in epochs(device.data.split("train"), local, rng):
         for batch in epoch:
             x, y = device.data.batch(batch, rng)
@@ -205,7 +205,7 @@ def test_a_cosine_within_the_round_goes_over_all_its_steps() -> None:
         sgd = torch.optim.SGD(module.parameters(), lr=0.5)
         batches = -(-n // 8)  # 28 samples: none of one sample
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, most or 3 * batches)
-        rng, done = torch_rng(job.seed, "batches"), 0
+        rng, done = make_torch_rng(job.seed, "batches"), 0
         for epoch in epochs(device.data.split("train"), local, rng):
             for batch in epoch:
                 if most is not None and done == most:

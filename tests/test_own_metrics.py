@@ -12,8 +12,8 @@ from torch import Tensor
 import fleetfit as ff
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import job_of
-from fleetfit.messages import job_nest
-from fleetfit.messages import job_of as job_again
+from fleetfit.messages import dump_job
+from fleetfit.messages import load_job as job_again
 from fleetfit.report import drawing
 from fleetfit.validation import examined
 from fleetfit.values import Evaluation, Failure, Update
@@ -151,9 +151,9 @@ def test_a_job_says_its_metrics_only_where_it_has_some_and_a_reply_must_have_the
         job_of("evaluate", federation, run.server, 0, 0, 0, {}, Evaluation(metrics=metrics))
         for metrics in ((), (name,))
     )
-    assert "metrics" not in job_nest(plain, layout)["evaluation"]
-    assert job_nest(told, layout)["evaluation"]["metrics"] == [name]
-    assert job_again({**job_nest(plain, layout), "state": {}}, layout).evaluation.metrics == ()
+    assert "metrics" not in dump_job(plain, layout)["evaluation"]
+    assert dump_job(told, layout)["evaluation"]["metrics"] == [name]
+    assert job_again({**dump_job(plain, layout), "state": {}}, layout).evaluation.metrics == ()
 
     def reply(**own: Any) -> Any:
         metrics: Mapping[str, Any] = {"n": 2, "correct": [1.0], "loss": [1.0], "ensemble": 1.0, **own}

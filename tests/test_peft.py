@@ -36,7 +36,7 @@ from fleetfit.report import drawing
 from fleetfit.submodel import extract
 from fleetfit.values import tuned
 
-MODES = [name for name in names.available("peft") if name != "full"]
+MODES = [name for name in names.list_names("peft") if name != "full"]
 SMALL = {"hidden": 24, "attention_heads": 3, "patch": 4}
 
 
@@ -245,7 +245,7 @@ RUN: dict[str, Any] = {
     "evaluate": {"norms": ["static"], "every": 0},
 }
 METHODS = ("depthfl", "inclusivefl", "exclusivefl", "scalefl", "reefl", "fedavg", "heterofl", "decoupled", "fedrolex")
-OTHERS = [name for name in names.available("methods") if name not in METHODS]
+OTHERS = [name for name in names.list_names("methods") if name not in METHODS]
 CASES = [*((name, mode) for name in METHODS for mode in ("full", *MODES)), *((name, "lora") for name in OTHERS)]
 
 

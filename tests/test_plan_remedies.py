@@ -16,7 +16,7 @@ from fleetfit.models.fedavg_images import fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 from fleetfit.models.mlp import mlp
 from fleetfit.models.resnet import resnet
 from fleetfit.models.resnet_four_stages import resnet18
-from fleetfit.names import available
+from fleetfit.names import list_names
 from fleetfit.planner import Targets, grids_of, one_level, search
 
 MODELS: Mapping[str, tuple[Architecture, tuple[int, ...]]] = {
@@ -107,7 +107,7 @@ def test_the_tolerance_for_one_level_works(ratio: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in available("models")]
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in list_names("models")]
 )
 def test_every_model_has_a_plan_by_default(name: str) -> None:
     shown = plan_model(PlanOptions(model=name), ())

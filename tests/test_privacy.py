@@ -26,7 +26,7 @@ from fleetfit.config import assemble, load_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
 from fleetfit.privacy import Ledger, Privacy, Randomness, affordable, made_key, noise_for, registered, spent
 from fleetfit.rounds import one_round, start
-from fleetfit.submodel import flat_of
+from fleetfit.submodel import concat_state
 from fleetfit.values import Server
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
@@ -185,7 +185,7 @@ def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:
     federation = assembly.federation
     server = replace(start(federation), round=round)
     after = privacy.merge(federation, server, iter(()), lambda update: 1.0)
-    return flat_of(after.mean) - flat_of(server.state)
+    return concat_state(after.mean) - concat_state(server.state)
 
 
 def test_noise_comes_in_every_round_on_every_element_as_loud_as_promised(assembly: Any) -> None:
@@ -328,7 +328,7 @@ def broken_off(folder: Path, after: int) -> None:
 
 
 def state_of(folder: Path) -> torch.Tensor:
-    return flat_of(ff.load(folder).checkpoint["server"].state)
+    return concat_state(ff.load(folder).checkpoint["server"].state)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -396,7 +396,7 @@ def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None
     privacy.begin(0)
     after, report = one_round(federation, engine, assembly.settings, server)
     engine.close()
-    assert "undone" in report and torch.equal(flat_of(after.state), flat_of(server.state))
+    assert "undone" in report and torch.equal(concat_state(after.state), concat_state(server.state))
     told = privacy.withheld(report)
     assert told["privacy"]["epsilon"] == spent(1.0, 0.5, 1, 0.01) > 0
     assert told["undone"]["reported"] == []
@@ -414,7 +414,7 @@ def test_rounds_for_which_nobody_is_drawn_add_noise_and_end_no_run(tmp_path: Pat
     given = table(tmp_path, rounds=6, cohort={"fraction": 1e-6}, engine={"name": "processes", "workers": 1})
     run = ff.run(given, out=tmp_path / "run")
     assert len(run.metrics) == 6 and run.metrics[-1]["privacy"]["rate"] == 1e-6
-    moved = state_of(tmp_path / "run") - flat_of(start(assemble(load_experiment(given)).federation).state)
+    moved = state_of(tmp_path / "run") - concat_state(start(assemble(load_experiment(given)).federation).state)
     assert (moved != 0).all()
 
 
@@ -440,7 +440,7 @@ def test_hostile_clients_move_a_private_round_by_no_more_than_the_clip(
         engine = assembly.engine()
         after, _ = one_round(assembly.federation, engine, assembly.settings, start(assembly.federation))
         engine.close()
-        found.append(flat_of(after.state))
+        found.append(concat_state(after.state))
     moved = (found[1] - found[0]) * registered(assembly.federation, 0)
     assert len(assembly.settings.hostile) == 3
     assert 0.1 < float(moved.norm()) <= 3 * 2 * 0.5 + 1e-3

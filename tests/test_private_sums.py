@@ -25,7 +25,7 @@ from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import Quantiser
 from fleetfit.secured import Secured
-from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.submodel import concat_state, cut, whole
 from fleetfit.values import Failure, Job, Summed, Update
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
@@ -121,7 +121,7 @@ def by_hand(assembly: Any, server: Any, watched: Watched) -> torch.Tensor:
     for job, update in watched.replies:
         if isinstance(update, Failure):
             continue
-        moved = (flat_of(update.state) - flat_of(job.state)).double() / grid.step
+        moved = (concat_state(update.state) - concat_state(job.state)).double() / grid.step
         length = float(moved.norm())
         moved *= min(1.0, grid.clip / grid.step / length * (1 - 1e-6))
         whole_numbers = moved.round()
@@ -131,7 +131,7 @@ def by_hand(assembly: Any, server: Any, watched: Watched) -> torch.Tensor:
         for place, number in zip(places, whole_numbers.tolist(), strict=True):
             total[place] += int(number)
     divided = assembly.settings.privacy.rate * registered(assembly.federation, 0).double()
-    return flat_of(server.state).double() + torch.tensor(total, dtype=torch.float64) * grid.step / divided
+    return concat_state(server.state).double() + torch.tensor(total, dtype=torch.float64) * grid.step / divided
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
@@ -140,9 +140,9 @@ def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, frac
     round = full_round(assembly)
     server, after, report, watched = round_of(assembly, round=round)
     assert len(watched.replies) == len(drawn(assembly, round)) == report["train"]["clients"] > 8
-    away = (flat_of(after.state) - by_hand(assembly, server, watched)).abs().max()
+    away = (concat_state(after.state) - by_hand(assembly, server, watched)).abs().max()
     assert float(away) < 2e-7, "the rounding of fp32"
-    assert not torch.equal(flat_of(after.state), flat_of(server.state))
+    assert not torch.equal(concat_state(after.state), concat_state(server.state))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
@@ -154,9 +154,9 @@ def test_a_round_is_the_plain_private_one_up_to_a_step_with_the_same_noise(fract
     there, _ = one_round(plain.federation, plain.engine(), plain.settings, server)
     members = registered(both.federation, 0)
     most = len(watched.replies) * both.settings.secure.grid.step / (members * both.settings.privacy.rate) + 1e-6
-    away = (flat_of(after.state) - flat_of(there.state)).abs()
+    away = (concat_state(after.state) - concat_state(there.state)).abs()
     assert bool((away <= most).all()) and float(away.max()) > 0
-    assert float((flat_of(after.state) - flat_of(server.state)).abs().max()) > 1e3 * float(most.max()), (
+    assert float((concat_state(after.state) - concat_state(server.state)).abs().max()) > 1e3 * float(most.max()), (
         "noise is louder"
     )
 
@@ -170,12 +170,12 @@ def test_noise_comes_on_every_element_of_every_sum_as_loud_as_promised() -> None
     for round in range(300):
         summed = Summed((), assembly.settings.secure.grid.step, ())
         found = privacy.from_sums(assembly.federation, replace(server, round=round), summed)
-        seen.append(flat_of(found.mean) - flat_of(server.state))
+        seen.append(concat_state(found.mean) - concat_state(server.state))
     members = registered(assembly.federation, 0)
     told = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
     assert ((told.std(0) - 1).abs() < 0.25).all() and 0.97 < float(told.std()) < 1.03
     server, after, report, _ = round_of(assembly, lambda phase, round, client: phase == "update" and client in top)
-    assert report["secure"]["hidden"] > 0 and bool((flat_of(after.state) != flat_of(server.state)).all())
+    assert report["secure"]["hidden"] > 0 and bool((concat_state(after.state) != concat_state(server.state)).all())
 
 
 def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> None:
@@ -196,7 +196,7 @@ def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> No
     assembly = assembly_of()
     server, after, report, watched = round_of(assembly, watch=Broken)
     assert report["train"]["clients"] == 12 and report["failures"] == [] and report["secure"]["hidden"] == 0
-    assert float((flat_of(after.state) - by_hand(assembly, server, watched)).abs().max()) < 2e-7
+    assert float((concat_state(after.state) - by_hand(assembly, server, watched)).abs().max()) < 2e-7
 
 
 def test_who_goes_away_is_lost_as_without_a_promise() -> None:
@@ -220,7 +220,7 @@ def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monke
     monkeypatch.setattr(Quantiser, "shortened", hostile)
     assembly = assembly_of()
     _, after, _, _ = round_of(assembly)
-    away = (flat_of(after.state) - flat_of(honest.state)).abs()
+    away = (concat_state(after.state) - concat_state(honest.state)).abs()
     bound = 2 * 0.05 / registered(assembly.federation, 0)
     assert len(calls) == 12 and bool((away <= bound + 1e-6).all()) and float(away.max()) > 0.001
 
@@ -254,7 +254,7 @@ def test_masks_that_are_left_undo_a_round(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(secured, "answered", lied)
     server, after, report, _ = round_of(assembly_of())
-    assert torch.equal(flat_of(after.state), flat_of(server.state))
+    assert torch.equal(concat_state(after.state), concat_state(server.state))
     assert "count other clients" in report["undone"]["reason"] or "sent other states" in report["undone"]["reason"]
 
 
@@ -273,7 +273,7 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     server = start(federation)
     settings = replace(assembly.settings, secure=greedy)
     after, report = one_round(assembly.federation, engine, settings, server)
-    assert not watched.replies and torch.equal(flat_of(after.state), flat_of(server.state))
+    assert not watched.replies and torch.equal(concat_state(after.state), concat_state(server.state))
     reasons = [failure["reason"] for failure in report["failures"]]
     assert len(reasons) == 2 and all("the cohort has 2 members, and at least 3" in reason for reason in reasons)
     after, report = one_round(
@@ -372,7 +372,7 @@ def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None
     assert few
     for round in few[:2]:
         server, after, report, watched = round_of(assembly, round=round)
-        assert not watched.replies and torch.equal(flat_of(after.state), flat_of(server.state))
+        assert not watched.replies and torch.equal(concat_state(after.state), concat_state(server.state))
         assert "none was asked" in report["undone"]["reason"]
     run = ff.run(table(tmp_path, {"rounds": 8, "cohort": {"fraction": 0.25}}), out=tmp_path / "run")
     assert len(run.metrics) == 8
@@ -421,13 +421,13 @@ def test_no_file_and_no_line_has_a_single_update_or_a_sum_without_its_noise(
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         divided = total / (registered(federation, server.round) * self.rate)
         wanted["sums"].append(total.numpy().tobytes()[:64])
-        wanted["means"].append((divided + flat_of(server.state)).numpy().tobytes()[:64])
+        wanted["means"].append((divided + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
     def sent(self: Any, pieces: Any, job: Job, update: Any, blocks: Any, grid: Quantiser) -> Any:
         found = words(self, pieces, job, update, blocks, grid)
         wanted["updates"] += [part.tobytes()[:64] for part in found[0].values()]
-        wanted["updates"].append(flat_of(update.state).numpy().tobytes()[:64])
+        wanted["updates"].append(concat_state(update.state).numpy().tobytes()[:64])
         return found
 
     monkeypatch.setattr(Privacy, "_released", noted)

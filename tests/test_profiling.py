@@ -21,7 +21,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.build.run import plan_levels
 from fleetfit.cost import latency_now, training_memory
 from fleetfit.errors import RunError
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 from fleetfit.training.profiling import (
     energy_of,
     free_memory,
@@ -98,7 +98,7 @@ def test_energy_is_that_of_the_steps_that_count(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_timed_is_the_methods_own_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of the method and the optimiser of the run move the weights as a client's job does."""
     problem = tiny_problem()
-    piece, data = problem.submodel(0.5, (1, 2)), random_data(problem, 4, 16, torch_rng("x"))
+    piece, data = problem.submodel(0.5, (1, 2)), random_data(problem, 4, 16, make_torch_rng("x"))
     state = steps.drawn(problem, piece)
     assert {name: tuple(t.shape) for name, t in state.items()} == problem.layout.shapes(piece.sizes, piece.exits)
     job = Job("train", 0, 1, 0, 0, piece, state, {"name": "scalefl"}, seed=0, local=plain(lr=0.1, batch_size=16))

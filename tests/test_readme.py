@@ -458,7 +458,7 @@ def test_a_key_without_a_default_is_valid(key, value):
 
 def test_the_guide_names_every_mode_of_tuning():
     rows = tables_of_markdown(GUIDE, "`peft.name`")
-    assert [code(row[0])[0] for row in rows] == sorted(names.available("peft"), key=lambda n: (n != "full", n))
+    assert [code(row[0])[0] for row in rows] == sorted(names.list_names("peft"), key=lambda n: (n != "full", n))
 
 
 def fields(section: type[Section], where: str = "") -> Iterator[str]:
@@ -527,8 +527,8 @@ def test_the_pages_name_every_error_and_its_exit_code(capsys):
 @pytest.mark.parametrize("kind", ["methods", "options", "selection"])
 def test_the_page_of_methods_has_each_with_its_keys_and_defaults(kind):
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^#|\Z)", METHODS, re.DOTALL | re.MULTILINE))
-    assert {name for other in ("methods", "options", "selection") for name in names.available(other)} == set(parts)
-    for name in names.available(kind):
+    assert {name for other in ("methods", "options", "selection") for name in names.list_names(other)} == set(parts)
+    for name in names.list_names(kind):
         stated = tomllib.loads("\n".join(re.findall(r"^- `(\w+ = [^`]+)`", parts[name], re.MULTILINE)))
         defaults = {key: p.default for key, p in inspect.signature(names.resolve(kind, name)).parameters.items()}
         assert stated == {k: list(v) if isinstance(v, tuple) else v for k, v in defaults.items() if v is not None}, name

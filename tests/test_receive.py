@@ -19,7 +19,7 @@ from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.method import FEDAVG, Method, build
 from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.submodel import flat_of
+from fleetfit.submodel import concat_state
 from fleetfit.values import Federation, Server, Update
 
 Updates = Iterator[Update]
@@ -150,8 +150,8 @@ def test_the_mean_is_that_of_the_others() -> None:
 
     federation, simulation = fleet("scalefl", choose=chosen(2, 5), hooks={"receive": receive})
     server, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
-    assert torch.equal(flat_of(server.state), flat_of(sent[2].state))
-    assert not torch.equal(flat_of(sent[5].state), flat_of(sent[2].state))
+    assert torch.equal(concat_state(server.state), concat_state(sent[2].state))
+    assert not torch.equal(concat_state(sent[5].state), concat_state(sent[2].state))
 
 
 def test_changed_updates_are_merged_as_they_are_now() -> None:
@@ -161,7 +161,7 @@ def test_changed_updates_are_merged_as_they_are_now() -> None:
         federation, simulation = fleet("scalefl", hooks=hooks)
         before = start(federation)
         after, _ = one_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
-        moved.append(flat_of(after.state) - flat_of(before.state))
+        moved.append(concat_state(after.state) - concat_state(before.state))
     assert float(moved[0].abs().max()) > 1e-3
     torch.testing.assert_close(moved[1], moved[0] / 2, atol=1e-6, rtol=1e-4)
 
@@ -301,7 +301,7 @@ class noting:  # a hook that keeps what it was given
 
     def __call__(self, federation: Federation, server: Server, update: Update) -> dict[str, Any]:
         sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
-        self.seen.append((update.client, float((flat_of(update.state) - flat_of(sent)).norm())))
+        self.seen.append((update.client, float((concat_state(update.state) - concat_state(sent)).norm())))
         return {}
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fleetfit.errors import RunError
-from fleetfit.records import RunFolder, environment, jsonable, new_path
+from fleetfit.files import write_text
+from fleetfit.records import RunFolder, choose_path, describe_environment, to_json_value
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
-from fleetfit.records.folder import write_atomically
 
 FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
 
@@ -89,7 +89,7 @@ def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path) -> None:
 
 
 def test_json_has_no_nan() -> None:
-    values = jsonable({"a": float("nan"), 1: [np.float32(0.5), float("inf")], "b": (np.int64(3),)})
+    values = to_json_value({"a": float("nan"), 1: [np.float32(0.5), float("inf")], "b": (np.int64(3),)})
     assert values == {"a": None, "1": [0.5, None], "b": [3]}
 
 
@@ -207,23 +207,23 @@ def test_one_process_at_a_time(folder: RunFolder) -> None:
 
 def test_atomic_writes_leave_the_old_file_when_they_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    write_atomically(path, "old")
+    write_text(path, "old")
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
-        write_atomically(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old"
 
 
 def test_new_paths_differ(tmp_path: Path) -> None:
-    first = new_path(tmp_path, "ScaleFL on digits!", "seed = 0")
+    first = choose_path(tmp_path, "ScaleFL on digits!", "seed = 0")
     first.mkdir()
-    second = new_path(tmp_path, "ScaleFL on digits!", "seed = 0")
+    second = choose_path(tmp_path, "ScaleFL on digits!", "seed = 0")
     assert first != second
     assert "-ScaleFL-on-digits-" in first.name
 
 
 def test_the_environment_says_what_a_result_depends_on() -> None:
-    found = environment()
+    found = describe_environment()
     assert found["torch"] == torch.__version__
     assert {"python", "numpy", "platform", "threads", "git_commit", "time"} <= set(found)
     json.dumps(found)

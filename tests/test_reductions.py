@@ -118,12 +118,12 @@ def test_equals_fedavg_bit_for_bit(case: Case) -> None:
 def test_every_method_and_option_is_in_the_table() -> None:
     known = {str(c.spec["name"]) for c in REDUCES} | {o for c in REDUCES for o in c.spec.get("plus", {})}
     unequal = {name.strip() for key in CANNOT for name in key.split(",")} - known
-    assert known | unequal >= {*names.available("methods"), *names.available("options")}
-    assert known <= {*names.available("methods"), *names.available("options")}
+    assert known | unequal >= {*names.list_names("methods"), *names.list_names("options")}
+    assert known <= {*names.list_names("methods"), *names.list_names("options")}
 
 
 def test_budgets_of_one_give_one_level() -> None:
-    for name in names.available("methods"):
+    for name in names.list_names("methods"):
         federation, _ = fleet({"name": name})
         if not federation.method.needs_budgets:
             continue
@@ -148,7 +148,7 @@ def test_the_weights_are_the_only_other_difference(name: str) -> None:
 
 def test_the_others_count_samples() -> None:
     """So that the list above is complete."""
-    counting = [n for n in names.available("methods") if build({"name": n}).weight is not FEDAVG.weight]
+    counting = [n for n in names.list_names("methods") if build({"name": n}).weight is not FEDAVG.weight]
     assert sorted(counting) == sorted(COUNTING)
 
 
@@ -163,7 +163,7 @@ def test_printed_weights_are_half_the_loss() -> None:
     assert all(torch.equal(found[n], expected[n]) for n in expected)
 
 
-@pytest.mark.parametrize("name", names.available("methods"))
+@pytest.mark.parametrize("name", names.list_names("methods"))
 def test_a_method_sets_only_what_it_needs(name: str) -> None:
     """A method is its difference from FedAvg: most hooks are FedAvg's own functions."""
     method = build({"name": name, **COUNTING.get(name, {})})  # an option that it brings along is not its own

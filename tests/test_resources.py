@@ -13,14 +13,14 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.engines.local import local
 from fleetfit.method import Method, build
 from fleetfit.rounds import Settings, one_round, start
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.values import DeviceResources, Drift, Failure, Federation, Server, Update
 
 
 def test_drift_is_the_formula() -> None:
     """z_t = 0.9 z_(t-1) + sqrt(1 - 0.81) sd n_t, times the u of the last jump, recomputed from the same draws."""
     drift = Drift(sd=0.3, jump=0.4, low=0.5)
-    n, jumps, left = (numpy_rng(7, key, 3) for key in ("drift", "jumps", "left"))
+    n, jumps, left = (make_numpy_rng(7, key, 3) for key in ("drift", "jumps", "left"))
     z, u, found = 0.0, 1.0, [1.0]
     for _ in range(40):
         z = 0.9 * z + math.sqrt(0.19) * 0.3 * n.normal()

@@ -25,7 +25,7 @@ from fleetfit.options._ordered import at_least, at_most, middle, network, ordere
 from fleetfit.options.krum import scores
 from fleetfit.options.outliers import measured
 from fleetfit.rounds import start
-from fleetfit.submodel import Submodel, extract, flat_of
+from fleetfit.submodel import Submodel, concat_state, extract
 from fleetfit.values import Server, Update
 
 FEDERATION = replace(tiny_federation({"name": "scalefl"})[0], problem=PROBLEM)
@@ -104,8 +104,8 @@ def test_norms_are_those_of_the_movements() -> None:
     updates = mixed()
     _, found = measured(Movements(LAYOUT, SERVER, updates), len(updates), 4)
     for norm, update in zip(found.tolist(), updates, strict=True):
-        sent = flat_of(extract(LAYOUT, SENT, update.submodel))
-        assert norm == pytest.approx(float((flat_of(update.state) - sent).norm()), rel=1e-5)
+        sent = concat_state(extract(LAYOUT, SENT, update.submodel))
+        assert norm == pytest.approx(float((concat_state(update.state) - sent).norm()), rel=1e-5)
 
 
 # ---- the options, by plain loops -------------------------------------------------------------------------------------
@@ -154,13 +154,13 @@ def test_outliers_are_those_whose_distance_from_the_median_is_too_large_in_some_
 
 def test_who_is_kept_is_clipped_to_the_median_norm() -> None:
     updates = mixed()
-    sent = [flat_of(extract(LAYOUT, SENT, u.submodel)) for u in updates]
-    norms = [float((flat_of(u.state) - s).norm()) for u, s in zip(updates, sent, strict=True)]
+    sent = [concat_state(extract(LAYOUT, SENT, u.submodel)) for u in updates]
+    norms = [float((concat_state(u.state) - s).norm()) for u, s in zip(updates, sent, strict=True)]
     limit = median(norms)
     kept = given_on({"outliers": {"threshold": 100.0}}, updates)
     assert len(kept) == 9 and max(norms) > 1.1 * limit
     for k, update in enumerate(updates):
-        moved = float((flat_of(kept[k].state) - sent[k]).norm())
+        moved = float((concat_state(kept[k].state) - sent[k]).norm())
         assert moved == pytest.approx(min(norms[k], limit), rel=1e-4)
         if norms[k] <= limit:
             assert kept[k] is update
@@ -401,7 +401,7 @@ def test_untold_levels_of_adaptivefl_are_compared_too(tmp_path: Path) -> None:
 
 def test_updates_are_drawn_once_and_the_start_is_not_written_to() -> None:
     federation, server = FEDERATION, start(FEDERATION)
-    before = flat_of(server.state).clone()
+    before = concat_state(server.state).clone()
 
     def once() -> Iterator[Update]:
         yield from mixed()
@@ -412,4 +412,4 @@ def test_updates_are_drawn_once_and_the_start_is_not_written_to() -> None:
             method.merge(federation, server, once(), method.weight)
         else:
             list(method.receive(federation, server, once()))
-        assert torch.equal(flat_of(server.state), before)
+        assert torch.equal(concat_state(server.state), before)

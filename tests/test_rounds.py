@@ -17,7 +17,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.layout import State, outputs
-from fleetfit.messages import job_nest, pack, reply_nest
+from fleetfit.messages import dump_job, dump_reply, pack
 from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, canonical, one_round, run, start
 from fleetfit.submodel import Submodel, extract
@@ -429,9 +429,9 @@ def test_bytes_are_those_of_the_messages() -> None:
     engine = Meddling(shortened(simulation, 1, 0))
     _, report = one_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert len(report["failures"]) == 1
-    assert report["bytes_down"] == sum(len(pack(job_nest(job, federation.problem.layout))) for job in engine.jobs)
+    assert report["bytes_down"] == sum(len(pack(dump_job(job, federation.problem.layout))) for job in engine.jobs)
     sent = [
-        {k: v for k, v in reply_nest(r, federation.problem.layout).items() if k not in ("multiply_adds", "simulated_s")}
+        {k: v for k, v in dump_reply(r, federation.problem.layout).items() if k not in ("multiply_adds", "simulated_s")}
         for r in engine.replies
     ]
     assert report["bytes_up"] == sum(len(pack(nest)) for nest in sent)  # what a clock says is not sent

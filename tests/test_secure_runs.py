@@ -18,7 +18,7 @@ from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import SecureClient
 from fleetfit.secured import Secured
-from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.submodel import concat_state, cut, whole
 from fleetfit.validation import wrong_sums
 from fleetfit.values import Failure, Job, Summed, Update
 
@@ -86,13 +86,13 @@ def by_hand(assembly: Any, server: Any, watched: Watched, without: set[int]) -> 
     layout, grid = assembly.federation.problem.layout, assembly.settings.secure.grid
     full = cut(layout, whole(layout)).size
     total, count = [0] * full, [0] * full
-    before = flat_of(server.state)
+    before = concat_state(server.state)
     for job, update in watched.replies:
         if job.client in without:
             continue
         places = cut(layout, job.submodel).gather(torch.arange(full)).tolist()
         names = [n for n, t in update.state.items() for _ in range(t.numel())]
-        moved = (flat_of(update.state) - flat_of(job.state)).double() / grid.step
+        moved = (concat_state(update.state) - concat_state(job.state)).double() / grid.step
         for place, name, value in zip(places, names, moved.tolist(), strict=True):
             if name not in update.untrained:
                 total[place] += max(-grid.most, min(grid.most, round(value)))
@@ -108,8 +108,8 @@ def test_a_round_is_the_mean_of_the_quantised_movements(method: str) -> None:
     keys = {"name": method, "hooks": {"weight": "by_count"}} if method == "fedrolex" else {"name": method}
     assembly, server, after, report, watched = round_of({"method": keys})
     assert len({job.submodel for job, _ in watched.replies}) == 3
-    assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, set()))
-    assert not torch.equal(flat_of(after.state), flat_of(server.state))
+    assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, set()))
+    assert not torch.equal(concat_state(after.state), concat_state(server.state))
     assert report["secure"] == {"hidden": 0, "clipped": 0} and report["train"]["clients"] == 12
 
 
@@ -117,7 +117,7 @@ def test_a_round_is_the_plain_one_up_to_half_a_step() -> None:
     assembly, server, after, _, _ = round_of({})
     plain = replace(assembly, settings=replace(assembly.settings, secure=None))
     there, _ = one_round(assembly.federation, plain.engine(), plain.settings, server)
-    away = (flat_of(after.state) - flat_of(there.state)).abs().max()
+    away = (concat_state(after.state) - concat_state(there.state)).abs().max()
     step = assembly.settings.secure.grid.step
     assert 0 < away <= step / 2 + 1e-6, "half a step, and the rounding of fp32"
 
@@ -129,7 +129,7 @@ def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phas
     counts = gone if phase in ("keys", "shares", "update") else set()
     assert {f["client"] for f in report["failures"]} == counts
     assert all("it went away before" in f["reason"] for f in report["failures"])
-    assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, counts))
+    assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, counts))
     assert report["train"]["clients"] == 12 - len(counts)
 
 
@@ -144,7 +144,7 @@ def test_who_is_lost_between_phases_is_a_failure_unless_its_update_has_come(phas
 )
 def test_a_cohort_of_which_too_few_are_left_leaves_the_state_as_it_was(phase: str, sentence: str) -> None:
     _, server, after, report, _ = round_of({}, lambda p, r, c: p == phase and c % 2 == 0)
-    assert torch.equal(flat_of(after.state), flat_of(server.state)) and after.round == 1
+    assert torch.equal(concat_state(after.state), concat_state(server.state)) and after.round == 1
     assert sentence in report["undone"]["reason"] and report["train"] == {
         "loss": None, "clients": 0, "samples": 0, "by_level": {}
     }  # fmt: skip
@@ -162,8 +162,8 @@ def test_what_too_few_cover_keeps_its_bits_and_is_counted() -> None:
     cut(layout, assembly.federation.levels[0].submodel).scatter_scalar(smaller, 1.0)
     alone = smaller == 0
     assert report["secure"]["hidden"] == int(alone.sum()) > 0
-    assert torch.equal(flat_of(after.state)[alone], flat_of(server.state)[alone])
-    assert not torch.equal(flat_of(after.state)[~alone], flat_of(server.state)[~alone])
+    assert torch.equal(concat_state(after.state)[alone], concat_state(server.state)[alone])
+    assert not torch.equal(concat_state(after.state)[~alone], concat_state(server.state)[~alone])
 
 
 def test_clipped_movements_are_counted() -> None:
@@ -195,7 +195,7 @@ def test_every_engine_leaves_the_same_state(engine: str, tmp_path: Path) -> None
     for name in ("local", engine):
         keys = {"name": name} | ({} if name == "local" else {"workers": 2})
         run = ff.run(laid(TINY, {"secure": SECURE, "engine": keys, "rounds": 2}), out=tmp_path / name)
-        found.append(flat_of(run.server.state))
+        found.append(concat_state(run.server.state))
     assert torch.equal(*found)
 
 
@@ -231,7 +231,7 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
     config = laid(TINY, {"secure": SECURE})
     asked = stopped_in_the_second_round(monkeypatch, lambda: ff.run(config, out=tmp_path / "run"))
     name = json.loads((tmp_path / "run/secure.json").read_text())["run"]
-    before = flat_of(ff.load(tmp_path / "run").server.state).clone()
+    before = concat_state(ff.load(tmp_path / "run").server.state).clone()
     assert asked.count(1) == 12
     run = ff.resume(tmp_path / "run")
     assert asked.count(1) == 12 and asked.count(2) == 12
@@ -242,7 +242,7 @@ def test_a_round_that_was_begun_is_skipped_on_resume_and_never_done_again(
     assert second["round"] == 2 and second["train"]["clients"] == 0
     assert "undone" not in first and "undone" not in third and third["train"]["clients"] == 12
     assert json.loads((tmp_path / "run/secure.json").read_text()) == {"run": name, "begun": 3}
-    assert not torch.equal(flat_of(run.server.state), before)
+    assert not torch.equal(concat_state(run.server.state), before)
 
 
 def test_skipped_rounds_do_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_hostile_clients_send_what_they_like_within_the_range(tmp_path: Path) ->
     assembly, server, after, report, _ = round_of(change)
     hostile = assembly.settings.hostile
     assert report["received"]["sent"]["hostile"] == len(hostile) == 3
-    assert (flat_of(after.state) - flat_of(server.state)).abs().max() <= 0.01 + 1e-6
+    assert (concat_state(after.state) - concat_state(server.state)).abs().max() <= 0.01 + 1e-6
     assert report["secure"]["clipped"] >= 3
 
 
@@ -349,7 +349,7 @@ def test_an_update_that_is_not_finite_is_its_clients_failure(monkeypatch: pytest
     monkeypatch.setattr(Watched, "run", broken)
     assembly, server, after, report, watched = round_of({})
     assert [f["client"] for f in report["failures"]] == [5] and "not finite" in report["failures"][0]["reason"]
-    assert torch.equal(flat_of(after.state), by_hand(assembly, server, watched, {5}))
+    assert torch.equal(concat_state(after.state), by_hand(assembly, server, watched, {5}))
 
 
 # ---- sums as values --------------------------------------------------------------------------------------------------
@@ -392,13 +392,13 @@ def test_from_sums_is_the_mean_of_what_was_trained_and_leaves_the_rest() -> None
     numbers = torch.randint(-50, 50, (3, len(places)), generator=rng)
     sums = SummedBlock(places, numbers.sum(0), torch.full_like(places, 3), 3)
     mean = Mean(layout)
-    sent = compiled.gather(flat_of(server.state))
+    sent = compiled.gather(concat_state(server.state))
     for row in numbers:
         mean.add(piece, compiled.views(sent + 0.01 * row), 1.0)
     found, expected = from_sums(layout, server.state, [sums], 0.01), mean.result()
-    assert torch.equal(flat_of(found.coverage), flat_of(expected.coverage))
-    one, other = flat_of(applied(server.state, found)), flat_of(applied(server.state, expected))
+    assert torch.equal(concat_state(found.coverage), concat_state(expected.coverage))
+    one, other = concat_state(applied(server.state, found)), concat_state(applied(server.state, expected))
     assert torch.allclose(one, other, atol=1e-6)
     outside = torch.ones(full, dtype=torch.bool)
     outside[places] = False
-    assert torch.equal(one[outside], flat_of(server.state)[outside]) and bool(outside.any())
+    assert torch.equal(one[outside], concat_state(server.state)[outside]) and bool(outside.any())

@@ -21,13 +21,13 @@ from fleetfit.messages import pack
 from fleetfit.method import FEDAVG, Method, build
 from fleetfit.records.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.selection import _directions, diversity, rl
 from fleetfit.selection._drawing import best, by_weight
-from fleetfit.submodel import Submodel, extract, flat_of, put_back, whole
+from fleetfit.submodel import Submodel, concat_state, extract, put_back, whole
 from fleetfit.values import Availability, Failure, Federation, Server, Simulation, Update
 
-CHOICES = names.available("selection")
+CHOICES = names.list_names("selection")
 LOCAL = plain(lr=0.1, batch_size=8)
 NOTHING = Aggregate({}, {})
 WEIGHTS = np.array([1.0, 2.0, 3.0, 6.0])
@@ -42,7 +42,7 @@ def registered(federation: Federation, **changes: Any) -> Federation:
 
 
 def chosen(federation: Federation, server: Server, draws: int = 1) -> list[list[int]]:
-    rng = numpy_rng(0, "draws")
+    rng = make_numpy_rng(0, "draws")
     return [federation.method.choose(federation, server, rng) for _ in range(draws)]
 
 
@@ -71,7 +71,7 @@ def successive(weights: np.ndarray, count: int) -> dict[tuple[int, ...], float]:
 
 def test_drawing_by_weight_is_one_after_the_other() -> None:
     """All twelve ordered pairs of four, each as often as the product of its two draws says."""
-    rng, draws = numpy_rng(1, "pairs"), 40_000
+    rng, draws = make_numpy_rng(1, "pairs"), 40_000
     found = [tuple(by_weight(np.arange(4), WEIGHTS, 2, rng).tolist()) for _ in range(draws)]
     for pair, p in successive(WEIGHTS, 2).items():
         assert found.count(pair) / draws == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws))
@@ -79,7 +79,7 @@ def test_drawing_by_weight_is_one_after_the_other() -> None:
 
 
 def test_the_best_are_the_highest_and_equals_are_drawn() -> None:
-    scores, rng = np.array([3.0, 1.0, math.inf, 3.0, 3.0]), numpy_rng(0, "best")
+    scores, rng = np.array([3.0, 1.0, math.inf, 3.0, 3.0]), make_numpy_rng(0, "best")
     found = [sorted(best(np.arange(5) + 10, scores, 3, rng).tolist()) for _ in range(3000)]
     assert {tuple(f) for f in found} == {(10, 12, 13), (10, 12, 14), (12, 13, 14)}
     for pair in ([10, 12, 13], [10, 12, 14], [12, 13, 14]):
@@ -148,7 +148,7 @@ def test_losses_are_those_of_the_last_report() -> None:
     federation, simulation = fleet("loss", 6, 3)
     server, known = start(federation), {}
     for _ in range(4):
-        rng = numpy_rng(federation.seed, server.round, "choose")
+        rng = make_numpy_rng(federation.seed, server.round, "choose")
         cohort = federation.method.choose(federation, server, rng)
         noted: list[Any] = []
 
@@ -201,7 +201,7 @@ def test_diversity_completes_the_classes() -> None:
 @pytest.mark.parametrize("target", ["uniform", "all"])
 def test_diversity_by_classes_is_greedy(target: Any) -> None:
     """Each step against all others, and the target "all" is that of those who can take part."""
-    counts = numpy_rng(3, "counts").integers(0, 30, size=(12, 5))
+    counts = make_numpy_rng(3, "counts").integers(0, 30, size=(12, 5))
     federation, _ = fleet("diversity", 12, 4)
     federation = registered(federation, labels=counts, num_examples=np.array([0, *[9] * 11]))
     aim = diversity.aimed_at(federation, target)
@@ -249,7 +249,7 @@ def test_sketches_keep_angles_on_what_both_have() -> None:
         torch.stack([_directions.sketch(federation, p, m, 4096) for p, m in zip(pieces, parts, strict=True)])
     )
     for a, b in itertools.combinations(range(3), 2):  # levels are nested: the smaller one is what both have
-        u, v = (flat_of(extract(layout, moved[i], pieces[a])).double() for i in (a, b))
+        u, v = (concat_state(extract(layout, moved[i], pieces[a])).double() for i in (a, b))
         assert found[a, b] == pytest.approx(float((u / u.norm() - v / v.norm()).norm()), rel=1e-6)
     assert np.array_equal(found, found.T) and np.array_equal(np.diag(found), np.zeros(3))
 
@@ -274,7 +274,7 @@ def test_a_sketch_s_dot_product_is_right_on_average() -> None:
         dots.append(float((_directions.sketch(other, full, u, 16) * _directions.sketch(other, full, v, 16)).sum()))
     true = float(sum((u[n] * v[n]).sum() for n in u))
     assert np.mean(dots) == pytest.approx(true, abs=4 * np.std(dots) / 20)
-    lengths = [float(flat_of(m).norm()) for m in (u, v)]
+    lengths = [float(concat_state(m).norm()) for m in (u, v)]
     assert np.std(dots) < math.prod(lengths) * math.sqrt(2 / 16)
 
 
@@ -286,12 +286,14 @@ def test_the_movement_is_what_came_back_less_what_was_sent() -> None:
     moved = extract(layout, drawn_movement(federation, 5), back)
     state = {n: t + moved[n] for n, t in extract(layout, server.state, back).items()}
     update = Update(0, 0, 1, 0, sent, back, state, 9, {"loss": 1.0})
-    assert flat_of(_directions.movement(federation, server, update)) == pytest.approx(flat_of(moved), abs=1e-6)
+    assert concat_state(_directions.movement(federation, server, update)) == pytest.approx(
+        concat_state(moved), abs=1e-6
+    )
 
 
 def test_facility_location_is_greedy() -> None:
     """Each step against all others in plain Python; the first one is the exact best single one."""
-    points = numpy_rng(0, "points").normal(size=(14, 3))
+    points = make_numpy_rng(0, "points").normal(size=(14, 3))
     distance = np.linalg.norm(points[:, None] - points[None], axis=2)
     candidates = np.array([2, 3, 5, 7, 8, 11, 13])
 
@@ -345,14 +347,14 @@ def test_only_connected_clients_are_chosen_and_nobody_twice(choice: str) -> None
     engine, server = local(simulation), start(federation)
     for round in range(12):
         here = set(federation.able[federation.connected(round)[federation.able]].tolist())
-        cohort = federation.method.choose(federation, server, numpy_rng(round, "any"))
+        cohort = federation.method.choose(federation, server, make_numpy_rng(round, "any"))
         assert set(cohort) <= here and len(set(cohort)) == len(cohort) == min(4, len(here))
         assert all(type(c) is int for c in cohort)
         server, report = one_round(federation, engine, Settings(12, LOCAL), server)
         assert report["online"] == len(here) and not [f for f in report["failures"] if not f["absent"]]
     nobody = replace(federation, connected=lambda r: np.zeros(12, dtype=bool))
-    assert federation.method.choose(nobody, server, numpy_rng(0)) == []
-    assert federation.method.choose(nobody, start(federation), numpy_rng(0)) == []
+    assert federation.method.choose(nobody, server, make_numpy_rng(0)) == []
+    assert federation.method.choose(nobody, start(federation), make_numpy_rng(0)) == []
 
 
 @pytest.mark.parametrize("kind", ["CS", "random", "greedy"])
@@ -361,7 +363,7 @@ def test_adaptivefl_chooses_among_the_connected(kind: str) -> None:
     federation = replace(federation, connected=lambda r: np.arange(12) % 3 == r % 3)
     server = start(federation)
     for round in range(3):
-        found = federation.method.choose(federation, replace(server, round=round), numpy_rng(round))
+        found = federation.method.choose(federation, replace(server, round=round), make_numpy_rng(round))
         assert sorted(found) == [c for c in range(12) if c % 3 == round]
 
 
@@ -434,10 +436,10 @@ def test_regions_are_what_a_level_has_beyond_the_smaller_ones() -> None:
         if smaller is not None:
             inner = {n: torch.zeros_like(t) for n, t in extract(layout, zeros, smaller).items()}
             own = extract(layout, put_back(layout, put_back(layout, zeros, larger, own), smaller, inner), larger)
-        assert float(rows[level].square().sum()) == pytest.approx(float(flat_of(own).square().sum()), rel=1e-5)
+        assert float(rows[level].square().sum()) == pytest.approx(float(concat_state(own).square().sum()), rel=1e-5)
 
 
-LEFT_OPEN = [name for name in names.available("methods") if build({"name": name}).choose is FEDAVG.choose]
+LEFT_OPEN = [name for name in names.list_names("methods") if build({"name": name}).choose is FEDAVG.choose]
 
 
 @pytest.mark.parametrize("method", LEFT_OPEN)

@@ -20,7 +20,7 @@ from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import moments
 from fleetfit.method import coverage_mean, take_mean
 from fleetfit.rounds import Settings, one_round, run, start
-from fleetfit.submodel import FlatState, flat_of
+from fleetfit.submodel import FlatState, concat_state
 from fleetfit.values import Failure, Federation, Server, Update
 
 Reports = Sequence[Update | Failure]
@@ -202,7 +202,7 @@ def test_an_absurd_update_is_its_clients_failure_and_the_others_train_on(value: 
     for done in reports:
         assert [f["client"] for f in done.report["failures"]] == [5] and done.report["train"]["clients"] == 5
         assert "square of their norm" in done.report["failures"][0]["reason"]
-    assert float(flat_of(reports[-1].server.state).abs().max()) < 10
+    assert float(concat_state(reports[-1].server.state).abs().max()) < 10
 
 
 @pytest.mark.parametrize("hook", ["note", "weight"])

@@ -15,9 +15,9 @@ from fleetfit.submodel import (
     Cut,
     Submodel,
     check_shapes,
+    concat_state,
     cut,
     extract,
-    flat_of,
     plain,
     prefix,
     put_back,
@@ -148,9 +148,9 @@ def test_extract_is_a_copy() -> None:
 def test_scatter_adds_or_writes(kept: range | tuple[int, ...]) -> None:
     piece = Submodel({"a": kept, "classes": range(3)}, (1, 2, 3))
     compiled = Cut(LAYOUT, piece)
-    total = flat_of(numbered(LAYOUT)).clone()
+    total = concat_state(numbered(LAYOUT)).clone()
     compiled.scatter(total, torch.ones(compiled.size), add=True)
-    covered = (total - flat_of(numbered(LAYOUT))).to(torch.bool)
+    covered = (total - concat_state(numbered(LAYOUT))).to(torch.bool)
     assert int(covered.sum()) == compiled.size
     same(
         compiled.views(compiled.gather(total)), {n: t + 1 for n, t in by_hand(LAYOUT, numbered(LAYOUT), piece).items()}
@@ -255,10 +255,10 @@ def test_index_work_is_done_once() -> None:
 def test_flat_of_copies_only_where_it_must() -> None:
     buffer = torch.arange(6.0)
     views = {"x": buffer[:4].view(2, 2), "y": buffer[4:]}
-    assert flat_of(views).data_ptr() == buffer.data_ptr()
-    assert flat_of({"y": views["y"], "x": views["x"]}).tolist() == [4, 5, 0, 1, 2, 3]
-    assert flat_of({"x": views["x"].t(), "y": views["y"]}).tolist() == [0, 2, 1, 3, 4, 5]
-    assert flat_of({"x": views["x"].double()}).dtype == torch.float32
+    assert concat_state(views).data_ptr() == buffer.data_ptr()
+    assert concat_state({"y": views["y"], "x": views["x"]}).tolist() == [4, 5, 0, 1, 2, 3]
+    assert concat_state({"x": views["x"].t(), "y": views["y"]}).tolist() == [0, 2, 1, 3, 4, 5]
+    assert concat_state({"x": views["x"].double()}).dtype == torch.float32
 
 
 def test_neighbours_in_memory_of_another_buffer_are_copied() -> None:
@@ -266,7 +266,7 @@ def test_neighbours_in_memory_of_another_buffer_are_copied() -> None:
     block = np.arange(8, dtype=np.float32)
     left, right = torch.from_numpy(block[:4]), torch.from_numpy(block[4:])
     assert left.data_ptr() + 16 == right.data_ptr()
-    assert flat_of({"l": left, "r": right}).tolist() == list(range(8))
+    assert concat_state({"l": left, "r": right}).tolist() == list(range(8))
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

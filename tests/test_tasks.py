@@ -172,7 +172,7 @@ def made(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
 
 
 @pytest.mark.parametrize("task", ["next_token", "regression", "multi_label"])
-@pytest.mark.parametrize("name", names.available("methods"))
+@pytest.mark.parametrize("name", names.list_names("methods"))
 def test_every_method_learns_every_task(name: str, task: str) -> None:
     """Better than the constant answer after a few rounds, which two rounds of noise would not be."""
     federation, simulation = made(task, spec_of(name))

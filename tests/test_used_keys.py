@@ -403,7 +403,7 @@ def value_of(table: Any, key: str) -> Any:
     return table
 
 
-METHODS = names.available("methods")
+METHODS = names.list_names("methods")
 QUICK = (("scalefl", "tiny"), ("adaptivefl", "tiny"), ("fedsgd", "rich"))
 UNFIT = {"reefl", "feddf"}  # a vision transformer only; server data for every run
 
@@ -456,7 +456,7 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
             continue
         base = laid(TINY, {"method": {"name": method}})
         without = assemble(load_experiment(base))
-        for name in names.available(kind):
+        for name in names.list_names(kind):
             change = nest(f"{place}.{name}", {}) if kind == "options" else nest(place, {"name": name})
             if kind == "selection" and name == "uniform":
                 continue  # which is the default
@@ -477,7 +477,7 @@ def test_a_default_that_is_written_as_a_list_is_no_unused_key() -> None:
     assert not assemble(load_experiment(laid(TINY, {"method": method}))).unused
 
 
-@pytest.mark.parametrize("engine", names.available("engines"))
+@pytest.mark.parametrize("engine", names.list_names("engines"))
 @pytest.mark.parametrize("key", ENGINE_KEYS)
 def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
     import inspect

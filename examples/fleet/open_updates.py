@@ -17,7 +17,7 @@ from fleetfit.privacy import Randomness
 from fleetfit.rounds import one_round, start
 from fleetfit.secure import Quantiser
 from fleetfit.secured import Segments, worded
-from fleetfit.submodel import flat_of
+from fleetfit.submodel import concat_state
 from fleetfit.values import Failure, Job, Update
 
 WORDS = 8
@@ -62,8 +62,8 @@ def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {}
     for job, update in engine.replies:
         assert isinstance(update, Update) and job.client is not None
-        flat = flat_of(update.state)
-        moved = (flat != flat_of(job.state)).nonzero().flatten()
+        flat = concat_state(update.state)
+        moved = (flat != concat_state(job.state)).nonzero().flatten()
         middle = int(moved[len(moved) // 2])
         place = pieces.index(worded(job.submodel))
         mine = [block for block in segments.of(pieces)[1] if block >> place & 1]

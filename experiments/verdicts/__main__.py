@@ -64,7 +64,7 @@ def main(given: list[str] | None = None, root: Path = ROOT) -> int:
             print(f"{path.relative_to(root)} is {said}.")
         return int(bool(old))
     for path, said in pages.items():
-        files.write_atomically(path, said)
+        files.write_text(path, said)
     figures.save(drawn, root / PAGE.with_suffix(""))
     print(f"Written: {PAGE} and {len(drawn)} figures.")
     return 0

@@ -90,7 +90,7 @@ def save(figures: Sequence[Drawn], folder: Path) -> None:
     for one in figures:
         with (
             matplotlib.rc_context({"svg.hashsalt": one.name, "svg.fonttype": "none"}),
-            files.replacing(folder / one.name) as file,
+            files.atomic_write(folder / one.name) as file,
         ):
             one.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
 

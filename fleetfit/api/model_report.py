@@ -22,7 +22,7 @@ from fleetfit.levels import split_levels
 from fleetfit.planner import Mode, Targets
 from fleetfit.report.tables import without_early
 from fleetfit.report.text import EXITS, Table, exit_names, short
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
 from fleetfit.tasks import task_named
 from fleetfit.training import initial_state, one_thread, run_job
@@ -69,7 +69,7 @@ def check_model_report(
     yield _format_section("Exits", what_exits(architecture, module))
     proof = check_layout(architecture, problem.layout, [level.submodel for level in levels], input_shape=shape)
     yield _format_section("Proof", what_was_proved(proof))
-    data = random_data(problem, classes, _BATCH, torch_rng("check-model"))
+    data = random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)
     yield how
     yield _train_levels(problem, levels, data)

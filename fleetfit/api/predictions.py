@@ -133,7 +133,7 @@ def _write_csv(out: Path | None, rows: Iterable[Sequence[object]]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     try:
-        files.write_where_told(str(out), text.getvalue())
+        files.write_user_file(str(out), text.getvalue())
     except OSError as error:
         raise ConfigError(f"the predictions cannot be written to {out}: {error.strerror}.", path=out) from None
 

@@ -31,8 +31,8 @@ from fleetfit.config import Experiment, load_experiment
 from fleetfit.config.build.run import LevelPlan, plan_levels
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
+from fleetfit.files import write_text
 from fleetfit.planner import Amount, absolute, assign, budgets_by_cost
-from fleetfit.records import write_atomically
 from fleetfit.report.text import Table, size
 from fleetfit.tensor_defaults import own_mode
 from fleetfit.training import accelerator_named
@@ -403,7 +403,7 @@ def _place(path: Path, force: bool) -> Path:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text)
+        write_text(path, text)
     except OSError as error:
         raise ConfigError(f"the budget cannot be written to {path}: {error.strerror}.") from None
 

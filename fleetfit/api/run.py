@@ -34,7 +34,7 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import key_in, made_key, outside
 from fleetfit.privacy.ledger import FILE as LEDGER
-from fleetfit.records import RunFolder, checksums, environment, jsonable, new_path
+from fleetfit.records import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
 from fleetfit.report import page, plots
 from fleetfit.report.recorded import check_report, class_counts_in, summary_of, with_seconds
 from fleetfit.stored import RUNS
@@ -294,7 +294,7 @@ def create_run_folder(
     experiment = assembly.experiment
     config = to_toml(experiment)
     name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
-    path = new_path(RUNS, name, config) if out is None else Path(out)
+    path = choose_path(RUNS, name, config) if out is None else Path(out)
     privacy = assembly.settings.privacy
     if privacy is not None:  # before the folder exists
         outside(privacy.key_file, path)
@@ -307,8 +307,8 @@ def create_run_folder(
     if isinstance(assembly.data, Data) and assembly.data.columns:
         files[COLUMNS] = assembly.data.columns
     fingerprint = make_fingerprint(assembly)
-    facts = environment() | ({} if fingerprint is None else {DATA: fingerprint})
-    files["environment.json"] = json.dumps({**facts, "sha256": checksums(files)}, indent=2) + "\n"
+    facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
+    files["environment.json"] = json.dumps({**facts, "sha256": compute_checksums(files)}, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[secure_file.FILE] = secure_file.format_secure_file(assembly.settings.secure)
     if privacy is not None:
@@ -443,7 +443,7 @@ def _write_rounds(
         settings = replace(settings, rounds=server.round + left)
     before = files.metrics()[: server.round]
     for done in rounds.run(assembly.federation, engine, settings, server, renew, before):
-        report = jsonable(with_seconds(done.report, saving.read()))
+        report = to_json_value(with_seconds(done.report, saving.read()))
         files.append(report)
         after = done.server
         if after.round % often.every == 0 or after.round == settings.rounds:
@@ -476,7 +476,7 @@ def _write_results(
         "score": assembly.federation.problem.task.score,
     }
     results = summary_of(description, assembly.plan, metrics, assembly.notes)
-    summary: dict[str, Any] = jsonable(with_seconds(results, saving.read()))
+    summary: dict[str, Any] = to_json_value(with_seconds(results, saving.read()))
     if on_result is not None:
         on_result(summary)
     if not any(target._compared):  # a comparison draws all its runs, and `fleetfit pictures` one of them

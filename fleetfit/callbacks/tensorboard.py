@@ -28,7 +28,7 @@ class _TensorBoard(Callback):
         """Open a new file of events beside those that there are."""
         from torch.utils.tensorboard import SummaryWriter
 
-        place = files.inside(start.folder, "tensorboard/events").parent  # which is no link to elsewhere
+        place = files.safe_join(start.folder, "tensorboard/events").parent  # which is no link to elsewhere
         self._writer = SummaryWriter(str(place))
 
     def on_round(self, report: Mapping[str, Any]) -> None:

@@ -52,8 +52,8 @@ class _WeightsAndBiases(Callback):
         kept = start.folder / "wandb.json"
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
         known = {"id": secrets.token_hex(4), "group": self._group or start.group, **known}
-        files.write_atomically(kept, json.dumps(known) + "\n")
-        place = files.inside(start.folder, "wandb/run").parent  # which is no link to elsewhere
+        files.write_text(kept, json.dumps(known) + "\n")
+        place = files.safe_join(start.folder, "wandb/run").parent  # which is no link to elsewhere
         self._run = library.init(
             dir=place.parent, name=start.title, config=dict(start.config), id=known["id"], resume="allow",
             group=known["group"] or None, reinit="create_new", settings=library.Settings(console="off", quiet=True),

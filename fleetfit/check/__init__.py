@@ -31,7 +31,7 @@ from fleetfit.check.parting import by_axis, failing_axes, fixed_groups, in_words
 from fleetfit.check.shapes import check_depths, loaded, permuted
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, infer_layout, some_input
-from fleetfit.seeds import own_randomness, torch_rng
+from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.tensor_defaults import own_mode
 
@@ -146,9 +146,9 @@ def check_layout(
     key = None if example is not None else _key(architecture, layout, levels, (*shape, -1, seed))
     if key is not None and key in _reports:
         return _reports[key]
-    with own_randomness(torch.device("cpu")):  # building draws numbers, and nothing else may notice
+    with isolate_rng(torch.device("cpu")):  # building draws numbers, and nothing else may notice
         layout = (layout or infer_layout(architecture, some_exits(architecture))).complete
-        rng = torch_rng("check_layout", seed)
+        rng = make_torch_rng("check_layout", seed)
         x = some_input(architecture, shape, _BATCH, rng) if example is None else example
         with _threads_for(layout):
             full = Full(architecture, layout, x, rng, seed)

@@ -25,7 +25,7 @@ from fleetfit.check.masked import CannotRun, MaskedCut, build_small, load_small
 from fleetfit.errors import ModelError
 from fleetfit.layout import State, build_module, named_tensors, outputs
 from fleetfit.layout.meta import Operations
-from fleetfit.seeds import own_randomness
+from fleetfit.seeds import isolate_rng
 
 _SETTLING, _STEPS = 8, 3  # training forwards before the other parts compare, and here
 _MOST_LISTED = 4
@@ -121,7 +121,7 @@ def _run_training(module: nn.Module, x: Tensor, steps: int, names: Iterable[str]
     """
     module.train()
     try:
-        with own_randomness(x.device, 0), torch.enable_grad(), in_float64():
+        with isolate_rng(x.device, 0), torch.enable_grad(), in_float64():
             for _ in range(steps):
                 module(x)
     except Exception as error:

@@ -17,7 +17,7 @@ from fleetfit.check.full import Full, KeptPlaces, describe, difference, in_float
 from fleetfit.check.replay import Trace, plain_attention, recorded, replayed
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, State, build_module, named_tensors, outputs
-from fleetfit.seeds import numpy_rng, torch_rng
+from fleetfit.seeds import make_numpy_rng, make_torch_rng
 from fleetfit.submodel import Channels, Submodel, random
 
 # ---- small and masked ----------------------------------------------------------------------------------------------
@@ -214,13 +214,13 @@ def _between(name: str, axis: Axis, seed: int) -> int:
     """Return a number of granules between two and two less than all, where there are so many."""
     granules = axis.size // axis.granule
     least, most = min(2, granules), max(1, granules - 2)
-    return int(numpy_rng("check_layout", seed, "between", name).integers(min(least, most), max(least, most) + 1))
+    return int(make_numpy_rng("check_layout", seed, "between", name).integers(min(least, most), max(least, most) + 1))
 
 
 def _kept(name: str, axis: Axis, n: int, prefix: bool, how: str, seed: int) -> Channels:
     if prefix or axis.ordered or not axis.scaled:
         return range(n)
-    return random(axis, n, 0, 0, numpy_rng("check_layout", seed, how, name))
+    return random(axis, n, 0, 0, make_numpy_rng("check_layout", seed, how, name))
 
 
 # ---- tensors that move no output -----------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def inert(full: Full) -> tuple[str, ...]:
     load(full.module, {**full.base, **full.state})
     own = {name: tensor for name, tensor, is_parameter in named_tensors(full.module) if is_parameter}
     names = [name for name in full.layout.tensors if name in own and _is_cut(full.layout, name)]
-    rng = torch_rng("check_layout", full.seed, "inert")
+    rng = make_torch_rng("check_layout", full.seed, "inert")
     before = [own[name].requires_grad for name in names]
     try:
         with torch.enable_grad(), plain_attention(), in_float64():

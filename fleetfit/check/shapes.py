@@ -12,7 +12,7 @@ from torch import nn
 from fleetfit.check.full import Full, KeptPlaces, describe, difference, in_float64, load
 from fleetfit.errors import ModelError
 from fleetfit.layout import Layout, build_module, named_tensors, outputs
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import Submodel, extract
 
 # ---- part 1: permuting an axis everywhere must not change what the full model computes -----------------------------
@@ -75,7 +75,7 @@ def _permutation(layout: Layout, axis: str, seed: int) -> tuple[int, ...] | None
     count = layout.axes[axis].size // granule
     if count < 2 or layout.axes[axis].ordered:
         return None
-    order = torch.randperm(count, generator=torch_rng("check_layout", seed, axis)).tolist()
+    order = torch.randperm(count, generator=make_torch_rng("check_layout", seed, axis)).tolist()
     if order == sorted(order):
         order = order[::-1]
     return tuple(g * granule + i for g in order for i in range(granule))

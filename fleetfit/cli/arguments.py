@@ -27,9 +27,9 @@ def forward_config_errors(parser: Callable[[str], Path]) -> Callable[[str], Path
     return parse
 
 
-parse_folder = forward_config_errors(paths.folder)
-parse_input_file = forward_config_errors(paths.file_to_read)
-parse_output_file = forward_config_errors(paths.file_to_write)
+parse_folder = forward_config_errors(paths.parse_folder)
+parse_input_file = forward_config_errors(paths.parse_input_file)
+parse_output_file = forward_config_errors(paths.parse_output_file)
 
 RunFile = Annotated[
     Path | None,

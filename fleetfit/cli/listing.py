@@ -92,7 +92,7 @@ def make_list_table(kind: str) -> Table:
     """Return what is built in, one line each."""
     if kind == "profiles":
         return make_profile_table(PROFILES)
-    known = {name: find_entry(kind, name) for name in names.available(kind)}
+    known = {name: find_entry(kind, name) for name in names.list_names(kind)}
     if kind == "data":
         return data_table({name: found.facts for name, found in known.items()})
     rows = [(name, found.summary, ", ".join(found.keys)) for name, found in known.items()]
@@ -102,14 +102,14 @@ def make_list_table(kind: str) -> Table:
 def make_key_table(kind: str, name: str) -> Table:
     """Return the keys of a built-in, or of a function of your own, with their defaults and meanings."""
     if kind == "profiles":
-        name = names.alike(name, PROFILES)
+        name = names.find_match(name, PROFILES)
         if name not in PROFILES:
             from fleetfit.config.speeds import find_profile
 
             find_profile(name)  # says which there are
         return make_profile_table({name: PROFILES[name]})
-    name = names.understood(kind, name)
-    found = find_entry(kind, name) if name in names.available(kind) else import_entry(kind, name)
+    name = names.match_name(kind, name)
+    found = find_entry(kind, name) if name in names.list_names(kind) else import_entry(kind, name)
     rows = []
     for key, default in found.keys.items():
         said = "" if default in (REQUIRED, None) else json.dumps(default, default=str)  # which is how TOML writes it
@@ -152,9 +152,9 @@ def import_entry(kind: str, name: str) -> Entry:
     keys = {k: p.default for k, p in inspect.signature(factory).parameters.items() if k not in _GIVEN}
     if ":" in name:
         return Entry(doc.partition("\n")[0], keys, doc)
-    facts = getattr(names.home(kind, name), "FACTS", None)
+    facts = getattr(names.import_home(kind, name), "FACTS", None)
     facts = facts.get(name) if isinstance(facts, Mapping) else facts
-    return Entry(names.summary(kind, name), keys, doc, facts)
+    return Entry(names.describe_entry(kind, name), keys, doc, facts)
 
 
 # ---- by reading it -------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def parse_entry(kind: str, name: str) -> Entry:
     Raises:
         Unclear: It takes running it.
     """
-    module = _parsed_file(names.file_of(kind, name))
+    module = _parsed_file(names.find_source(kind, name))
     facts = module.value("FACTS") if "FACTS" in module.assigned else None
     facts = facts.get(name) if isinstance(facts, dict) else facts
     if facts is not None and any(isinstance(value, ast.AST) for value in vars(facts).values()):

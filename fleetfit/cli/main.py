@@ -152,12 +152,14 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         return f"{error.format_message()}{hint}", MISTAKE
     if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
         return f"out of memory: {format_cause(error)}. Use smaller batches, fewer workers or a smaller model.", MISTAKE
-    if isinstance(error, OSError) and paths.known(error):
-        files = [paths.shown(os.fsdecode(n)) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)]
-        return f"{' or '.join(files) or 'the output'} cannot be used: {paths.why(error)}.", MISTAKE
-    plug_in = names.blamed(error)
+    if isinstance(error, OSError) and paths.is_environment_error(error):
+        files = [
+            paths.truncate_path(os.fsdecode(n)) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)
+        ]
+        return f"{' or '.join(files) or 'the output'} cannot be used: {paths.format_os_error(error)}.", MISTAKE
+    plug_in = names.find_plug_in(error)
     if plug_in is not None:
-        return f"{plug_in} {names.what_it_raised(error)}. --traceback prints its traceback.", MISTAKE
+        return f"{plug_in} {names.describe_failure(error)}. --traceback prints its traceback.", MISTAKE
     return (
         f"this is a fault of FleetFit, not yours: {format_cause(error, typed=True)}. Please report it to your "
         "FleetFit distributor, with the traceback that --traceback prints.",

@@ -184,7 +184,7 @@ def _save_plan(plan: "Plan", path: Path) -> None:
     from fleetfit import files
 
     try:
-        files.write_where_told(path, plan.to_toml())
+        files.write_user_file(path, plan.to_toml())
     except OSError as error:
         raise ConfigError(f"the plan cannot be written to {path}: {error.strerror}.", path=path) from None
     output.print_line(f'Saved. Use it in a run file: [fleet] levels = "{path}".')

@@ -89,7 +89,7 @@ def evaluate(
 ) -> None:
     """Evaluate the newest checkpoint of a run again. Nothing is written."""
     from fleetfit.api import load
-    from fleetfit.records import jsonable
+    from fleetfit.records import to_json_value
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
@@ -97,7 +97,7 @@ def evaluate(
         run = load(folder)
         columns = run.evaluate(**sections)
     if as_json:
-        output.print_json(jsonable(columns))
+        output.print_json(to_json_value(columns))
         return
     for table in make_evaluation_tables(columns, run.assembly.federation.problem.task.score):
         output.print_table(table)

@@ -136,7 +136,7 @@ def watch(
     from fleetfit.api.compare.plan import list_planned_runs
     from fleetfit.api.progress import make_bars
 
-    if files.is_there(folder / "config.toml"):
+    if files.is_file(folder / "config.toml"):
         _follow(folder, [_WatchedRun(folder, "", None)], once)
         return
     runs = list_planned_runs(folder)
@@ -166,7 +166,7 @@ class _WatchedRun:
         """Show what is new."""
         from fleetfit import api
 
-        if self.finished or not files.is_there(self.folder / "config.toml"):
+        if self.finished or not files.is_file(self.folder / "config.toml"):
             return
         is_first = self.run is None
         self.run = self.run or api.load(self.folder)
@@ -294,7 +294,7 @@ def demo(
     if write.is_file():
         raise ConfigError(f"{write} exists already. Name a new file after --write.", path=write)
     try:
-        files.write_where_told(write, DEMO.read_text(encoding="utf-8"))
+        files.write_user_file(write, DEMO.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"the run file cannot be written to {write}: {error.strerror}.", path=write) from None
     output.print_line(f"Change it, then: {shlex.join(['fleetfit', 'compare', str(write)])}")

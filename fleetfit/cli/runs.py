@@ -59,12 +59,12 @@ def runs(
         return
     if as_json and not yes:
         raise ConfigError("--json with --clear-checkpoints does not ask: give --yes as well.")
-    planned = stored.clearable(stored.runs(folder), last=last, unfinished=unfinished)
+    planned = stored.plan_cleanup(stored.runs(folder), last=last, unfinished=unfinished)
     if not as_json:
         _print_table_or_title(make_cleanup_table(planned, folder))
         if any(run.files for run in planned) and not yes:
             _confirm(planned)
-    cleared = [stored.removed(run) for run in planned]
+    cleared = [stored.remove_checkpoints(run) for run in planned]
     if as_json:
         output.print_json([
             {"folder": str(run.folder), "removed": [str(path) for path in run.files], "size_bytes": run.size_bytes,
@@ -226,7 +226,7 @@ def attention(
     from fleetfit.report.drawing import draw, plots_in, saved
 
     run = load(folder)
-    path = run.folder / "plots" / "attention.png" if out is None else files.expanded(out)
+    path = run.folder / "plots" / "attention.png" if out is None else files.expand_path(out)
     if path.suffix.removeprefix(".") not in _FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     images = data_of(run, None, None if data is None else other_data(run, data))
@@ -299,5 +299,5 @@ def pictures(
         level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, other
     )
     drawn = draw_pictures(run, options)
-    place = plots_in(run.folder) if out is None else files.expanded(out)
+    place = plots_in(run.folder) if out is None else files.expand_path(out)
     output.print_figure_paths(saved(drawn.figures, place, ending), drawn.notes)

@@ -93,7 +93,9 @@ def read_trace(path: str, clients: int) -> np.ndarray:
     except FileNotFoundError:
         raise ConfigError(f"[fleet] availability.trace: there is no file {path}.") from None
     except OSError as error:
-        raise ConfigError(f"[fleet] availability.trace: {path} cannot be read: {paths.why(error)}.") from None
+        raise ConfigError(
+            f"[fleet] availability.trace: {path} cannot be read: {paths.format_os_error(error)}."
+        ) from None
     except ConfigError:
         raise
     except (ValueError, KeyError, RecursionError, OverflowError, zipfile.BadZipFile, csv.Error) as error:
@@ -113,7 +115,7 @@ def _of_csv(path: Path, clients: int) -> np.ndarray:
 
 
 def _of_json(path: Path, clients: int) -> np.ndarray:
-    nest = files.json_of(files.read_text(path, "utf-8-sig"))
+    nest = files.parse_json(files.read_text(path, "utf-8-sig"))
     if not isinstance(nest, dict) or not isinstance(nest.get("online"), dict) or nest.keys() - {"rounds", "online"}:
         raise ValueError('it must have the keys "online", spells by client, and at most "rounds" beside')
     length = nest.get("rounds", 0)
@@ -129,7 +131,7 @@ def _spells_of_json(online: dict[str, Any]) -> Iterator[Spell]:
 
 
 def _of_npz(path: Path, clients: int) -> np.ndarray:
-    with files.opened(path) as file, np.load(file, allow_pickle=False) as arrays:
+    with files.open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
         if "online" not in arrays:
             raise ValueError(f'it has no array "online"; it has {", ".join(arrays) or "none"}')
         found = arrays["online"]

@@ -102,7 +102,7 @@ def is_frame(section: Any) -> bool:
 
 def _is_path(name: str, folder: Path) -> bool:
     """Tell whether a name that somebody wrote is a path."""
-    if ":" in name or names.understood("data", name) in names.available("data"):
+    if ":" in name or names.match_name("data", name) in names.list_names("data"):
         return False
     if any(mark in name for mark in ("/", "\\", "~")) or Path(name).suffix:
         return True
@@ -159,7 +159,7 @@ def choose_model(data: Mapping[str, Any]) -> Table:
     name = data.get("name")
     if isinstance(name, Data):
         return _for_shape(name.sample_shape, name.task, name.vocabulary)
-    name = names.understood("data", name) if isinstance(name, str) else ""
+    name = names.match_name("data", name) if isinstance(name, str) else ""
     if name == "table":
         return {"name": "mlp"}
     if name in ("plain_text", "shakespeare"):

@@ -29,7 +29,7 @@ from fleetfit.planner import (
     levels_of_budgets,
 )
 from fleetfit.report.text import short
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.values import Federation, Level, Problem
 
@@ -85,7 +85,7 @@ def deal_clients(
         raise ConfigError(f"[fleet] groups: {error}") from None
     sizes = compute_group_sizes([group.share for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
-    group[numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
+    group[make_numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
     tolerances = np.array([section.tolerance if g.tolerance is None else g.tolerance for g in section.groups])
     labels = tuple(g.name or _label(g.budget) for g in section.groups)
     further = {cost: values[group] for cost, values in found.items() if cost != section.cost}

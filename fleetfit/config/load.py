@@ -21,7 +21,15 @@ from fleetfit.config.merge import CHOOSERS, Table, deep_merge, list_keys, merge_
 from fleetfit.config.parse import parse_experiment, parse_section
 from fleetfit.config.schema import Experiment
 from fleetfit.config.section import NotNegative, Positive, Section, Unit
-from fleetfit.config.toml import DEEPEST, check_values, parse_toml, path_exists, read_toml, resolve_path
+from fleetfit.config.toml import (
+    DEEPEST,
+    check_values,
+    find_base_folder,
+    parse_toml,
+    path_exists,
+    read_toml,
+    resolve_path,
+)
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, truncate
 from fleetfit.profiles import PROFILES
@@ -88,7 +96,7 @@ def load_experiment(
     """
     here, folder = Path.cwd(), Path.cwd()
     if isinstance(source, str | Path):
-        table, folder = read_toml(source), resolve_path(source, here, "run file").parent
+        table, folder = read_toml(source), find_base_folder(source)
     elif isinstance(source, Experiment):
         table = dump_section(source, only_set=True)
     else:
@@ -179,7 +187,7 @@ def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
         if isinstance(inside, dict) and isinstance(inside.get(key), dict):
             inside, key = inside[key], "name"
         if isinstance(inside, dict) and isinstance(inside.get(key), str):
-            inside[key] = names.anchored(names.understood(_KIND_OF[place], inside[key]), folder)
+            inside[key] = names.anchor_name(names.match_name(_KIND_OF[place], inside[key]), folder)
     _understand(result)
     if isinstance(result.get("method"), dict):
         _anchor_parts(result["method"], folder)
@@ -196,22 +204,22 @@ def _understand(table: Table) -> None:
     """Take names that are no plug-ins however they are written, too: kinds of a partition, profiles of devices."""
     division = table.get("data", {}).get("partition") if isinstance(table.get("data"), dict) else None
     if isinstance(division, dict) and "kind" in division:
-        division["kind"] = names.alike(division["kind"], KINDS)
+        division["kind"] = names.find_match(division["kind"], KINDS)
     groups = table.get("fleet", {}).get("groups") if isinstance(table.get("fleet"), dict) else None
     for group in groups if isinstance(groups, list) else ():
         if isinstance(group, dict) and "profile" in group:
-            group["profile"] = names.alike(group["profile"], PROFILES)
+            group["profile"] = names.find_match(group["profile"], PROFILES)
 
 
 def _anchor_parts(method: Table, folder: Path) -> None:
     """Make places of single hooks and of options absolute."""
     if isinstance(method.get("hooks"), dict):
         method["hooks"] = {
-            k: names.anchored(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
+            k: names.anchor_name(v, folder) if isinstance(v, str) else v for k, v in method["hooks"].items()
         }
     if isinstance(method.get("plus"), dict):
-        plus = {names.understood("options", str(key)): value for key, value in method["plus"].items()}
-        method["plus"] = {names.anchored(key, folder): value for key, value in plus.items()}
+        plus = {names.match_name("options", str(key)): value for key, value in method["plus"].items()}
+        method["plus"] = {names.anchor_name(key, folder): value for key, value in plus.items()}
 
 
 def _anchor_told(table: Table, folder: Path) -> None:
@@ -219,7 +227,7 @@ def _anchor_told(table: Table, folder: Path) -> None:
     evaluate = table.get("evaluate")
     if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
         named = evaluate["metrics"]
-        evaluate["metrics"] = [names.anchored(one, folder) if isinstance(one, str) else one for one in named]
+        evaluate["metrics"] = [names.anchor_name(one, folder) if isinstance(one, str) else one for one in named]
     if "callbacks" in table:
         table["callbacks"] = _callbacks_anchored(table["callbacks"], folder)
 
@@ -229,15 +237,15 @@ def _callbacks_anchored(callbacks: Any, folder: Path) -> Any:
     if isinstance(callbacks, list):
         return [_callbacks_anchored(one, folder) for one in callbacks]
     if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
-        return {**callbacks, "name": names.anchored(callbacks["name"], folder)}
-    return names.anchored(callbacks, folder) if isinstance(callbacks, str) else callbacks
+        return {**callbacks, "name": names.anchor_name(callbacks["name"], folder)}
+    return names.anchor_name(callbacks, folder) if isinstance(callbacks, str) else callbacks
 
 
 def _data_anchored(data: Table, folder: Path) -> Table:
     """Return `[data]` with the data at its paths found, and the place of a partition of one's own made absolute."""
     division = data.get("partition")
     if isinstance(division, dict) and isinstance(division.get("kind"), str):
-        division["kind"] = names.anchored(division["kind"], folder)
+        division["kind"] = names.anchor_name(division["kind"], folder)
     if isinstance(data.get("server"), dict):
         found = detect_data_source(data["server"], folder, "[data] server")
         data["server"] = {k: v for k, v in found.items() if k != "partition" or k in data["server"]}  # is not divided

@@ -50,7 +50,7 @@ def build_component(kind: str, name: Any, where: str, values: Mapping[str, Any],
     except Exception as error:
         if kind != "models":
             raise
-        raise ConfigError(f"{where} {label} {names.what_it_raised(error)}.") from error
+        raise ConfigError(f"{where} {label} {names.describe_failure(error)}.") from error
 
 
 _BY_NAME_TOO = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -110,7 +110,7 @@ def _check_alike(data: Data | DataDescription, server: Data) -> None:
 
 
 def _text(file: str) -> str:
-    return paths.text_of(Path(file), ConfigError)
+    return paths.read_text(Path(file), ConfigError)
 
 
 def server_accelerator(experiment: Experiment) -> torch.device:

@@ -7,7 +7,7 @@ import numpy as np
 from fleetfit.config.schema import FleetSection, ProfileSection
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.profiles import PROFILES, DeviceProfile
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.values import Speed
 
 
@@ -39,7 +39,7 @@ def build_speeds(section: FleetSection, group: np.ndarray, seed: int) -> dict[st
 
 def draw_slow_clients(group: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Return who is slow, bool [K]: round(share * K) clients, drawn, in every group as many as its size asks for."""
-    order = numpy_rng(seed, "slow").permutation(len(group))
+    order = make_numpy_rng(seed, "slow").permutation(len(group))
     order = order[np.argsort(group[order], kind="stable")]
     counted = np.floor(np.arange(len(group) + 1) * share + 0.5)
     slow = np.zeros(len(group), dtype=bool)

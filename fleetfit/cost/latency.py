@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fleetfit.cost.count import Conditions, accepting, layout_of, submodel_cost
 from fleetfit.cost.parts import Measure, Profile
 from fleetfit.layout import Architecture, batch_norms, build_module, place_module, some_input
-from fleetfit.seeds import own_randomness
+from fleetfit.seeds import isolate_rng
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
 _PATIENCE_S = 1.0  # no more passes after so long
@@ -207,7 +207,7 @@ def _named(
 def _real(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], input_shape: Sequence[int]
 ) -> tuple[nn.Module, Tensor]:
-    with own_randomness(torch.device("cpu")):
+    with isolate_rng(torch.device("cpu")):
         module = build_module(architecture, sizes, exits).eval()
     for norm in batch_norms(module).values():  # static statistics, as where a model is used: one sample has no others
         norm.running_mean, norm.running_var = torch.zeros(norm.num_features), torch.ones(norm.num_features)

@@ -16,7 +16,7 @@ from fleetfit.data.augment import check_augmentation, picked
 from fleetfit.data.encoded import Encoded
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, did_you_mean
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 
 NOT_SCORED = -100
 """A next token that is none: padding."""
@@ -252,7 +252,7 @@ def unlabelled(data: Data, seed: int = 0) -> Data:
     if not len(train):
         raise DataError(f"{data.name} has no training samples, so the server cannot train on it.", key="data.server")
     if not len(held):
-        order = train[torch.randperm(len(train), generator=torch_rng(seed, "held out"))]
+        order = train[torch.randperm(len(train), generator=make_torch_rng(seed, "held out"))]
         count = int(len(train) * _HELD_OUT)
         train, held = order[count:].sort().values, order[:count].sort().values
     return dataclasses.replace(

@@ -357,7 +357,7 @@ def _by_flower(
         for client in range(count):
             owner[np.asarray(partitioner.load_partition(client)["place"], dtype=np.int64)] = client
     except Exception as error:  # whatever a class of others comes across
-        raise DataError(f'partition "{name}" {names.what_it_raised(error)}.', key="kind") from error
+        raise DataError(f'partition "{name}" {names.describe_failure(error)}.', key="kind") from error
     return owner, count
 
 

@@ -17,7 +17,7 @@ from fleetfit.engines.memories import KeepsMemories
 from fleetfit.engines.work import raised
 from fleetfit.errors import ConfigError, RunError, format_exception
 from fleetfit.layout import Layout
-from fleetfit.messages import reply_of
+from fleetfit.messages import load_reply
 from fleetfit.method import is_portable
 from fleetfit.values import Failure, Job, Update
 
@@ -208,6 +208,6 @@ class _Line:
 def _read(job: Job, nest: Any, layout: Layout) -> Update | Failure:
     """Return the reply of a nest, or a failure where it is none."""
     try:
-        return reply_of(nest, layout)
+        return load_reply(nest, layout)
     except Exception as error:
         return Failure.of(job, format_exception(error))

@@ -26,7 +26,7 @@ from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, s
 from fleetfit.errors import ConfigError, RunError, refuse_on_windows
 from fleetfit.layout import Layout
 from fleetfit.machine import available_cores
-from fleetfit.messages import job_nest, pack, unpack
+from fleetfit.messages import dump_job, pack, unpack
 from fleetfit.training import accelerator_named
 from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Simulation
@@ -80,7 +80,7 @@ class _WorkerProcess:
         self.jobs = jobs
         ((_, job),), (memory,) = jobs, memories
         with contextlib.suppress(OSError):
-            self.connection.send_bytes(pack({"job": job_nest(job, self._layout), "memory": memory}))
+            self.connection.send_bytes(pack({"job": dump_job(job, self._layout), "memory": memory}))
 
     def take(self) -> Sequence[Mapping[str, Any]] | None:
         try:
@@ -137,8 +137,8 @@ class Processes(Pool):
 
 def _no_start(place: str, error: OSError) -> str:
     return (
-        f"the workers cannot be started, since {place} cannot be written: {paths.why(error)}. Make room there, or "
-        "name another folder in the environment variable TMPDIR."
+        f"the workers cannot be started, since {place} cannot be written: {paths.format_os_error(error)}. Make room "
+        "there, or name another folder in the environment variable TMPDIR."
     )
 
 

@@ -34,7 +34,7 @@ from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, s
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.layout import State
 from fleetfit.machine import available_cores
-from fleetfit.messages import job_nest, pack, state_nest, unpack
+from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.submodel import Submodel
 from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import Job, Simulation
@@ -188,7 +188,7 @@ class Actors(Pool):
         found = self._shared.pop(id(state), None)
         if found is None:
             self._numbered += 1
-            found = _Shared(self._numbered, self._put(pack(state_nest(state, self._layout, piece))), state)
+            found = _Shared(self._numbered, self._put(pack(dump_state(state, self._layout, piece))), state)
         self._shared[id(state)] = found  # the latest stand last
         while len(self._shared) > _SHARED:
             del self._shared[next(iter(self._shared))]
@@ -201,7 +201,7 @@ class Actors(Pool):
 
     def nest_of(self, job: Job) -> dict[str, Any]:
         """Return a job as a nest."""
-        return job_nest(job, self._layout)
+        return dump_job(job, self._layout)
 
     def _start(self, place: int) -> "_ActorWorker":
         return _ActorWorker(self, self._actor.remote(), self._setup)

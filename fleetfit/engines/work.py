@@ -14,9 +14,9 @@ from torch import Tensor
 from fleetfit.data import Data, Parts
 from fleetfit.engines.local import on_accelerator
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected
-from fleetfit.messages import job_of, pack, reply_nest
+from fleetfit.messages import dump_reply, load_job, pack
 from fleetfit.method import build, rebuild_problem
-from fleetfit.names import blamed, what_it_raised
+from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.training import accelerator_named, run_job
 from fleetfit.training.devices import keep_freed_memory
 from fleetfit.values import DeviceResources, Simulation
@@ -64,11 +64,11 @@ def answer(nest: Mapping[str, Any], simulation: Simulation) -> bytes:
     the engine says it, instead of a worker that dies again and again.
     """
     layout = simulation.problem.layout
-    job = job_of(nest["job"], layout)
+    job = load_job(nest["job"], layout)
     try:
         build(job.method)
         reply, memory = run_job(job, simulation.device(job.client, nest["memory"], job.round))
-        return pack({"reply": reply_nest(reply, layout), "memory": memory})
+        return pack({"reply": dump_reply(reply, layout), "memory": memory})
     except BaseException as error:
         return pack(said(error))
 
@@ -77,8 +77,8 @@ def said(error: BaseException) -> dict[str, Any]:
     """Return what a person needs of an error in a worker, as the message of a worker that cannot go on."""
     if isinstance(error, FleetFitError):
         return {"error": str(error)}
-    plug_in = blamed(error)
-    sentence = f"{plug_in or 'FleetFit'} {what_it_raised(error)}."
+    plug_in = find_plug_in(error)
+    sentence = f"{plug_in or 'FleetFit'} {describe_failure(error)}."
     if plug_in is None:
         sentence += " This is a fault of FleetFit, not yours; please report it."
     details = "".join(traceback.format_exception(error))

@@ -20,7 +20,7 @@ from fleetfit import submodel
 from fleetfit.aggregate import Aggregate, Mean, applied
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Channels, Submodel, extract
 from fleetfit.values import Device, Failure, Federation, Job, Level, Problem, Server, Update
 
@@ -179,7 +179,7 @@ def round_submodel(federation: Federation, round: int, client: int, level_index:
     channels: dict[str, Channels] = {}
     for name, kept in level.submodel.channels.items():
         if axes[name].scaled and choose is not submodel.prefix:
-            rng = numpy_rng(federation.seed, round, client, name)
+            rng = make_numpy_rng(federation.seed, round, client, name)
             channels[name] = submodel.rising(name, choose(axes[name], len(kept), round, client, rng))
         else:
             channels[name] = kept

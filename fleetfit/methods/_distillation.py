@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fleetfit.layout import State, named_tensors, outputs
-from fleetfit.submodel import FlatState, Submodel, cut, flat_of, shapes_of
+from fleetfit.submodel import FlatState, Submodel, concat_state, cut, get_shapes
 from fleetfit.tasks import NOT_SCORED
 from fleetfit.training import joined, local_model_of
 from fleetfit.values import Device, Job, Update
@@ -103,7 +103,7 @@ class Distillation:
 
 
 def _moved(state: State, place: torch.device) -> State:
-    return FlatState(flat_of(state).to(place), shapes_of(state))
+    return FlatState(concat_state(state).to(place), get_shapes(state))
 
 
 def _with(module: nn.Module, tensors: dict[str, Tensor]) -> Callable[[Tensor], Any]:

@@ -28,8 +28,8 @@ from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
 from fleetfit.method import Method, Weight, by_count, coverage_mean
 from fleetfit.methods._distillation import Distillation
-from fleetfit.seeds import seed_of
-from fleetfit.submodel import FlatState, Submodel, flat_of, shapes_of, whole
+from fleetfit.seeds import derive_seed
+from fleetfit.submodel import FlatState, Submodel, concat_state, get_shapes, whole
 from fleetfit.training import run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
@@ -90,11 +90,11 @@ def distilled(
     students = [level.submodel for level in federation.levels if level.submodel != whole(layout)]
     job = Job(
         "train", server.round, server.round + 1, 0, None, whole(layout), applied(server.state, aggregate),
-        teaching(teachers, students, temperature), seed_of(federation.seed, server.round, "distil"), local=local,
+        teaching(teachers, students, temperature), derive_seed(federation.seed, server.round, "distil"), local=local,
     )  # fmt: skip
     found = run_on_server(job, device_with_data(federation))
-    coverage = flat_of(aggregate.coverage)
-    covered = FlatState(torch.where(coverage > 0, coverage, 1.0), shapes_of(aggregate.coverage))
+    coverage = concat_state(aggregate.coverage)
+    covered = FlatState(torch.where(coverage > 0, coverage, 1.0), get_shapes(aggregate.coverage))
     return Aggregate(found.state, covered, metrics=found.metrics)
 
 

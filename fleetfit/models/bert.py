@@ -33,7 +33,7 @@ from fleetfit.models.transformer import (
     initialise,
     table,
 )
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 _TYPES = 2
 _PREFIX = "bert."
@@ -314,4 +314,4 @@ SIZES = {
         "BERT-base: 12 blocks of width 768 with 12 heads, 109.5 M parameters with 30,522 tokens.", _size(768, 12, 12)
     ),
 }
-bert_tiny, bert_small, bert_base = entries(bert, SIZES)
+bert_tiny, bert_small, bert_base = make_entries(bert, SIZES)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, interleaved
 from fleetfit.models.blocks import Head, halved, kaiming
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 
 class PooledConv(nn.Module):
@@ -171,4 +171,4 @@ SIZES = {
         {"input_shape": (3, 24, 24)},
     ),
 }
-mlp_2nn, fedavg_cnn, fedavg_cifar_cnn = entries(stack, SIZES)
+mlp_2nn, fedavg_cnn, fedavg_cifar_cnn = make_entries(stack, SIZES)

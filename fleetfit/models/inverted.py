@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes
 from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 Activation = Literal["swish", "relu6"]
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"swish": nn.SiLU, "relu6": nn.ReLU6}
@@ -424,4 +424,4 @@ SIZES = {
         {"classes": 1000, "stride": 64, "dropout": 0.4},
     ),
 }
-mobilenetv2, efficientnet_b0, efficientnet_b4 = entries(network, SIZES)
+mobilenetv2, efficientnet_b0, efficientnet_b4 = make_entries(network, SIZES)

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, blocked
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 Cell = Literal["plain", "peephole"]
 
@@ -180,4 +180,4 @@ SIZES = {
         {"classes": 10_000, "vocabulary": 10_000, "embedding": 192},
     ),
 }
-char_lstm, word_lstm = entries(language_model, SIZES)
+char_lstm, word_lstm = make_entries(language_model, SIZES)

@@ -33,7 +33,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, default_sizes, segments
 from fleetfit.layout.axes import Declaration
 from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 Features = tuple[Tensor, ...]
 """Feature maps of the scales that are alive, fine to coarse."""
@@ -287,4 +287,4 @@ SIZES = {
         {"layers": 24, "scales": 3, "base": 16, "growth": 6, "head_channels": 128, "head_layers": 2},
     ),
 }
-(msdnet24,) = entries(msdnet, SIZES)
+(msdnet24,) = make_entries(msdnet, SIZES)

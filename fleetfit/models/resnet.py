@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.blocks import Head, Norm, granule_of, kaiming, needs_group_norm, norm_layer
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 _STAGES = {"stage1": 16, "stage2": 32, "stage3": 64}
 
@@ -152,4 +152,4 @@ SIZES = {
         "ResNet-110 for small images: 54 blocks in three stages of 16, 32 and 64 channels.", {"depth": 110}
     ),
 }
-resnet20, resnet32, resnet56, resnet110 = entries(resnet, SIZES)
+resnet20, resnet32, resnet56, resnet110 = make_entries(resnet, SIZES)

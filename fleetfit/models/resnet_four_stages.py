@@ -23,7 +23,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.blocks import Head, Norm, conv_norm_relu, granule_of, kaiming, needs_group_norm, norm_layer
 from fleetfit.models.resnet import BasicBlock
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 Stem = Literal["small", "large"]
 
@@ -153,4 +153,4 @@ SIZES = {
         {"per_stage": (3, 4, 6, 3)},
     ),
 }
-resnet18, resnet34 = entries(four_stages, SIZES)
+resnet18, resnet34 = make_entries(four_stages, SIZES)

@@ -25,7 +25,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Axis, ExitModel, blocked, segments
 from fleetfit.models.selective_scan import SelectiveScan
 from fleetfit.models.transformer import HeadKind, TokenHead, check_head
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 _EPSILON = 1e-5
 
@@ -210,4 +210,4 @@ SIZES = {
         {"depth": 24, "hidden": 192, "expand": 2, "rank": 0, "state": 16, "kernel": 4},
     ),
 }
-(vim_ti,) = entries(vim, SIZES)
+(vim_ti,) = make_entries(vim, SIZES)

@@ -28,7 +28,7 @@ from fleetfit.layout import Architecture, Axis, ExitModel, State
 from fleetfit.layout.axes import default_sizes
 from fleetfit.models.pretrained import Checkpoint, read_config, read_tensors, renamed
 from fleetfit.models.transformer import Encoder, HeadKind, Heads, TokenHead, check_head, encoder_of, initialise
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 _USUAL = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-12, "norm_first": True}
 _STEM = {
@@ -306,4 +306,4 @@ SIZES = {
         "DeiT-B for images of 224x224: 12 blocks of width 768 with 12 heads, 86.6 M.", _deit(768), _USUAL_OF_DEIT
     ),
 }
-deit_ti, deit_s, deit_b = entries(vit, SIZES)
+deit_ti, deit_s, deit_b = make_entries(vit, SIZES)

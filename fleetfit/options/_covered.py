@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.layout import State
-from fleetfit.submodel import FlatState, flat_of, shapes_of
+from fleetfit.submodel import FlatState, concat_state, get_shapes
 from fleetfit.values import Server
 
 
@@ -26,12 +26,12 @@ class Movement:
         self._server = server
         before = server.state if aggregate.before is None else aggregate.before
         self._partly = aggregate.before is not None
-        self._shapes = shapes_of(before)
-        self.old = flat_of(before) if before else torch.zeros(0)
+        self._shapes = get_shapes(before)
+        self.old = concat_state(before) if before else torch.zeros(0)
         here = {name: aggregate.mean[name] for name in self._shapes} if self._partly else aggregate.mean
         counts = {name: aggregate.coverage[name] for name in self._shapes} if self._partly else aggregate.coverage
-        self.mean = (flat_of(here) if before else self.old).to(self.old.device)
-        self.weight = (flat_of(counts) if before else self.old).to(self.old.device)
+        self.mean = (concat_state(here) if before else self.old).to(self.old.device)
+        self.weight = (concat_state(counts) if before else self.old).to(self.old.device)
         self.covered = self.weight > 0
         self.mean = torch.where(self.covered, self.mean, self.old)  # 0 / 0 where nobody trained
 
@@ -39,7 +39,7 @@ class Movement:
         """Return what the server remembers under a name, in the state's order; a number where it has nothing yet."""
         kept: State = (self._server.memory or {}).get(name, {})
         found = {key: kept.get(key, torch.full(shape, initial)) for key, shape in self._shapes.items()}
-        return flat_of(found).to(self.old.device) if found else self.old
+        return concat_state(found).to(self.old.device) if found else self.old
 
     def after(self, new: Tensor, **memory: tuple[Tensor, Tensor]) -> Server:
         """Return the server after the round.

@@ -23,7 +23,7 @@ from fleetfit.errors import check_range
 from fleetfit.layout import State
 from fleetfit.method import Method, by_count
 from fleetfit.options._covered import Movement
-from fleetfit.submodel import FlatState, flat_of, kept_with, recut, shapes_of, submodel_of
+from fleetfit.submodel import FlatState, concat_state, get_shapes, kept_with, recut, submodel_of
 from fleetfit.values import Device, Failure, Federation, Job, Server, Update
 
 
@@ -45,14 +45,14 @@ def feddyn(alpha: float = 0.1) -> Method:
 def gradient_of(job: Job, device: Device) -> Tensor:
     """Return g_k for the sub-model of a job, flat; zeros for a client that has none yet."""
     if not device.memory or "gradient" not in device.memory:
-        return torch.zeros_like(flat_of(job.state))
+        return torch.zeros_like(concat_state(job.state))
     kept = device.memory["gradient"]
-    return flat_of(recut(device.problem.layout, kept["state"], submodel_of(kept), job.submodel))
+    return concat_state(recut(device.problem.layout, kept["state"], submodel_of(kept), job.submodel))
 
 
 def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
     """Return the linear and the quadratic term of this job."""
-    shapes = shapes_of(job.state)
+    shapes = get_shapes(job.state)
     gradient = FlatState(gradient_of(job, device).to(device.accelerator), shapes)
     received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
 
@@ -68,8 +68,8 @@ def penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Ten
 
 def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
-    gradient = gradient_of(job, device) - alpha * (flat_of(state) - flat_of(job.state))
-    kept = kept_with(job.submodel, FlatState(gradient, shapes_of(job.state)))
+    gradient = gradient_of(job, device) - alpha * (concat_state(state) - concat_state(job.state))
+    kept = kept_with(job.submodel, FlatState(gradient, get_shapes(job.state)))
     return {**(device.memory or {}), "gradient": kept}
 
 

@@ -15,7 +15,7 @@ from fleetfit.errors import check_range
 from fleetfit.method import Method, Weight
 from fleetfit.movements import Movements
 from fleetfit.options._ordered import at_most, ordered
-from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.submodel import concat_state, cut, whole
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Update
 
@@ -40,7 +40,7 @@ def trimmed(
 ) -> Aggregate:
     """Return the trimmed means."""
     found, layout = list(updates), federation.problem.layout
-    compiled, state = cut(layout, whole(layout)), flat_of(server.state).cpu()
+    compiled, state = cut(layout, whole(layout)), concat_state(server.state).cpu()
     mean, coverage = torch.zeros(compiled.size), torch.zeros(compiled.size)
     with one_thread():
         for part in Movements(layout, server, found).chunks() if found else ():

@@ -26,7 +26,7 @@ from fleetfit.privacy.accountant import affordable, spent
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
 from fleetfit.secure import SKIPPED, TOO_FEW
-from fleetfit.submodel import cut, flat_of, whole
+from fleetfit.submodel import concat_state, cut, whole
 from fleetfit.training import one_thread
 from fleetfit.values import Federation, Server, Summed, Update
 
@@ -136,12 +136,12 @@ class Privacy:
 
     def merge(self, federation: Federation, server: Server, updates: Iterator[Update], weight: Weight) -> Aggregate:
         """Return the state after the round, with the registered clients of each element as its coverage."""
-        layout, state = federation.problem.layout, flat_of(server.state)
+        layout, state = federation.problem.layout, concat_state(server.state)
         total = torch.zeros_like(state)
         with one_thread():
             for update in updates:
                 piece = cut(layout, update.submodel)
-                moved = flat_of(update.state).to(state.device) - piece.gather(state)
+                moved = concat_state(update.state).to(state.device) - piece.gather(state)
                 length = float(torch.linalg.vector_norm(moved, dtype=torch.float64))
                 if not math.isfinite(length):  # the difference of two numbers that are finite
                     continue
@@ -155,7 +155,7 @@ class Privacy:
 
         Of what no sum was opened the sum is zero, and noise comes there too.
         """
-        total = torch.zeros_like(flat_of(server.state))
+        total = torch.zeros_like(concat_state(server.state))
         with one_thread():
             for block in summed.blocks:
                 total[block.places.to(total.device)] = (block.sums.double() * summed.step).float().to(total.device)
@@ -163,7 +163,7 @@ class Privacy:
 
     def _released(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
         """Return the state after the round, of the sum of clipped movements, which is written over."""
-        layout, state = federation.problem.layout, flat_of(server.state)
+        layout, state = federation.problem.layout, concat_state(server.state)
         full, members = cut(layout, whole(layout)), registered(federation, server.round).to(state.device)
         self._noise_on(total, server.round)
         mean = total.div_((members * self.rate).clamp_min_(self.rate)).add_(state)

@@ -22,6 +22,21 @@ tensors by their layout in `fleetfit.soundness`.
 """
 
 from fleetfit.records.checkpoints import FORMAT
-from fleetfit.records.folder import RunFolder, checksums, environment, jsonable, new_path, processor, write_atomically
+from fleetfit.records.folder import (
+    RunFolder,
+    choose_path,
+    compute_checksums,
+    describe_environment,
+    processor,
+    to_json_value,
+)
 
-__all__ = ["FORMAT", "RunFolder", "checksums", "environment", "jsonable", "new_path", "processor", "write_atomically"]
+__all__ = [
+    "FORMAT",
+    "RunFolder",
+    "choose_path",
+    "compute_checksums",
+    "describe_environment",
+    "processor",
+    "to_json_value",
+]

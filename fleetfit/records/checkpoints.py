@@ -20,7 +20,7 @@ from torch import Tensor
 from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.records import forms
-from fleetfit.state import DTYPES, content, put_together, taken_apart
+from fleetfit.state import DTYPES, flatten, tensor_bytes, unflatten
 
 # ---- flat tensors in a safetensors file, with a checksum of the whole: the header as well as the data --------------
 
@@ -48,7 +48,7 @@ def _write(path: Path, buffers: Mapping[str, Sequence[Tensor]], about: Mapping[s
     digest = hashlib.sha256(header)
     for part in _contents(buffers):
         digest.update(part)
-    with files.replacing(path) as file:
+    with files.atomic_write(path) as file:
         file.write(struct.pack("<Q", len(header)))
         file.write(_with_checksum(header, _BLANK, digest.hexdigest()))
         for part in _contents(buffers):
@@ -57,7 +57,7 @@ def _write(path: Path, buffers: Mapping[str, Sequence[Tensor]], about: Mapping[s
 
 def _contents(buffers: Mapping[str, Sequence[Tensor]]) -> Iterator[memoryview | bytes]:
     for parts in buffers.values():
-        yield from map(content, parts)
+        yield from map(tensor_bytes, parts)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -67,7 +67,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         Damaged: The checksum, where there is one, is not that of the file; or it is no such file.
     """
     try:
-        with files.opened(path) as file:
+        with files.open_file(path) as file:
             header, about = _header_of(file)
             if CHECKSUM in about:
                 _verify(header, about.pop(CHECKSUM), file)
@@ -106,7 +106,7 @@ def _header_of(file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     header = file.read(size) if 0 < size <= _MOST_HEADER else b""
     if not header or len(header) < size:
         raise ValueError("its header is not whole")
-    entries = files.json_of(header.decode())
+    entries = files.parse_json(header.decode())
     about = entries.get("__metadata__", {}) if isinstance(entries, dict) else None
     if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
         raise ValueError("its header is none")
@@ -145,7 +145,7 @@ def write_checkpoint(path: Path, nest: Mapping[str, Any]) -> None:
         RunError: Something in it is no plain value and no tensor; the disk is full, or the folder is not to be written.
     """
     try:
-        plain, buffers = taken_apart(nest)
+        plain, buffers = flatten(nest)
     except ValueError as error:
         raise RunError(f"a checkpoint holds numbers, text, tensors and nests of them; {error}.") from None
     try:
@@ -173,11 +173,11 @@ def read_checkpoint(path: Path) -> Any:
     if about.keys() != {"fleetfit", "format", "nest"}:
         raise Damaged(f"its header has {', '.join(sorted(about))}")
     try:
-        plain = files.json_of(about["nest"])
+        plain = files.parse_json(about["nest"])
     except ValueError as error:
         raise Damaged(f"its structure cannot be read: {error}") from None
     try:
-        return put_together(plain, _flat(tensors))
+        return unflatten(plain, _flat(tensors))
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch
         raise Damaged(str(error)) from None
 
@@ -192,7 +192,7 @@ def _flat(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 # ---- what the checkpoint of a run holds: the server, what the clients remember, and the last statistics ------------
 
 
-def checkpoint_of(nest: Any, round: int) -> dict[str, Any]:
+def validate_checkpoint(nest: Any, round: int) -> dict[str, Any]:
     """Return a checkpoint whose parts are of the right types.
 
     Args:

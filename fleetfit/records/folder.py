@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -24,34 +25,31 @@ import torch
 
 from fleetfit import files, paths
 from fleetfit.errors import RunError
-from fleetfit.files import flush, write_atomically
+from fleetfit.files import flush_to_disk
 from fleetfit.records.checkpoints import Damaged, read_checkpoint, write_checkpoint
-
-__all__ = ["environment", "flush", "into_place", "jsonable", "write_atomically"]
-
 
 # ---- values that JSON can hold, names for what is whole, and the environment that a result depends on --------------
 
 
-def jsonable(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return JSON values; numbers that JSON lacks (NaN, infinity) become None."""
     if isinstance(value, Mapping):
-        return {str(key): jsonable(inner) for key, inner in value.items()}
+        return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def into_place(part: Path, path: Path) -> None:
+def move_into_place(part: Path, path: Path) -> None:
     """Flush a file or folder to disk and give it its name."""
-    flush(part)
+    flush_to_disk(part)
     part.replace(path)
-    flush(path.parent)
+    flush_to_disk(path.parent)
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Return what else a result depends on: versions, platform, threads, git commits of FleetFit and of the folder."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -111,7 +109,7 @@ Fits = Callable[[Any, int], Any]
 """Raises `Damaged` where a checkpoint, read from a file of this round, cannot be used."""
 
 
-def new_path(root: Path, name: str, config: str) -> Path:
+def choose_path(root: Path, name: str, config: str) -> Path:
     """Return `root/<time>-<name>-<short hash of the configuration>`, a folder that is not there yet."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     tidy = re.sub(r"[^\w.]+", "-", name).strip("-") or "run"
@@ -140,22 +138,22 @@ class RunFolder:
         Raises:
             RunError: The folder exists and is not empty, or cannot be made.
         """
-        path = files.expanded(path)
+        path = files.expand_path(path)
         try:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunError(
                     f'{path} is not empty. Choose another folder, or go on with it: "fleetfit resume {path}".'
                 )
-            with files.folder_begun(path) as part:
+            with files.atomic_folder(path) as part:
                 (part / "checkpoints").mkdir()
                 for name, text in first.items():
                     (part / name).write_bytes(text.encode())
-                    flush(part / name)
+                    flush_to_disk(part / name)
                 if base:
                     write_checkpoint(part / _BASE, base)
                 if path.exists():
                     path.rmdir()
-                into_place(part, path)
+                move_into_place(part, path)
         except OSError as error:
             raise RunError(f"the run folder {path} cannot be made: {_reason(error)}.") from None
         except UnicodeEncodeError:
@@ -171,11 +169,11 @@ class RunFolder:
         Raises:
             RunError: It is none.
         """
-        path = files.expanded(path)
+        path = files.expand_path(path)
         try:
             if not path.is_dir():
                 raise RunError(f"there is no run folder {path}.")
-            if not files.is_there(path / "config.toml"):
+            if not files.is_file(path / "config.toml"):
                 raise RunError(f"{path} is no run folder: it has no config.toml.{_is_comparison(path)}")
         except OSError as error:
             raise RunError(f"{path} is no run folder that can be read: {_reason(error)}.") from None
@@ -188,13 +186,13 @@ class RunFolder:
         Raises:
             RunError: Another process has it, or the folder cannot be written into.
         """
-        try:
-            file = files.open_own(self.path / ".lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written into: {_reason(error)}.") from None
-        with file:
-            if not files.lock(file):
-                raise RunError(f"another process is writing into {self.path}.")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(files.hold_lock(self.path / ".lock"))
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise RunError(f"another process is writing into {self.path}.", path=self.path) from None
+                raise RunError(f"{self.path} cannot be written into: {_reason(error)}.", path=self.path) from None
             yield
 
     def has(self, name: str) -> bool:
@@ -204,7 +202,7 @@ class RunFolder:
             RunError: What is in its place is no file.
         """
         try:
-            return files.is_there(self.path / name)
+            return files.is_file(self.path / name)
         except OSError as error:
             raise RunError(f"{self.path / name} cannot be read: {_reason(error)}.") from None
 
@@ -230,7 +228,7 @@ class RunFolder:
             RunError: It is not there, no file, or damaged.
         """
         try:
-            return files.json_of(self.text(name))
+            return files.parse_json(self.text(name))
         except ValueError as error:
             raise RunError(f"{self.path / name} is damaged: {error}.") from None
 
@@ -241,7 +239,7 @@ class RunFolder:
             RunError: It cannot be written, or lies behind a link.
         """
         try:
-            files.write_atomically(files.inside(self.path, name), text)
+            files.write_text(files.safe_join(self.path, name), text)
         except OSError as error:
             raise RunError(f"{self.path / name} cannot be written: {_reason(error)}.") from None
 
@@ -267,7 +265,7 @@ class RunFolder:
             found = None
         found = found if isinstance(found, dict) else {}
         before = found.get("resumed")
-        found["resumed"] = [*(before if isinstance(before, list) else []), {"round": round, **environment()}]
+        found["resumed"] = [*(before if isinstance(before, list) else []), {"round": round, **describe_environment()}]
         with contextlib.suppress(RunError, ValueError, RecursionError):
             self.write("environment.json", json.dumps(found, indent=2) + "\n")
 
@@ -285,7 +283,7 @@ class RunFolder:
         """
         path = self.path / "metrics.jsonl"
         try:
-            files.appended(path, (json.dumps(jsonable(report), allow_nan=False) + "\n").encode())
+            files.append_line(path, (json.dumps(to_json_value(report), allow_nan=False) + "\n").encode())
         except OSError as error:
             raise RunError(f"{path} cannot be written: {_reason(error)}. The last checkpoint is intact.") from None
 
@@ -343,7 +341,7 @@ class RunFolder:
         for number, line in enumerate(lines, 1):
             try:
                 text = line.decode()
-                report = files.json_of(text)
+                report = files.parse_json(text)
                 if not isinstance(report, dict) or type(report.get("round")) is not int or report["round"] != number:
                     raise ValueError(f"it is not of round {number}")
                 check(report)
@@ -360,7 +358,7 @@ class RunFolder:
         """
         kept = self._lines(lambda report: None)[0][:round]
         try:
-            place = files.inside(self.path, "checkpoints/any").parent
+            place = files.safe_join(self.path, "checkpoints/any").parent
             for part in (*self.path.glob(".*.part"), *place.glob(".*.part")):
                 shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
             for later in self.checkpoints():
@@ -403,7 +401,7 @@ class RunFolder:
         """
         name = _checkpoint_of(round)
         try:
-            path = files.inside(self.path, name)
+            path = files.safe_join(self.path, name)
         except OSError as error:
             raise RunError(f"the checkpoint {self.path / name} cannot be written: {_reason(error)}.") from None
         write_checkpoint(path, nest)
@@ -443,7 +441,7 @@ class RunFolder:
         return None
 
 
-def checksums(texts: Mapping[str, str]) -> dict[str, str]:
+def compute_checksums(texts: Mapping[str, str]) -> dict[str, str]:
     """Return what `environment.json` says of the texts of a new folder that results depend on."""
     return {name: _digest(texts[name]) for name in _CHECKED if name in texts}
 
@@ -463,10 +461,10 @@ def _round_of(path: Path) -> int:
 
 def _is_comparison(path: Path) -> str:
     """Return what to do with the folder of a comparison, or nothing where it is none."""
-    if not any(files.is_there(path / name) for name in ("results.json", "runs.json")):
+    if not any(files.is_file(path / name) for name in ("results.json", "runs.json")):
         return ""
     return " It is a comparison: name the folder of one of its runs, or open all in Python with load_comparison."
 
 
 def _reason(error: OSError) -> str:
-    return paths.why(error)
+    return paths.format_os_error(error)

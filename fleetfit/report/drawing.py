@@ -183,7 +183,7 @@ def plots_in(folder: Path) -> Path:
         RunError: It is a link, which could lead anywhere, or cannot be made.
     """
     try:
-        return files.inside(folder, "plots/any").parent
+        return files.safe_join(folder, "plots/any").parent
     except OSError as error:
         raise RunError(
             f"no picture can be written to {folder / 'plots'}: {error.strerror or error}.", path=folder / "plots"
@@ -220,7 +220,7 @@ def draw(figure: "Figure", place: Path) -> None:
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_text(make_printable(text.get_text(), _LONGEST))
-    with files.replacing(place) as file:
+    with files.atomic_write(place) as file:
         figure.savefig(file, dpi=130, format=place.suffix.removeprefix("."))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleetfit.paths import slug
+from fleetfit.paths import make_slug
 from fleetfit.records import RunFolder
 from fleetfit.report.columns import ON_THE_WAY
 from fleetfit.report.drawing import (
@@ -121,7 +121,7 @@ def plots_of_comparison(
         kinds = [kind for kind in kinds if kind in ("avg", "full")] or ["avg", "full"]  # the others are withheld
     for setting in dict.fromkeys(setting for _, setting in results):
         rows = {row: found for (row, s), found in results.items() if s == setting}
-        ending = f"-{slug(setting)}" if setting else ""
+        ending = f"-{make_slug(setting)}" if setting else ""
         found = {
             "accuracy": accuracy_of_rows(rows, kinds, {target_on: targets}, setting),
             "loss": loss_of_rows(rows, setting),

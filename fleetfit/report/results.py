@@ -18,7 +18,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import RunError, escape_controls
-from fleetfit.records import forms, jsonable
+from fleetfit.records import forms, to_json_value
 
 FORMAT = 1
 """Version of the file."""
@@ -208,7 +208,7 @@ def _block(brackets: str, lines: Any) -> str:
 
 
 def _line(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
-    return escape_controls(json.dumps(jsonable(value), ensure_ascii=False, default=str, separators=separators))
+    return escape_controls(json.dumps(to_json_value(value), ensure_ascii=False, default=str, separators=separators))
 
 
 def thinned(curves: Curves, points: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fleetfit.layout import State
-from fleetfit.seeds import torch_rng
-from fleetfit.submodel import Submodel, cut, flat_of, recut, whole
+from fleetfit.seeds import make_torch_rng
+from fleetfit.submodel import Submodel, concat_state, cut, recut, whole
 from fleetfit.values import Federation, Server, Update
 
 
@@ -30,7 +30,7 @@ def movement(federation: Federation, server: Server, update: Update) -> State:
         sent = recut(layout, sent, update.dispatched, update.submodel)
     compiled = cut(layout, update.submodel)
     names = compiled.names
-    moved = flat_of({n: update.state[n] for n in names}) - flat_of({n: sent[n] for n in names}).to("cpu")
+    moved = concat_state({n: update.state[n] for n in names}) - concat_state({n: sent[n] for n in names}).to("cpu")
     return compiled.views(moved)
 
 
@@ -38,7 +38,7 @@ def sketch(federation: Federation, piece: Submodel, moved: State, buckets: int) 
     """Return the sketch of a movement, float32 [levels, buckets]: a row of zeros where a region was not moved."""
     layout = federation.problem.layout
     full = torch.zeros(cut(layout, whole(layout)).size)
-    cut(layout, piece).scatter(full, flat_of(moved))
+    cut(layout, piece).scatter(full, concat_state(moved))
     full *= _signs(federation.seed, len(full))
     rows: list[np.ndarray] = []  # summed by NumPy: torch's sums depend on the number of threads
     for level in federation.levels:
@@ -51,7 +51,7 @@ def sketch(federation: Federation, piece: Submodel, moved: State, buckets: int) 
 
 @functools.lru_cache(maxsize=2)
 def _signs(seed: int, count: int) -> Tensor:
-    return torch.randint(0, 2, (count,), generator=torch_rng(seed, "signs"), dtype=torch.int8) * 2 - 1
+    return torch.randint(0, 2, (count,), generator=make_torch_rng(seed, "signs"), dtype=torch.int8) * 2 - 1
 
 
 def distances(sketches: Tensor) -> np.ndarray:

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fleetfit.layout import HasSegments, outputs
-from fleetfit.seeds import own_randomness
+from fleetfit.seeds import isolate_rng
 
 BATCH = 32
 """Samples of each batch; fewer are filled up."""
@@ -82,7 +82,7 @@ def constant_of(module: nn.Module, trained: Sequence[Tensor], x: Tensor, other: 
         return None
     before, training = [p.detach().clone() for p in trained], module.training
     try:
-        with own_randomness(x.device), torch.no_grad():
+        with isolate_rng(x.device), torch.no_grad():
             return _proved(module, trained, x, other)
     finally:
         module.train(training)
@@ -141,10 +141,10 @@ def _same(a: Any, b: Any, places: Tensor | None = None, at: int = 0) -> bool:
 def _replayed(module: Any, found: ConstantPart, first: "list[_Segment]", x: Tensor) -> bool:
     """Tell whether the logits from what is kept have the same bits as those of the whole model, with dropout on."""
     module.train()
-    with own_randomness(x.device, 4):
+    with isolate_rng(x.device, 4):
         plain = outputs(module, x)
     kept = [one.kept for one in first[: found.segments]]
-    with own_randomness(x.device, 4):
+    with isolate_rng(x.device, 4):
         again = list(logits_from(module, found, kept, first[found.segments - 1].carry))
     return len(plain) == len(again) and all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
@@ -196,7 +196,7 @@ class _Runner:
 
     def run(self, x: Tensor, seed: int) -> list[_Segment]:
         """Return what each segment did."""
-        with own_randomness(x.device, seed):
+        with isolate_rng(x.device, seed):
             return self._run(x)
 
     def _run(self, x: Tensor) -> list[_Segment]:

@@ -14,7 +14,7 @@ from fleetfit.errors import FleetFitError, RunError
 from fleetfit.layout import Layout, outputs
 from fleetfit.messages import compress
 from fleetfit.method import Method, build
-from fleetfit.seeds import own_randomness, seed_of, torch_rng
+from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel, finite
 from fleetfit.training.clock import (
     STEP,
@@ -243,7 +243,7 @@ def run_alike(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
             method = build(jobs[0].method)
             pairs = list(zip(jobs, devices, strict=True))
             if all(_as_it_is(method.adapt(job, _itself(device)), job) for job, device in pairs):
-                with own_randomness(devices[0].accelerator):
+                with isolate_rng(devices[0].accelerator):
                     return list(measured_alike(jobs, devices))
         except (FleetFitError, ValueError, RuntimeError, SystemExit):  # each says it for itself
             pass
@@ -278,7 +278,7 @@ def _done(job: Job, device: Device) -> tuple[Update | Failure, Any]:
             why = "declined: the client affords no part of what it was sent"
             return Failure.of(job, why, declined=True), device.memory
         work = {"train": _train, "evaluate": evaluate, "statistics": statistics}[adapted.kind]
-        with own_randomness(device.accelerator):
+        with isolate_rng(device.accelerator):
             return work(adapted, device, method, job.submodel)
     except FleetFitError as error:
         return Failure.of(job, str(error)), device.memory
@@ -322,7 +322,7 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     # After module and loss are built: building draws from it. On the CPU its own generator alone, since the others'
     # would each keep a stack trace until they are used, which takes a small client longer than a step.
     globally = torch if device.accelerator.type == "cuda" else torch.default_generator
-    globally.manual_seed(seed_of(job.seed, "torch"))
+    globally.manual_seed(derive_seed(job.seed, "torch"))
     piece.module.train()
     reached = Reached(piece)
     try:
@@ -367,7 +367,7 @@ def _local_sgd(
     feed.ready(indices)
     if looked_at(device, job.local):
         feed.ready(device.data.split("validation"))
-    local, rng = job.local, torch_rng(job.seed, "batches")
+    local, rng = job.local, make_torch_rng(job.seed, "batches")
     optimiser, planned = optimiser_of(piece, local), step_count(local, len(indices))
     total, seen, steps = torch.zeros((), device=device.accelerator), 0, 0
     stopping, in_time, stopped = EarlyStopping(device, piece, local, loss, feed), deadline(job, device), False

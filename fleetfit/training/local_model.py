@@ -8,8 +8,8 @@ import torch
 
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors, place_module
-from fleetfit.seeds import own_randomness, seed_of
-from fleetfit.submodel import FlatState, Submodel, extract, flat_of, whole
+from fleetfit.seeds import derive_seed, isolate_rng
+from fleetfit.submodel import FlatState, Submodel, concat_state, extract, whole
 from fleetfit.training.speed import convolution_weights, in_format, prepared
 from fleetfit.training.start import beginnings
 from fleetfit.values import Problem
@@ -32,7 +32,7 @@ class LocalModel:
         layout = problem.layout
         self.shapes = layout.shapes(submodel.sizes, submodel.exits)
         sizes = {**layout.full_sizes, **submodel.sizes}
-        with own_randomness(accelerator):
+        with isolate_rng(accelerator):
             built = build_module(problem.architecture, sizes, submodel.exits)
         self.module = place_module(built, accelerator, problem.architecture, sizes, submodel.exits, problem.input_shape)
         found = {name: (tensor, is_parameter) for name, tensor, is_parameter in named_tensors(self.module)}
@@ -62,7 +62,7 @@ class LocalModel:
     def load(self, state: State) -> None:
         """Copy a state in."""
         in_order = state if list(state) == list(self.shapes) else {name: state[name] for name in self.shapes}
-        self.flat.copy_(flat_of(in_order))
+        self.flat.copy_(concat_state(in_order))
         self.put(in_order, self._reordered)
 
     def put(self, state: State, names: Iterable[str]) -> None:
@@ -126,8 +126,8 @@ def initial_base(problem: Problem, seed: int) -> State:
 
 
 def _beginning(problem: Problem, seed: int) -> State:
-    with own_randomness(torch.device("cpu")):
-        torch.manual_seed(seed_of(seed, "initial"))
+    with isolate_rng(torch.device("cpu")):
+        torch.manual_seed(derive_seed(seed, "initial"))
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     found = {name: tensor.detach().float() for name, tensor, _ in named_tensors(module)}
     return found | beginnings(problem).state

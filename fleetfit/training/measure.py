@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fleetfit.errors import RunError
 from fleetfit.layout import ExitModel, State, batch_norms, outputs
 from fleetfit.method import Method
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.features import Feed, feed_of
 from fleetfit.training.local_model import LocalModel, local_model_of
@@ -30,7 +30,7 @@ def _chosen(job: Job, device: Device) -> Tensor:
     wanted = job.evaluation
     indices = device.data.split(wanted.split)
     if wanted.shuffle or wanted.samples is not None:
-        indices = indices[torch.randperm(len(indices), generator=torch_rng(job.seed, "order"))]
+        indices = indices[torch.randperm(len(indices), generator=make_torch_rng(job.seed, "order"))]
     return indices if wanted.samples is None else indices[: wanted.samples]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import Layout, State, TensorLayout
 from fleetfit.records import RunFolder
-from fleetfit.records.checkpoints import checkpoint_of
+from fleetfit.records.checkpoints import validate_checkpoint
 from fleetfit.values import Problem
 
 OF_LEVEL = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model
@@ -55,7 +55,7 @@ def beginnings(problem: Problem) -> Beginnings:
 
 def _end_of(folder: str) -> tuple[State, str]:
     """Return the newest state of a run, and what to call it."""
-    found = RunFolder.open(folder).load_checkpoint(checkpoint_of)
+    found = RunFolder.open(folder).load_checkpoint(validate_checkpoint)
     if found is None:
         raise RunError(f"the run {folder} has no checkpoint yet, so nothing can start from it.", path=folder)
     server = found["server"]

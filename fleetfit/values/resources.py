@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fleetfit.cost import Conditions
-from fleetfit.seeds import numpy_rng
+from fleetfit.seeds import make_numpy_rng
 
 # ---- how a device measures the time of a job -----------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Availability:
 
     def leaves(self, client: int, round: int) -> bool:
         """Tell whether a client goes away in a round after it was sent its model."""
-        return bool(self.leave) and float(numpy_rng(self.seed, "leave", round, client).random()) < self.leave
+        return bool(self.leave) and float(make_numpy_rng(self.seed, "leave", round, client).random()) < self.leave
 
     @cached_property
     def _chain(self) -> "_Chain":
@@ -128,8 +128,8 @@ class _Chain:
 
     def __init__(self, of: Availability) -> None:
         room = of.spread * min(of.share, 1 - of.share)
-        self._own = of.share + room * (2 * numpy_rng(of.seed, "shares").random(of.clients) - 1)
-        self._phase = None if of.day is None else numpy_rng(of.seed, "phases").random(of.clients)
+        self._own = of.share + room * (2 * make_numpy_rng(of.seed, "shares").random(of.clients) - 1)
+        self._phase = None if of.day is None else make_numpy_rng(of.seed, "phases").random(of.clients)
         self._anew = 1.0 if of.rounds is None else 1 / (of.rounds * (1 - of.share))
         self._of = of
         self._round, self._state = -1, np.zeros(of.clients, dtype=bool)
@@ -145,7 +145,7 @@ class _Chain:
         return self._state
 
     def _next(self, t: int) -> np.ndarray:
-        u = numpy_rng(self._of.seed, "online", t).random(self._of.clients)
+        u = make_numpy_rng(self._of.seed, "online", t).random(self._of.clients)
         chance = self._own
         if self._phase is not None and self._of.day is not None:
             swing = np.sin(2 * np.pi * (t / self._of.day + self._phase))
@@ -186,9 +186,9 @@ class Drift:
 @lru_cache(maxsize=4096)
 def _path(drift: Drift, seed: int, client: int, rounds: int) -> tuple[float, ...]:
     """Return a client's factors of the first rounds; a longer path begins with the same ones."""
-    normals = numpy_rng(seed, "drift", client).normal(size=rounds)
-    jumps = numpy_rng(seed, "jumps", client).random(rounds) < drift.jump
-    left = drift.low + (1 - drift.low) * numpy_rng(seed, "left", client).random(rounds)
+    normals = make_numpy_rng(seed, "drift", client).normal(size=rounds)
+    jumps = make_numpy_rng(seed, "jumps", client).random(rounds) < drift.jump
+    left = drift.low + (1 - drift.low) * make_numpy_rng(seed, "left", client).random(rounds)
     z, u, found = 0.0, 1.0, [1.0]
     for t in range(rounds):
         z = _MEMORY * z + (1 - _MEMORY**2) ** 0.5 * drift.sd * normals[t]
@@ -240,7 +240,7 @@ class DeviceResources:
             return None
         figures = {f.name: float(self.speeds[f.name][client]) for f in fields(Speed)}
         if self.jitter:
-            computing, sending = np.exp(self.jitter * numpy_rng(self.seed, "jitter", client, round).normal(size=2))
+            computing, sending = np.exp(self.jitter * make_numpy_rng(self.seed, "jitter", client, round).normal(size=2))
             figures["multiply_adds_per_s"] *= float(computing)
             figures["down_bytes_per_s"] *= float(sending)
             figures["up_bytes_per_s"] *= float(sending)

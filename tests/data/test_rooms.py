@@ -15,7 +15,7 @@ NAMES = ("ag_news", "arrays", "cifar10", "cifar100", "digits", "fashion_mnist", 
 
 
 def test_names_stay() -> None:
-    assert names.available("data") == list(NAMES)
+    assert names.list_names("data") == list(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ from fleetfit.engines.local import local
 from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer
 from fleetfit.errors import RunError
-from fleetfit.messages import job_nest, pack, reply_nest, unpack
+from fleetfit.messages import dump_job, dump_reply, pack, unpack
 from fleetfit.submodel import Submodel
 from fleetfit.values import Failure, Job, Local, Simulation
 
@@ -120,7 +120,7 @@ class Pretended(Pool):
 
     def answered(self, one: Job, memory: Any) -> Mapping[str, Any]:
         """Return a worker's reply to a job."""
-        task = unpack(pack({"job": job_nest(one, self._layout), "memory": memory}))
+        task = unpack(pack({"job": dump_job(one, self._layout), "memory": memory}))
         found: Mapping[str, Any] = unpack(answer(task, self.simulation))
         return found
 
@@ -152,7 +152,7 @@ class Refusing(Pretended):
     made = 0
 
     def answered(self, one: Job, memory: Any) -> Mapping[str, Any]:
-        return {"reply": reply_nest(Failure.of(one, "no"), self._layout), "memory": None}
+        return {"reply": dump_reply(Failure.of(one, "no"), self._layout), "memory": None}
 
     def counted(self, jobs: Sequence[Job]) -> Iterator[Job]:
         for one in jobs:

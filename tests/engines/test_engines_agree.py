@@ -21,7 +21,7 @@ from fleetfit.method import FEDAVG, build
 from fleetfit.rounds import Engine, Settings, run, start
 
 SPECS: list[Mapping[str, Any]] = [
-    *(spec_of(name) for name in names.available("methods")),
+    *(spec_of(name) for name in names.list_names("methods")),
     *({"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")),
     {"name": "scalefl", "split": "width", "beta": 0.0},
     {"name": "heterofl", "scaler": True, "masked": True},
@@ -33,7 +33,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "fedrolex", "plus": {"fedavgm": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": "test_standing:in_the_second"}},  # undone
-    *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.available("selection")),
+    *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.list_names("selection")),
     {"name": "scalefl", "cohort": {"name": "diversity"}, "plus": {"fedadam": {}}},
     {"name": "reefl", "modulate": False, "estimate": "kept", "plus": {"feddyn": {}}},
     {"name": "reefl", "ree": False, "teacher": "batch", "ramp": 0},

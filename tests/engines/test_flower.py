@@ -59,7 +59,7 @@ def same_state(a: ff.Run, b: ff.Run) -> bool:
 # ---- the same bits -----------------------------------------------------------------------------------------------
 
 SPECS: list[dict[str, Any]] = [
-    *(spec_of(name) for name in names.available("methods")),
+    *(spec_of(name) for name in names.list_names("methods")),
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "scalefl", "plus": {"feddyn": {}}},
     {"name": "heterofl", "hooks": {"channels": "random"}},

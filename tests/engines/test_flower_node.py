@@ -30,7 +30,7 @@ from fleetfit.engines.flower.memory_limit import MemoryLimit
 from fleetfit.engines.flower.node import NodeMemory, answer, node_of
 from fleetfit.engines.flower.protocol import answer_of, checked_header, digest_of, hello_of, packed
 from fleetfit.engines.flower.settings import read_settings
-from fleetfit.messages import job_nest, pack, state_nest, unpack
+from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.training import run_job
 from fleetfit.values import Device, Job
@@ -197,8 +197,8 @@ def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, cap
     job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
     path = str(config(tmp_path, allow=["tiny:tiny"]))
     good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)},
-                 "job": job_nest(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
-    sent = pack(state_nest(state, problem.layout, sub))
+                 "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
+    sent = pack(dump_state(state, problem.layout, sub))
     assert "reply" in answer_of(answer(path, {"header": packed(good), "state": sent}))
     every = [place for place in places(good) if (place[0] if place[0] in ("problem", "method", "job") else "") == part]
     assert len(every) > 2
@@ -469,9 +469,9 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
     path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
     header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
-    bare = job_nest(dataclasses.replace(job, state={}), problem.layout)
+    bare = dump_job(dataclasses.replace(job, state={}), problem.layout)
     found = answer_of(
-        answer(path, {"header": packed({**header, "job": bare}), "state": pack(state_nest(state, problem.layout, sub))})
+        answer(path, {"header": packed({**header, "job": bare}), "state": pack(dump_state(state, problem.layout, sub))})
     )
     assert len(calls) == min(fails, 1) + 1, found
     assert ("no memory was left" in str(found["reply"].get("reason"))) == (fails == 2), found

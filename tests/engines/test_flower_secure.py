@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.privacy import Privacy, registered
 from fleetfit.secure import Quantiser, keys
 from fleetfit.secured import Segments
-from fleetfit.submodel import flat_of
+from fleetfit.submodel import concat_state
 from fleetfit.values import Failure
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
@@ -65,7 +65,7 @@ def phase_of(message: Message) -> str:
 def test_a_fleet_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None:
     base = ff.run(TABLE, out=tmp_path / "local")
     run = lab_of(tmp_path).serve()
-    assert torch.equal(flat_of(run.server.state), flat_of(base.server.state))
+    assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
     for ours, theirs in zip(run.metrics, base.metrics, strict=True):
         assert ours["train"] == theirs["train"] and ours["failures"] == [] and ours["train"]["clients"] == CLIENTS
         assert ours["secure"] == theirs["secure"] and ours["train"]["loss"] is None
@@ -223,13 +223,15 @@ def test_a_private_fleet_of_sums_ends_with_the_bits_of_the_simulation(
     table = private_table(tmp_path)
     base = ff.run(table, out=tmp_path / "local")
     run = lab_of(tmp_path, table).serve()
-    assert torch.equal(flat_of(run.server.state), flat_of(base.server.state))
+    assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
     assert all(r["train"]["clients"] is None and "secure" not in r and "undone" not in r for r in run.metrics)
     monkeypatch.setattr(Quantiser, "shortened", lambda self, moved: self.quantised(moved)[0])
     nodes_side.node_of.cache_clear()
     loose = lab_of(tmp_path / "loose", table).serve()
-    assert not torch.equal(flat_of(loose.server.state), flat_of(base.server.state)), "and clipping shortens something"
+    assert not torch.equal(concat_state(loose.server.state), concat_state(base.server.state)), (
+        "and clipping shortens something"
+    )
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -247,7 +249,7 @@ def test_a_private_server_gets_no_single_update_and_keeps_no_sum_without_noise(
 
     def noted(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         members = registered(federation, server.round) * self.rate
-        wanted["means"].append((total / members + flat_of(server.state)).numpy().tobytes()[:64])
+        wanted["means"].append((total / members + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
     def kept(message: Message, reply: Message) -> Message:

@@ -15,7 +15,7 @@ from local_fleet import CLIENTS, Lab, described
 
 from fleetfit.engines.flower import node as nodes_side
 from fleetfit.engines.flower import transport
-from fleetfit.messages import job_of, reply_of, unpack
+from fleetfit.messages import load_job, load_reply, unpack
 from fleetfit.report import plots
 from fleetfit.values import Update
 
@@ -68,8 +68,8 @@ def test_a_node_is_asked_for_nothing_larger_than_what_it_has_trained(tmp_path: P
             assert nest["hello"].keys() == {"name", "facts", "examples"}
         if header["what"] != "job":
             continue
-        job = job_of({**header["job"], "state": {}, "statistics": {}}, levels.problem.layout)
-        reply = reply_of(nest["reply"], levels.problem.layout)
+        job = load_job({**header["job"], "state": {}, "statistics": {}}, levels.problem.layout)
+        reply = load_reply(nest["reply"], levels.problem.layout)
         kinds.add(job.kind)
         if job.kind == "train":
             trained[node] |= {levels.level_index(reply.submodel)} if isinstance(reply, Update) else set()

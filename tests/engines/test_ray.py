@@ -34,7 +34,7 @@ pytestmark = [
 pytest.importorskip("ray", reason="the extra ray is not installed")
 
 SPECS: list[Mapping[str, Any]] = [
-    *(spec_of(name) for name in names.available("methods")),
+    *(spec_of(name) for name in names.list_names("methods")),
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": "test_standing:in_the_second"}},  # undone
     {"name": "scalefl", "plus": {"feddyn": {}}},

@@ -8,7 +8,7 @@ from demo import secure, simulated
 
 import fleetfit as ff
 from fleetfit.privacy import spent
-from fleetfit.submodel import flat_of
+from fleetfit.submodel import concat_state
 
 pytestmark = [pytest.mark.fleet, pytest.mark.slow]
 
@@ -21,7 +21,7 @@ def test_what_a_server_has_holds_no_single_update(masks: bool, tmp_path: Path, m
     search = secure(tmp_path / "fleet", masks)
     run = ff.load(tmp_path / "fleet" / "run")
     base = ff.run(simulated(), out=tmp_path / "local")
-    assert torch.equal(flat_of(run.server.state), flat_of(base.server.state)), "sums are right either way"
+    assert torch.equal(concat_state(run.server.state), concat_state(base.server.state)), "sums are right either way"
     assert all(report["failures"] == [] and report["train"]["clients"] == 4 for report in run.metrics)
     assert search.bytes > 1e6 and len(search.wanted) == 4
     assert search.found.keys() == (set() if masks else {0, 1, 2, 3})

@@ -26,7 +26,7 @@ from fleetfit.engines.flower.protocol import answer_of, hello_of
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
 from fleetfit.layout import Layout, State
-from fleetfit.messages import job_of, reply_of, unpack
+from fleetfit.messages import load_job, load_reply, unpack
 from fleetfit.rounds import checked, one_round
 from fleetfit.validation import problem_with_job
 from fleetfit.values import Failure, Job, Server, Update
@@ -86,7 +86,7 @@ def taken(kind: str, place: int, content: bytes) -> str:
     job = real().replies[kind][place][0]
     try:
         nest = answer_of(content).get("reply")
-        reply = reply_of(nest if isinstance(nest, Mapping) else {}, layout())
+        reply = load_reply(nest if isinstance(nest, Mapping) else {}, layout())
     except FleetFitError as error:
         return said(error, UNPARSED)
     found = checked(reply, job, real().federation)
@@ -182,7 +182,7 @@ def heard(parts: Mapping[str, bytes]) -> str:
         return UNPARSED if "a message" in found["refused"] else "refused"
     if "reply" not in found:
         return "admitted"
-    reply = reply_of(found["reply"], layout())
+    reply = load_reply(found["reply"], layout())
     return "admitted" if isinstance(reply, Update) else "a failure"
 
 
@@ -191,7 +191,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
     try:
         header = unpack(parts["header"], bounded=True)
         shared = {name: unpack(parts[name], bounded=True) for name in ("state", "statistics") if name in parts}
-        job = job_of({"state": {}, "statistics": {}, **header["job"], **shared}, layout())
+        job = load_job({"state": {}, "statistics": {}, **header["job"], **shared}, layout())
     except (FleetFitError, KeyError, TypeError):
         return False
     problem_with_job(job, real().federation.problem)

@@ -20,11 +20,11 @@ from fleetfit.errors import RunError
 from fleetfit.evaluate import EvaluationScope, evaluate
 from fleetfit.messages import (
     compress,
-    job_nest,
+    count_scales,
+    dump_job,
+    dump_reply,
+    dump_state,
     pack,
-    reply_nest,
-    rows_of,
-    state_nest,
     unpack,
 )
 from fleetfit.rounds import Settings, one_round, start
@@ -113,7 +113,7 @@ def failed(job: Job) -> Failure:
 
 def answer_to(reply: Reply) -> bytes:
     """Return a node's answer as it travels."""
-    return packed({"reply": reply_nest(reply, real().federation.problem.layout), "keeps": True, "forgot": False})
+    return packed({"reply": dump_reply(reply, real().federation.problem.layout), "keeps": True, "forgot": False})
 
 
 # ---- spoiling ----------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def shapes_by_size() -> dict[tuple[bool, int], dict[str, tuple[int, ...]]]:
     layout, found = real().federation.problem.layout, {}
     for level in real().federation.levels:
         shapes = layout.shapes(level.submodel.sizes, level.submodel.exits)
-        rows: dict[str, tuple[int, ...]] = {name: (rows_of(shape),) for name, shape in shapes.items()}
+        rows: dict[str, tuple[int, ...]] = {name: (count_scales(shape),) for name, shape in shapes.items()}
         for scales, each in ((False, dict(shapes)), (True, rows)):
             found[scales, sum(math.prod(shape) for shape in each.values())] = each
     return found
@@ -316,8 +316,8 @@ def asked(kind: str, place: int) -> dict[str, bytes]:
     pairs = real().replies[kind]
     job = pairs[place % len(pairs)][0]
     layout = real().federation.problem.layout
-    bare = job_nest(replace(job, state={}, statistics={}, method={"name": "fedavg"}), layout)
-    state = state_nest(job.state, layout, job.submodel)
+    bare = dump_job(replace(job, state={}, statistics={}, method={"name": "fedavg"}), layout)
+    state = dump_state(job.state, layout, job.submodel)
     parts = {"header": packed({**SETUP, "what": "job", "job": bare}), "state": pack(state)}
     if job.statistics:
         parts["statistics"] = pack(dict(job.statistics))

@@ -39,7 +39,7 @@ SETTINGS = Settings(
     wanted=EvaluationScope(Evaluation(batch_size=64), statistics_samples=120),
 )
 SPECS: dict[str, Mapping[str, Any]] = {
-    **{name: spec_of(name) for name in names.available("methods")},
+    **{name: spec_of(name) for name in names.list_names("methods")},
     **{
         f"scalefl, {kind}": {"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")
     },

@@ -27,7 +27,7 @@ from fleetfit.inference.export.graphs import Prepared
 from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import apply_model_hook
-from fleetfit.seeds import own_randomness
+from fleetfit.seeds import isolate_rng
 from fleetfit.values import DataDescription
 
 onnx = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -40,7 +40,7 @@ def shipped_of(name: str, policy: Policy | None = None, width: float = 0.6, meth
         problem = apply_model_hook(problem, {"name": method})
     architecture, exits = problem.architecture, problem.exits
     sizes = {**problem.layout.full_sizes, **architecture.sizes(width)}
-    with own_randomness(torch.device("cpu")):
+    with isolate_rng(torch.device("cpu")):
         torch.manual_seed(0)
         module = build_module(architecture, sizes, exits).eval()
         for norm in batch_norms(module).values():

@@ -18,7 +18,7 @@ from fleetfit.errors import ModelError
 from fleetfit.inference.export import Shipped, checked, executorch, export
 from fleetfit.inference.export.graphs import Prepared, exported, segment_graphs, whole_graph
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module, infer_layout
-from fleetfit.seeds import own_randomness
+from fleetfit.seeds import isolate_rng
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 
@@ -160,7 +160,7 @@ def shipped(name: str) -> Shipped:
         exits = tuple(sorted({positions[0], family.blocks}))
         shape = small.shape if small.kind == "images" else (LENGTH,)
         data = _data(shape, tokens=small.kind != "images", task=task_of(name))
-    with own_randomness(torch.device("cpu")):
+    with isolate_rng(torch.device("cpu")):
         torch.manual_seed(0)
         module = build_module(family, sizes, exits).eval()
         for norm in batch_norms(module).values():

@@ -49,7 +49,7 @@ def test_named_sizes(name: str, layers: int, hidden: int) -> None:
     made = names.resolve("models", f"bert_{name}")(classes=2)
     expected = by_hand(hidden, hidden, 4 * hidden, (layers,), 2)
     assert count(made, 1.0, (layers,)) == expected
-    assert f"{expected / 1e6:.1f} M" in names.summary("models", f"bert_{name}")
+    assert f"{expected / 1e6:.1f} M" in names.describe_entry("models", f"bert_{name}")
     assert made.axes["attention"].granule == 64
 
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from proofs import built, proven, shapes_of, trains, whole_before
+from proofs import built, get_shapes, proven, trains, whole_before
 from support import raises
 from torch import nn
 
@@ -119,7 +119,7 @@ def test_blocks_that_read_one_stream_share_channels_unless_untied() -> None:
     tied, free = small(), small(tied=False)
     assert {p.expand for p in tied.places} == {"", "expand_stage1", "expand_stage2", "expand_stage3", "expand_stage4"}
     assert [p.expand for p in free.places] == ["", *(f"expand{i}" for i in range(1, 7))]
-    assert shapes_of(built(tied, tied.sizes(0.6), (7,))) == shapes_of(built(free, free.sizes(0.6), (7,)))
+    assert get_shapes(built(tied, tied.sizes(0.6), (7,))) == get_shapes(built(free, free.sizes(0.6), (7,)))
 
 
 def test_blocks_before_i_stay_whole() -> None:
@@ -129,7 +129,7 @@ def test_blocks_before_i_stay_whole() -> None:
     assert [sizes[f"expand{i}"] for i in range(1, 7)] == [48, 96, 48, 48, 48, 72]
     assert [sizes[f"squeeze{i}"] for i in range(7)] == [2, 2, 4, 2, 2, 2, 3]
     layout = infer_layout(architecture, (7,))
-    assert shapes_of(built(architecture, sizes, (7,))) == layout.shapes(sizes, (7,))
+    assert get_shapes(built(architecture, sizes, (7,))) == layout.shapes(sizes, (7,))
 
 
 def test_an_input_is_added_inside_a_stage_only() -> None:

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from proofs import built, proven, shapes_of, trains, whole_before
+from proofs import built, get_shapes, proven, trains, whole_before
 from support import raises
 from torch import nn
 
@@ -82,7 +82,7 @@ def test_every_block_has_channels_of_its_own_inside() -> None:
     assert sizes["top"] == 640
     layout = infer_layout(architecture, (17,))
     module = built(architecture, sizes, (17,))
-    assert shapes_of(module) == layout.shapes(sizes, (17,))
+    assert get_shapes(module) == layout.shapes(sizes, (17,))
     assert layout.tensors["blocks.5.filter.0.weight"].dims[0][0].axis == "expand5"
     assert layout.tensors["blocks.0.filter.0.weight"].dims[0][0].axis == "stem"
     filters = [m for m in module.modules() if isinstance(m, nn.Conv2d) and m.groups > 1]

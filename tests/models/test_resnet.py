@@ -54,7 +54,7 @@ def test_each_depth_has_a_name(depth: int) -> None:
     assert made == resnet(7, 1, depth, "group")
     assert hash(made) == hash(resnet(7, 1, depth, "group"))
     assert made != resnet(7, 1, depth, "batch")
-    assert f"{depth}" in names.summary("models", f"resnet{depth}")
+    assert f"{depth}" in names.describe_entry("models", f"resnet{depth}")
 
 
 def test_settings_come_from_a_configuration() -> None:

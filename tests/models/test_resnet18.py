@@ -1,6 +1,6 @@
 import pytest
 import torch
-from proofs import built, proven, shapes_of, trains, whole_before
+from proofs import built, get_shapes, proven, trains, whole_before
 from support import raises
 from torch import nn
 
@@ -87,7 +87,7 @@ def test_blocks_before_i_stay_whole() -> None:
     assert [sizes[f"stage{s}"] for s in (1, 2, 3, 4)] == [8, 16, 16, 32]
     assert [sizes[f"inner{i}"] for i in range(8)] == [8, 8, 16, 8, 16, 16, 32, 32]
     layout = infer_layout(architecture, (8,))
-    assert shapes_of(built(architecture, sizes, (8,))) == layout.shapes(sizes, (8,))
+    assert get_shapes(built(architecture, sizes, (8,))) == layout.shapes(sizes, (8,))
 
 
 def test_early_exits_have_convolutions_and_the_last_none() -> None:

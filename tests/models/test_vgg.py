@@ -1,6 +1,6 @@
 import pytest
 import torch
-from proofs import built, proven, shapes_of, trains, whole_before
+from proofs import built, get_shapes, proven, trains, whole_before
 from support import raises
 from torch import nn
 
@@ -95,7 +95,7 @@ def test_layers_before_i_stay_whole() -> None:
     sizes = whole_before(architecture, 5, 0.5)
     assert [sizes[f"layer{i}"] for i in range(15)] == [8, 8, 16, 16, 32, *[16] * 2, *[32] * 6, 10, 10]
     layout = infer_layout(architecture, (7, 15))
-    assert shapes_of(built(architecture, sizes, (15,))) == layout.shapes(sizes, (15,))
+    assert get_shapes(built(architecture, sizes, (15,))) == layout.shapes(sizes, (15,))
 
 
 def test_dropout_follows_the_wide_layers_only() -> None:

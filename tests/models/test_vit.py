@@ -47,7 +47,7 @@ def test_named_sizes(name: str, hidden: int, heads: int) -> None:
     block = 4 * (hidden * hidden + hidden) + 8 * hidden * hidden + 5 * hidden + 4 * hidden
     total = 769 * hidden + hidden + 197 * hidden + 12 * block + 2 * hidden + 1000 * (hidden + 1)
     assert submodel_cost(made, ({}, (12,)), (3, 224, 224)).parameters == total
-    assert f"{total / 1e6:.1f} M" in names.summary("models", f"deit_{name}")
+    assert f"{total / 1e6:.1f} M" in names.describe_entry("models", f"deit_{name}")
     assert made.encoder.attention_heads == heads and made.encoder.head_size == 64
 
 

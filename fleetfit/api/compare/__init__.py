@@ -35,7 +35,7 @@ from fleetfit.api.progress import ProgressOption, make_comparison_progress
 from fleetfit.config import Experiment
 from fleetfit.config.naming import share_data
 from fleetfit.errors import NoUsableUpdates
-from fleetfit.paths import slug
+from fleetfit.paths import make_slug
 from fleetfit.report.results import ComparisonResults, read_results
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
@@ -105,7 +105,9 @@ def compare(
     reference = plan.find_reference(against)
     check_jobs(plan, jobs)
     copy = None if record is None else find_record_path(path, record)
-    folder = files.expanded(out) if out is not None else RUNS / f"compare-{_format_name(plan.name)}-{plan.fingerprint}"
+    folder = (
+        files.expand_path(out) if out is not None else RUNS / f"compare-{_format_name(plan.name)}-{plan.fingerprint}"
+    )
     results = ResultsFile(plan, path, folder, reference)
     with contextlib.ExitStack() as stack:
         stack.enter_context(share_data())
@@ -137,4 +139,4 @@ def compare(
 
 def _format_name(name: str) -> str:
     """Return a comparison's name as a part of its folder's: unchanged if it is short and not a path."""
-    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else slug(name)
+    return name if name == Path(name).name and len(name.encode(errors="replace")) <= _LONGEST else make_slug(name)

@@ -56,7 +56,7 @@ from fleetfit.errors import (
     refuse_on_windows,
     truncate,
 )
-from fleetfit.names import blamed, what_it_raised
+from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.report.columns import ROUNDS, best_so_far, curve, rounds_to
 from fleetfit.report.results import TriedValues, TuningResult
 
@@ -733,9 +733,9 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
     except FleetFitError as error:
         send(error=str(error), kind=type(error).__name__, attributes=vars(error))
     except Exception as error:
-        plug_in = blamed(error)
+        plug_in = find_plug_in(error)
         details = "".join(traceback.format_exception(error))
-        sentence = f"{plug_in or 'FleetFit'} {what_it_raised(error)}."
+        sentence = f"{plug_in or 'FleetFit'} {describe_failure(error)}."
         send(error=sentence, kind="Unexpected", details=details, foreign=plug_in is not None)
     else:
         send(done=True)

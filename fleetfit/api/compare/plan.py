@@ -32,10 +32,10 @@ from fleetfit.config.load import expand_sections, parse_overrides, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_choosers, list_keys, merge_tables
 from fleetfit.config.naming import check_keys, find_function, share_data
 from fleetfit.config.parse import parse_experiment
-from fleetfit.config.toml import read_toml, resolve_path
+from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.method import build, list_hyperparameters
-from fleetfit.paths import slug
+from fleetfit.paths import make_slug
 from fleetfit.records import forms
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 
@@ -223,7 +223,7 @@ class ComparisonPlan:
         for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
             written = merge_tables(self.rows[row], self.settings[setting])
             table = merge_tables(written, self.change) | {"seed": seed, "name": row}
-            place = Path(slug(row, _TAKEN)) / slug(setting) / f"seed-{seed}"
+            place = Path(make_slug(row, _TAKEN)) / make_slug(setting) / f"seed-{seed}"
             yield PlannedRun(row, setting, seed, table, place, _join(row, setting, f"seed {seed}"), written)
 
     def _list_tuning_runs(self) -> Iterator[PlannedRun]:
@@ -235,7 +235,7 @@ class ComparisonPlan:
                     run,
                     seed=seed,
                     table=merge_tables(run.table, change),
-                    place=TUNING_FOLDER / run.place.parent / slug(format_label(values)) / f"seed-{seed}",
+                    place=TUNING_FOLDER / run.place.parent / make_slug(format_label(values)) / f"seed-{seed}",
                     title=_join(
                         "tuning",
                         run.row,
@@ -326,7 +326,7 @@ class ComparisonPlan:
                 "different values.",
                 key="compare",
             )
-        if len({slug(format_label(values)) for values in self.tuning}) < len(self.tuning):
+        if len({make_slug(format_label(values)) for values in self.tuning}) < len(self.tuning):
             raise ConfigError(
                 "[compare.tune] two combinations would have the same folder: give the lists other values.",
                 key="compare.tune",
@@ -395,7 +395,7 @@ def plan_runs(
         return ComparisonPlan(given, "comparison", change)
     change = deep_merge(change, given)
     if isinstance(source, str | Path):
-        base = resolve_paths(expand_sections(read_toml(source)), resolve_path(source, here, "run file").parent)
+        base = resolve_paths(expand_sections(read_toml(source)), find_base_folder(source))
         return ComparisonPlan(base, Path(source).stem, change)
     table = dump_section(source, only_set=True) if isinstance(source, Experiment) else source
     return ComparisonPlan(resolve_paths(_read_sections(table), here), "comparison", change)
@@ -578,9 +578,9 @@ def hold_folder(plan: ComparisonPlan, folder: Path) -> Iterator[None]:
     """List the runs in the order in which they start, and lock the folder until the end of the block."""
     runs = [{"place": str(run.place), "title": run.title} for run in (*plan.tuning_runs, *plan.runs)]
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / RUNS_FILE, json.dumps({"runs": runs}, indent=1) + "\n")
-    with files.open_own(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
-        files.lock_shared(file)
+    files.write_text(folder / RUNS_FILE, json.dumps({"runs": runs}, indent=1) + "\n")
+    with files.open_in_folder(folder / _LOCK, os.O_RDWR | os.O_CREAT) as file:
+        files.share_lock(file)
         yield
 
 
@@ -591,10 +591,10 @@ def list_planned_runs(folder: Path) -> list[ListedRun]:
         RunError: `runs.json` is damaged.
     """
     path = folder / RUNS_FILE
-    if not files.is_there(path):
+    if not files.is_file(path):
         return []
     try:
-        table = files.json_of(files.read_text(path))
+        table = files.parse_json(files.read_text(path))
         _RUNS(table, "")
         runs = [ListedRun(Path(one["place"]), one["title"]) for one in table["runs"]]
         if any(run.place.is_absolute() or ".." in run.place.parts for run in runs):

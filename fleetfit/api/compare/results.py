@@ -31,8 +31,8 @@ from fleetfit.config.dump import make_plain
 from fleetfit.config.merge import find_value, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
+from fleetfit.files import write_text
 from fleetfit.markup import escape_html
-from fleetfit.records import write_atomically
 from fleetfit.report import page, plots
 from fleetfit.report.columns import final_numbers, is_rounds, numbers_of
 from fleetfit.report.differences import LEVEL, Difference, difference_table, differences
@@ -139,7 +139,7 @@ class ResultsFile:
     def write(self) -> None:
         """Write the file with all that was added."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, to_json(self.results))
+        write_text(self.path, to_json(self.results))
 
     @property
     def results(self) -> ComparisonResults:
@@ -218,7 +218,7 @@ def find_record_path(file: Path, folder: str | Path) -> Path:
     Raises:
         ConfigError: Another file has that path.
     """
-    path = files.expanded(folder) / f"{file.stem}.json"
+    path = files.expand_path(folder) / f"{file.stem}.json"
     if path.exists() or path.is_symlink():
         try:
             read_results(path)
@@ -240,7 +240,7 @@ def write_record(results: ComparisonResults, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_where_told(path, to_json(results))
+        files.write_user_file(path, to_json(results))
     except OSError as error:
         raise ConfigError(
             f"the results cannot be written to {path}: {error.strerror}.", key="record", path=path
@@ -290,11 +290,11 @@ def write_comparison(
         finished=not failures,
         failures=failures,
     )
-    write_atomically(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
-    write_atomically(folder / "table.csv", table_csv(numbers, compared_rows, plan.targets, plan.printed))
+    write_text(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
+    write_text(folder / "table.csv", table_csv(numbers, compared_rows, plan.targets, plan.printed))
     lines = [{**dataclasses.asdict(one), "order": one.order} for one in compared_rows]
     text = json.dumps({"format": 1, "against": numbers.against, "level": LEVEL, "differences": lines}, indent=2)
-    write_atomically(folder / "differences.json", text + "\n")
+    write_text(folder / "differences.json", text + "\n")
     entries = [
         {
             "row": row,
@@ -308,7 +308,7 @@ def write_comparison(
         for (row, setting), group in runs.items()
         for run, summary, columns in zip(group, summaries[row, setting], cells[row, setting], strict=True)
     ]
-    write_atomically(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
+    write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
     with contextlib.suppress(MissingExtra):  # the command line prints a hint about missing plots
         seeds = {key: list(zip(summaries[key], metrics[key], strict=True)) for key in runs}
         plots.plots_of_comparison(folder, seeds, plan.columns, plan.targets, on)
@@ -370,7 +370,7 @@ def load_comparison(folder: str | Path) -> Comparison:
     Raises:
         RunError: The folder is not a comparison's, none of its runs is finished, or a file of it is damaged.
     """
-    path = files.expanded(folder)
+    path = files.expand_path(folder)
     planned = _count_runs(path)
     record = read_comparison(path)
     finished = bool(record.entries) and planned in (0, len(record.results.runs))
@@ -423,7 +423,7 @@ def _count_runs(path: Path) -> int:
     if not path.is_dir():
         raise RunError(f"there is no folder {path}.", path=path)
     listed = list_planned_runs(path)
-    single, results = files.is_there(path / "config.toml"), files.is_there(path / NAME)
+    single, results = files.is_file(path / "config.toml"), files.is_file(path / NAME)
     if single or not (listed or results):
         hint = " It is one run: open it with fleetfit.load." if single else ""
         raise RunError(f"{path} is not the folder of a comparison: it has no {NAME}.{hint}", path=path)
@@ -434,7 +434,7 @@ def _count_runs(path: Path) -> int:
 
 def _read_title(path: Path) -> str:
     """Return the title above the table in `table.md`."""
-    if not files.is_there(path / "table.md"):
+    if not files.is_file(path / "table.md"):
         return ""
     first = files.read_text(path / "table.md").partition("\n")[0]
     return first[2:-2] if first.startswith("**") and first.endswith("**") else ""

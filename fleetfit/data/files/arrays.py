@@ -542,7 +542,7 @@ class Arrays:
 
     def _loaded(self, path: Path) -> Array:
         """Map a file of its own, whose header is looked at first."""
-        with paths.opened(path, DataError) as file:
+        with paths.open_file(path, DataError) as file:
             shape, fortran, dtype, header = _header(file)
             size = os.fstat(file.fileno()).st_size
         if size - header < _size_of(shape, dtype):

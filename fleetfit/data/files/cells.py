@@ -177,7 +177,7 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
 
 
 def _text(path: Path) -> io.TextIOWrapper:
-    file = paths.opened(path, DataError)
+    file = paths.open_file(path, DataError)
     start = file.read(4)
     file.seek(0)
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):

@@ -22,7 +22,7 @@ from fleetfit import paths
 from fleetfit.data.dataset import MOST_CLASSES
 from fleetfit.data.files.cells import Column, TableRows, text_of
 from fleetfit.errors import DataError, escape_controls, truncate
-from fleetfit.files import json_of
+from fleetfit.files import parse_json
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
@@ -285,7 +285,7 @@ def read(path: Path) -> Columns:
     Raises:
         DataError: It cannot be read, or says something else.
     """
-    return of_text(paths.text_of(path, DataError), str(path))
+    return of_text(paths.read_text(path, DataError), str(path))
 
 
 def of_text(text: str, what: str) -> Columns:
@@ -299,7 +299,7 @@ def of_text(text: str, what: str) -> Columns:
         DataError: It says something else.
     """
     try:
-        nest: Any = json_of(text)
+        nest: Any = parse_json(text)
         found = Columns.model_validate(nest)
     except pydantic.ValidationError as error:
         first = error.errors()[0]

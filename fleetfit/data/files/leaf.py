@@ -12,7 +12,7 @@ from typing import Any
 from fleetfit import paths
 from fleetfit.data.files.places import sample_files
 from fleetfit.errors import DataError
-from fleetfit.files import json_of
+from fleetfit.files import parse_json
 
 Users = dict[str, tuple[list[Any], list[Any]]]
 """User -> x and y of its samples, in the order of the files."""
@@ -75,15 +75,15 @@ def _users(content: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> l
 
 
 def _content(path: Path) -> Any:
-    text = paths.text_of(path, DataError)
+    text = paths.read_text(path, DataError)
     try:
-        return json_of(text)
+        return parse_json(text)
     except ValueError as error:
         raise DataError(f"{path} cannot be read as JSON: {error}", path=path) from error
 
 
 def _is_leaf(path: Path) -> bool:
     """Return whether a file begins like one of LEAF's, without reading all of it."""
-    with paths.opened(path, DataError) as file:
+    with paths.open_file(path, DataError) as file:
         start = file.read(64)
     return start.lstrip()[:1] == b"{" and (b'"users"' in start or b'"user' in start or b'"num_samples"' in start)

@@ -18,7 +18,7 @@ from typing import Any
 from fleetfit.data.cache import cache_folder, kept, key
 from fleetfit.data.splits import ALIASES, SPLITS
 from fleetfit.errors import DataError, FleetFitError, MissingExtra
-from fleetfit.paths import given
+from fleetfit.paths import parse_path
 
 _HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
            "dev": "validation", "test": "test"}  # fmt: skip
@@ -47,7 +47,7 @@ def sample_files(place: Path, pattern: str) -> list[Path]:
 
 def set_folder(folder: str) -> Path:
     """Return a set's folder: a relative path that does not exist is sought in the folder FLEETFIT_DATA."""
-    path = given(folder, "data.folder")
+    path = parse_path(folder, "data.folder")
     root = os.environ.get("FLEETFIT_DATA")
     if root and not path.is_absolute() and not path.exists():
         return Path(root).expanduser() / path
@@ -82,7 +82,7 @@ def locate(name: str, folder: str | None) -> dict[str, list[Path]]:
             f"environment variable FLEETFIT_DATA to the folder that holds {name}/train.parquet.",
             key="folder",
         )
-    base = given(root, "data.folder")
+    base = parse_path(root, "data.folder")
     if not base.is_dir():
         source = "folder" if folder is not None else "the environment variable FLEETFIT_DATA"
         raise DataError(f"{name}: {source} names {base}, which is not a folder.", path=base)

@@ -19,7 +19,7 @@ from fleetfit.data.dataset import NOT_SCORED, Data, Facts
 from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
-from fleetfit.paths import text_of
+from fleetfit.paths import read_text
 
 Ints = NDArray[np.int64]
 Level = Literal["characters", "words"]
@@ -69,7 +69,7 @@ def plain_text(
         raise DataError(f"{name}: {path} is neither a file nor a folder with .txt files.", path=path)
     groups = []
     for file in files:
-        text = text_of(file, DataError)
+        text = read_text(file, DataError)
         kept = len(text) - last_share(len(text), test, name, "test")
         groups.append(Passages([text[:kept]], [text[kept:]]))
     size = _WORDS if vocabulary is None and level == "words" else vocabulary

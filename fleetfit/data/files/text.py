@@ -27,7 +27,7 @@ from fleetfit.data.files.places import class_folders, folder_of, from_hub, locat
 from fleetfit.data.files.tokens import encoded
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, import_optional
-from fleetfit.paths import given, text_of
+from fleetfit.paths import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
@@ -139,7 +139,7 @@ def named(
 
 def _place(name: str, folder: str | None) -> Path | None:
     """Return the set's own folder, given that or the one above."""
-    path = None if folder is None else given(folder, "data.folder")
+    path = None if folder is None else parse_path(folder, "data.folder")
     return path / name if path is not None and (path / name).is_dir() else path
 
 
@@ -273,7 +273,7 @@ def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
     )
     tab = path.suffix == ".tsv"
     try:
-        with io.TextIOWrapper(paths.opened(path, DataError), encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(paths.open_file(path, DataError), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tab else csv.reader(file)
             first = next(reader, [])
         names = first if header else [str(i + 1) for i in range(len(first))]
@@ -308,7 +308,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _objects(path: Path) -> dict[str, list[Any]]:
     """Return the values of a file with one JSON object a line, or of one JSON list of objects."""
-    content = paths.text_of(path, DataError)
+    content = paths.read_text(path, DataError)
     whole = content.lstrip()[:1] == "["
     objects: list[Any] = []
     for number, part in enumerate([content] if whole else content.split("\n"), 1):
@@ -533,4 +533,4 @@ def _of_folders(found: dict[str, dict[str, list[Path]]]) -> Corpus:
 
 
 def _content(file: Path) -> str:
-    return text_of(file, DataError)
+    return read_text(file, DataError)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause, import_optional
-from fleetfit.paths import given
+from fleetfit.paths import parse_path
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it when the same texts would give other tokens
@@ -84,7 +84,7 @@ def encoded(
         )
     if vocabulary < 8:
         raise DataError(f"{name}: vocabulary must be at least 8, got {vocabulary}.", key="vocabulary")
-    own = [] if tokenizer is None else _files_of(name, given(tokenizer, "tokenizer"))
+    own = [] if tokenizer is None else _files_of(name, parse_path(tokenizer, "tokenizer"))
     if tokenizer is None:
         marks = [*marks, vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
     marks = [_FORMAT, _version(), length, *marks]
@@ -94,7 +94,7 @@ def encoded(
         if tokenizer is None:
             chosen, padding = learned([every[i] for i in train], vocabulary), 0
         else:
-            chosen, padding = _theirs(name, given(tokenizer, "tokenizer"), own)
+            chosen, padding = _theirs(name, parse_path(tokenizer, "tokenizer"), own)
         x = _encoded(name, chosen, every, length, padding)
         np.save(folder / "tokens.npy", x)
         chosen.save(str(folder / "tokenizer.json"))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.images import named
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 _SOURCE = "Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html"
 FACTS = {
@@ -74,4 +74,4 @@ def _photographs(
                  seed, mean, std, resize, samples, hub)  # fmt: skip
 
 
-cifar10, cifar100 = entries(_photographs, SETS)
+cifar10, cifar100 = make_entries(_photographs, SETS)

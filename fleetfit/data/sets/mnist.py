@@ -6,7 +6,7 @@ Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learnin
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.images import named
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 FACTS = {
     "mnist": Facts(
@@ -73,4 +73,4 @@ def _grey(
                  samples, hub)  # fmt: skip
 
 
-mnist, fashion_mnist = entries(_grey, SETS)
+mnist, fashion_mnist = make_entries(_grey, SETS)

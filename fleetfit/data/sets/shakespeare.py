@@ -39,7 +39,7 @@ from fleetfit.data.files.plain_text import (
     next_tokens,
 )
 from fleetfit.errors import DataError, import_optional
-from fleetfit.paths import given
+from fleetfit.paths import parse_path
 
 FACTS = Facts(
     train=None,
@@ -137,7 +137,7 @@ def _located(name: str, folder: str | None) -> dict[str, list[Path]]:
         DataError: There are none.
     """
     if folder is not None:
-        path = given(folder, "data.folder")
+        path = parse_path(folder, "data.folder")
         for place in (path, path / name):
             if found := leaf_files(place):
                 return found

@@ -14,7 +14,7 @@ for every class; word pieces are learned from the training texts unless `tokeniz
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.text import named
-from fleetfit.names import Row, entries
+from fleetfit.names import Row, make_entries
 
 FACTS = {
     "ag_news": Facts(
@@ -86,4 +86,4 @@ def _texts(
                  seed, hub)  # fmt: skip
 
 
-ag_news, sst2 = entries(_texts, SETS)
+ag_news, sst2 = make_entries(_texts, SETS)

@@ -27,7 +27,7 @@ from fleetfit.data.files.places import class_folders, folder_of, found_folder, i
 from fleetfit.data.files.sounds import Sound, Spectrogram
 from fleetfit.data.splits import completed
 from fleetfit.errors import DataError
-from fleetfit.paths import bytes_of, text_of
+from fleetfit.paths import read_bytes, read_text
 
 FACTS = Facts(
     train=94_824,
@@ -152,7 +152,7 @@ def _of_folder(folder: Path) -> _OnDisk:
     split_of = {}
     for split, name in _LISTS.items():
         if (folder / name).is_file():
-            lines = text_of(folder / name, DataError).split()
+            lines = read_text(folder / name, DataError).split()
             split_of.update({line.rpartition(".")[0]: split for line in lines})
     found = [
         (split_of.get(f"{word}/{file.stem}", "train"), label, file)
@@ -169,7 +169,7 @@ def _of_folder(folder: Path) -> _OnDisk:
         words=tuple(words),
         sizes={split: size for split, size in sizes.items() if size},
         files=files,
-        sounds=((functools.partial(bytes_of, file, DataError), Origin(file)) for file in files),
+        sounds=((functools.partial(read_bytes, file, DataError), Origin(file)) for file in files),
     )
 
 

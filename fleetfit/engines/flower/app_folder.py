@@ -77,9 +77,9 @@ def write_app(
         if not _is_free(folder, texts):
             raise ConfigError(f"{folder} is not empty; choose another folder.", path=folder)
         for file, content in texts.items():
-            files.write_atomically(folder / file, content)
+            files.write_text(folder / file, content)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.", path=folder) from None
+        raise ConfigError(f"{folder} cannot be written: {paths.format_os_error(error)}.", path=folder) from None
 
 
 def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:
@@ -93,7 +93,7 @@ def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:
 
 
 def _read(path: Path) -> str:
-    text = paths.text_of(path, ConfigError)
+    text = paths.read_text(path, ConfigError)
     parse_toml(text, str(path))
     return text
 

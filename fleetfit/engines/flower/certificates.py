@@ -64,7 +64,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         )
         _write_new(folder / "server.pem", signed.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {paths.why(error)}.", path=folder) from None
+        raise ConfigError(f"{folder} cannot be written: {paths.format_os_error(error)}.", path=folder) from None
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"no certificate for {', '.join(hosts)} and {days} days: {error}", key="hosts") from None
 
@@ -98,7 +98,7 @@ def make_node_key(path: Path) -> None:
     except FileExistsError as error:
         raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.", path=path) from None
+        raise ConfigError(f"{path} cannot be written: {paths.format_os_error(error)}.", path=path) from None
 
 
 def make_member(path: Path, folder: Path) -> None:
@@ -126,7 +126,7 @@ def make_member(path: Path, folder: Path) -> None:
     except FileExistsError as error:
         raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {paths.why(error)}.", path=path) from None
+        raise ConfigError(f"{path} cannot be written: {paths.format_os_error(error)}.", path=path) from None
     except ValueError:
         raise ConfigError(
             f"{own} is not the key of an authority of members; remove it to make a new one.", path=own
@@ -142,7 +142,9 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_ssh_private_key(files.read_bytes(path), None)
     except OSError as error:
-        raise ConfigError(f"{path} (the private key) cannot be read: {paths.why(error)}.", path=path) from None
+        raise ConfigError(
+            f"{path} (the private key) cannot be read: {paths.format_os_error(error)}.", path=path
+        ) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):  # something else, or it needs a password
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -232,7 +234,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write_new(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file where there is none, whole or not at all; with 0o600 only its owner can read it."""
-    with files.replacing(path, mode) as file:
+    with files.atomic_write(path, mode) as file:
         if path.exists():  # two calls at once: the second waits here for the first
             raise FileExistsError(errno.EEXIST, _THERE, str(path))
         file.write(content)

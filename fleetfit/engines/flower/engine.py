@@ -22,7 +22,7 @@ from fleetfit.engines.flower.transport import Replies, Reply, Transport
 from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.layout import Layout, State
 from fleetfit.links import ENOUGH
-from fleetfit.messages import job_nest, pack, reply_of, state_nest
+from fleetfit.messages import dump_job, dump_state, load_reply, pack
 from fleetfit.method import is_portable
 from fleetfit.submodel import Submodel
 from fleetfit.values import Failure, Job, Update
@@ -199,7 +199,7 @@ class FlowerEngine:
     ) -> Any:
         assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
-        bare = job_nest(replace(job, state={}, statistics={}, memory_version=version), self._layout)
+        bare = dump_job(replace(job, state={}, statistics={}, memory_version=version), self._layout)
         header = packed({**what, **self._manager.setup.header, "job": bare})
         parts: dict[str, transport.Part] = {"header": header, **further}
         if job.state:
@@ -217,7 +217,7 @@ class FlowerEngine:
         if known is None:
             while len(self._shared) >= _SHARED:
                 del self._shared[next(iter(self._shared))]
-            content = pack(state_nest(state, self._layout, piece))
+            content = pack(dump_state(state, self._layout, piece))
             known = self._shared[id(state)] = (state, transport.part(content))
         return known[1]
 
@@ -333,7 +333,7 @@ class FlowerEngine:
         if nest.get("lost") is True:
             self._manager.unready(job.client)
             return _failed(job, "it has lost the tensors that are never trained; it gets them again")
-        reply = reply_of(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {}, self._layout)
+        reply = load_reply(nest["reply"] if isinstance(nest.get("reply"), Mapping) else {}, self._layout)
         if nest.get("forgot") is True:
             name = self._manager.members[job.client].told.name
             self._manager.say(f"Node {name} has lost what it remembered of this run, and began anew.")

@@ -150,7 +150,7 @@ class Membership:
     def _keep(self, last: Mapping[str, int]) -> None:
         kept = dict(list(last.items())[-_RUNS:])
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with files.replacing(self._file, 0o600) as file:
+        with files.atomic_write(self._file, 0o600) as file:
             file.write(pack({"begun": kept}))
 
 

@@ -39,7 +39,7 @@ from fleetfit.engines.flower.protocol import (
 from fleetfit.engines.flower.settings import NodeSettings, own_data, read_settings, told_budget
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.machine import is_out_of_memory
-from fleetfit.messages import failure_nest, job_of, pack, reply_nest, unpack
+from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
 from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import budgets_by_cost
 from fleetfit.training import accelerator_named, run_job
@@ -136,7 +136,7 @@ def _keep_newest(folder: Path, count: int) -> None:
 def _written(path: Path, content: bytes | bytearray) -> None:
     path.parent.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.parent.mkdir(exist_ok=True, mode=0o700)
-    with files.replacing(path, 0o600) as file:
+    with files.atomic_write(path, 0o600) as file:
         file.write(content)
 
 
@@ -312,7 +312,7 @@ class Node:
             with self._limited():
                 return self._done(header, parts, finish)
         except _OutOfMemory as error:
-            return packed({"reply": failure_nest(error.reply)})
+            return packed({"reply": dump_failure(error.reply)})
 
     def _done(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None) -> bytes:
         names = ("state", "statistics")
@@ -320,7 +320,7 @@ class Node:
         problem = self._problem(header)
         with _described("model that can be built"):
             layout = problem.layout
-        job = job_of({**header["job"], **shared}, layout)
+        job = load_job({**header["job"], **shared}, layout)
         wrong = problem_with_job(job, problem)
         if wrong is not None:
             raise RunError(f"the server sent a malformed job: {wrong}")
@@ -343,7 +343,7 @@ class Node:
             self._memory.keep(header["run"], job.memory_version, job.round, remembers)
         found = reply if finish is None else finish(job, reply)
         if isinstance(found, Update | Failure):
-            found = {"reply": reply_nest(found, layout)}
+            found = {"reply": dump_reply(found, layout)}
         return packed({**found, "keeps": keeps, "forgot": forgot})
 
     def _device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
@@ -398,7 +398,7 @@ def _check_names(header: Header, allow: list[str]) -> None:
     evaluation = job.get("evaluation")  # what is wrong with it is said when the job is made
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
     for text in _texts([header["problem"], header["method"], job.get("method"), metrics]):
-        if ":" in text and text not in allow and names.anchored(text, Path.cwd()) not in allow:
+        if ":" in text and text not in allow and names.anchor_name(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
                 "allow in the node's configuration.",

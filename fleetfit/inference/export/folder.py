@@ -88,7 +88,7 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
         ModelError: The model cannot be traced, or a form does not compute what the model does.
         MissingExtra: A form needs an optional dependency.
     """
-    target = Path(os.path.realpath(files.expanded(out)))
+    target = Path(os.path.realpath(files.expand_path(out)))
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunError(f"{target} exists and is not empty; choose another folder for the export.", path=target)
@@ -101,7 +101,7 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
     if _ONNX & set(forms):
         need_onnx()
     try:
-        with files.folder_begun(target) as part:
+        with files.atomic_folder(target) as part:
             found = _Writing(shipped, part, forms, say).all()
             for file in (part, *part.rglob("*")):
                 file.chmod(0o755 if file.is_dir() else 0o644)

@@ -47,8 +47,8 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
     """
     if not folders:
         raise RunError("no run folder was given. Name one or several, such as runs/first.", key="folders")
-    found = [files.expanded(folder) for folder in folders]
-    place = files.expanded(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
+    found = [files.expand_path(folder) for folder in folders]
+    place = files.expand_path(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
     if place.is_dir():
         place = place / NAME
     made, wrong = _page_of(found, place)
@@ -57,9 +57,9 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
     text = to_html(made)
     try:
         if out is None and len(found) == 1:
-            files.write_atomically(files.inside(found[0], NAME), text)
+            files.write_text(files.safe_join(found[0], NAME), text)
         else:
-            files.write_where_told(place, text)
+            files.write_user_file(place, text)
     except OSError as error:
         raise RunError(f"the page cannot be written to {place}: {error.strerror or error}.", path=place) from None
     return place
@@ -109,7 +109,7 @@ def _written(folder: Path, build: Callable[[], Page]) -> None:
         _not_written(folder, error)
         return
     try:
-        files.write_atomically(files.inside(folder, NAME), text)
+        files.write_text(files.safe_join(folder, NAME), text)
     except OSError as error:
         _not_written(folder, error)
 

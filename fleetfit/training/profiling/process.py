@@ -22,7 +22,7 @@ from fleetfit.data import Data
 from fleetfit.errors import FleetFitError
 from fleetfit.machine import is_out_of_memory
 from fleetfit.method import rebuild_problem
-from fleetfit.seeds import torch_rng
+from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.devices import accelerator_named, keep_freed_memory
 from fleetfit.training.local_model import initial_base
@@ -59,7 +59,7 @@ class _Work:
 
     def data(self, samples: int) -> Data:
         """Return one batch."""
-        return random_data(self.problem, self._classes, samples, torch_rng("profile"))
+        return random_data(self.problem, self._classes, samples, make_torch_rng("profile"))
 
     def job(self, problem: Problem) -> Job:
         """Return a training of the level, as a client gets it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from fleetfit.data import Data
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, named_tensors, some_input
-from fleetfit.seeds import own_randomness
+from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.job import run_job
 from fleetfit.values import Device, Failure, Job, Problem
@@ -90,7 +90,7 @@ class Watched(Data):
 def drawn(problem: Problem, piece: Submodel) -> State:
     """Return a sub-model's state as its own initialisation draws it, without ever holding the full model's."""
     layout = problem.layout
-    with own_randomness(torch.device("cpu")):
+    with isolate_rng(torch.device("cpu")):
         module = build_module(problem.architecture, {**layout.full_sizes, **piece.sizes}, piece.exits)
     found = {name: tensor.detach() for name, tensor, _ in named_tensors(module)}
     return {name: found[name] for name in layout.shapes(piece.sizes, piece.exits)}
