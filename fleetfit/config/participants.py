@@ -230,10 +230,10 @@ class Participants(Expected, Protocol):
     """Who takes part: simulated clients, or the nodes of a fleet.
 
     Attributes:
-        nobody: How a message calls none of them.
+        none_of_them: How a message calls none of them.
     """
 
-    nobody: str
+    none_of_them: str
 
     def joined(self, planned: "PlannedProblem") -> "FleetMembers":
         """Return clients and devices of the run, once its levels are planned."""

@@ -114,7 +114,11 @@ def resolve_path(given: str | Path, folder: Path, key: str) -> Path:
         raise ConfigError(f"{key}: a path holds no NUL character, got {truncate(repr(str(given)))}.")
     try:
         return (folder / Path(given).expanduser()).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, a loop of links, nobody's home
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a name that is too long, a loop of links, an unknown user's home
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{key}: {truncate(given, 200)} is no path here: {reason}.") from None
 

@@ -131,7 +131,7 @@ def assemble_with(
 
     Args:
         experiment: The description.
-        participants: Finds out who takes part, after what needs nobody was checked.
+        participants: Finds the clients, after the checks that need none.
         base: What of the model is never trained, if the run has it already.
         on_a_fleet: Whether the clients are nodes, which have their own data.
 
@@ -154,11 +154,11 @@ def _assembled(
     found = plan_problem(experiment, method_spec, who, base)
     problem, joined = found.problem, who.joined(found)
     federation = build_federation(experiment, who, found, joined)
-    known = replace(federation, clients=joined.clients)  # to whoever describes the fleet, not to the server
+    known = replace(federation, clients=joined.clients)  # for descriptions of the fleet, not for the server
     absent, further = who.notes(known, found, joined)
     if not len(federation.able) or not len(known.able):
         raise PlanError(
-            f"{who.nobody} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
+            f"{who.none_of_them} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
             "level."
         )
     notes = (
@@ -310,7 +310,7 @@ def _small(experiment: Experiment) -> bool:
 
 
 def record_computing(experiment: Experiment, how: Computing) -> Experiment:
-    """Return the experiment with how its levels are computed, so that it goes on, and can be repeated, the same way."""
+    """Return the experiment with how its levels are computed, so that it resumes and repeats in the same way."""
     if how.chosen == experiment.engine.chosen:
         return experiment
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"chosen": dict(how.chosen)})})
