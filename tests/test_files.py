@@ -8,10 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from fleetfit.config.toml import find_base_folder, read_toml
 from support import raises
 
 from fleetfit import files, paths
+from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError
 
 

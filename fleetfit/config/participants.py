@@ -297,7 +297,7 @@ def make_conditions(experiment: Experiment, who: Expected) -> Conditions:
 class SimulatedClients:
     """Clients whose data are parts of one data set, dealt to budget groups; see `Participants`."""
 
-    nobody = "nobody"
+    none_of_them = "nobody"
 
     def __init__(self, experiment: Experiment, method: Method) -> None:
         """Load the data and divide them."""
@@ -397,7 +397,7 @@ SILENT = (
 class Nodes:
     """The nodes of a real fleet, which have their data and tell what they want; see `Participants`."""
 
-    nobody = "no node"
+    none_of_them = "no node"
 
     def __init__(self, experiment: Experiment, method: Method, told: Sequence[NodeDescription]) -> None:
         """Take the data to be what most nodes say."""

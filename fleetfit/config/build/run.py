@@ -127,7 +127,7 @@ def assemble_with(
     experiment: Experiment, participants: Callable[[Experiment, Method], Participants], base: State | None,
     on_a_fleet: bool = False,
 ) -> Assembly:  # fmt: skip
-    """Make everything that a run needs, whoever takes part in it.
+    """Build everything that a run needs, for simulated clients and real nodes.
 
     Args:
         experiment: The description.
@@ -158,8 +158,8 @@ def _assembled(
     absent, further = who.notes(known, found, joined)
     if not len(federation.able) or not len(known.able):
         raise PlanError(
-            f"{who.none_of_them} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
-            "level."
+            f"{who.none_of_them} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add "
+            "a smaller level."
         )
     notes = (
         *describe_data_files(experiment, who),
