@@ -242,7 +242,7 @@ class _Source:
         """Yield the names of tables of rows, and of the functions that make their entries."""
         for statement in self.tree.body:
             made = statement.value if isinstance(statement, ast.Assign) else None
-            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "entries":
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "make_entries":
                 maker, table = made.args
                 if isinstance(maker, ast.Name) and isinstance(table, ast.Name):
                     yield table.id, maker.id
