@@ -105,7 +105,7 @@ CASES = {
     "sizes that are never whole": (sizes("{'hidden': 16, 'classes': 10}"), r'sizes\(1\): at full width axis "hidden"'),
     "declarations as a list": (
         STACK.replace(BLOCKS, f"{BLOCKS}; self.declared = [blocked(3)]"),
-        "declared must be declarations by parameter name pattern",
+        "declared must map patterns",
     ),
     "tokens that are not said": (
         STACK.replace(STEM, "nn.Embedding(50, hidden)").replace("return self.stem(x)", "return self.stem(x).mean(1)"),
