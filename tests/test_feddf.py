@@ -367,9 +367,9 @@ def test_the_server_s_job_runs_in_one_thread_and_a_failure_is_an_error() -> None
     "values", [{"steps": -1}, {"lr": 0.0}, {"batch_size": 0}, {"check_every": 0}, {"patience": 0}], ids=str
 )
 def test_a_hyperparameter_out_of_range_is_a_sentence(values: dict[str, Any]) -> None:
-    with raises(ConfigError, key=next(iter(values))):
+    with raises(ConfigError, key=f"method.{next(iter(values))}"):
         build({"name": "feddf", **values})
-    with raises(ConfigError, 0, key="temperature"):
+    with raises(ConfigError, 0, key="method.temperature"):
         build({"name": "feddf", "temperature": 0.0})
 
 
