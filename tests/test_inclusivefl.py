@@ -218,5 +218,5 @@ def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
 
 @pytest.mark.parametrize("beta", [-0.1, 1.1])
 def test_beta_outside_its_range_is_a_sentence(beta: float) -> None:
-    with raises(ConfigError, 0, 1, key="beta"):
+    with raises(ConfigError, 0, 1, key="method.beta"):
         build({"name": "inclusivefl", "beta": beta})

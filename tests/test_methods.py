@@ -205,10 +205,10 @@ def test_warmup_is_without_distillation() -> None:
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"beta": 1.0}, Expected(0, 1, key="beta")),
-        ({"beta": -0.1}, Expected(0, 1, key="beta")),
-        ({"warmup": 1.5}, Expected(0, 1, key="beta")),
-        ({"temperature": 0.0}, Expected(key="temperature")),
+        ({"beta": 1.0}, Expected(0, 1, key="method.beta")),
+        ({"beta": -0.1}, Expected(0, 1, key="method.beta")),
+        ({"warmup": 1.5}, Expected(0, 1, key="method.beta")),
+        ({"temperature": 0.0}, Expected(key="method.temperature")),
     ],
     ids=str,
 )
@@ -416,7 +416,7 @@ def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
 
 
 def test_a_negative_mu_is_refused() -> None:
-    with raises(ConfigError, 0, key="mu"):
+    with raises(ConfigError, 0, key="method.plus.fedprox.mu"):
         build({"name": "fedavg", "plus": {"fedprox": {"mu": -1.0}}})
 
 

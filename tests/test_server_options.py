@@ -109,12 +109,12 @@ def test_what_nobody_trained_stays_bit_for_bit(option: str) -> None:
 @pytest.mark.parametrize(
     ("option", "values", "expected"),
     [
-        ("fedavgm", {"momentum": 1.0}, Expected(0, 1, 1.0, key="momentum")),
-        ("fedavgm", {"lr": 0.0}, Expected(0, 0.0, key="lr")),
-        ("fedadam", {"tau": 0.0}, Expected(0, key="tau")),
-        ("fedyogi", {"begins": -1.0}, Expected(0, key="begins")),
-        ("fedyogi", {"beta2": -0.1}, Expected(0, 1, key="beta2")),
-        ("feddyn", {"alpha": 0.0}, Expected(0, key="alpha")),
+        ("fedavgm", {"momentum": 1.0}, Expected(0, 1, 1.0, key="method.plus.fedavgm.momentum")),
+        ("fedavgm", {"lr": 0.0}, Expected(0, 0.0, key="method.plus.fedavgm.lr")),
+        ("fedadam", {"tau": 0.0}, Expected(0, key="method.plus.fedadam.tau")),
+        ("fedyogi", {"begins": -1.0}, Expected(0, key="method.plus.fedyogi.begins")),
+        ("fedyogi", {"beta2": -0.1}, Expected(0, 1, key="method.plus.fedyogi.beta2")),
+        ("feddyn", {"alpha": 0.0}, Expected(0, key="method.plus.feddyn.alpha")),
     ],
 )
 def test_a_hyperparameter_out_of_range_is_a_sentence(option: str, values: dict[str, float], expected: Expected) -> None:
