@@ -19,8 +19,9 @@ import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.api.compare import ComparisonPlan
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.load import read_table, resolve_paths
+from fleetfit.config.load import resolve_paths
 from fleetfit.config.naming import check_keys
+from fleetfit.config.toml import read_toml
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.papers import paper_table
@@ -71,7 +72,7 @@ def stand_in(classes: int, channels: int, side: int, samples: int = 4000) -> ff.
 
 def entries(path: Path) -> list[tuple[str, dict]]:
     """Return label and tables of every row of a run file with every data set."""
-    table = resolve_paths(read_table(path), path.parent)
+    table = resolve_paths(read_toml(path), path.parent)
     if "compare" not in table:
         return [(path.stem, table)]
     found = {}
@@ -362,7 +363,7 @@ def without_checkpoint(table):
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_file_of_a_paper_says_how_it_differs_and_has_a_small_one(path):
     """Printed numbers come with what is different, and a small file has rows of the full one."""
-    table = read_table(path)
+    table = read_toml(path)
     section = table.get("compare", {})
     if any("printed" in row for row in section.get("row", ())):
         assert section.get("differs"), "printed numbers, but nothing that says what differs"
@@ -370,7 +371,7 @@ def test_a_file_of_a_paper_says_how_it_differs_and_has_a_small_one(path):
         return
     small = path.parent / "small" / path.name
     if path.parent.name == "small":
-        full = read_table(path.parents[1] / path.name)["compare"]
+        full = read_toml(path.parents[1] / path.name)["compare"]
         rows, known = ({tuple(r["label"].split(", ")) for r in s["row"]} for s in (section, full))
         assert all(any(set(row) <= set(other) for other in known) for row in rows), "a row that the full file lacks"
         assert table["name"] == f"{path.stem}-small"

@@ -12,8 +12,9 @@ import pytest
 from fleetfit import names
 from fleetfit.api.compare import ComparisonPlan
 from fleetfit.config.build.method import build_method_spec
-from fleetfit.config.load import read_table, resolve_paths
+from fleetfit.config.load import resolve_paths
 from fleetfit.config.parse import parse_experiment
+from fleetfit.config.toml import read_toml
 from fleetfit.method import build, by_count, by_samples
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -63,7 +64,7 @@ def paper_of(path: Path) -> Paper | None:
 
 def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every row in every setting, with its label."""
-    table = resolve_paths(read_table(path), path.parent)
+    table = resolve_paths(read_toml(path), path.parent)
     if "compare" not in table:
         yield path.stem, parse_experiment(table)
         return
@@ -84,7 +85,7 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
     assert (paper is None) == (path.stem in OF_OUR_OWN), "a new file: say whose settings it has"
     if paper is None:
         return
-    said = read_table(path).get("compare", {}).get("differs", "")
+    said = read_toml(path).get("compare", {}).get("differs", "")
     wrong: dict[str, Any] = {}
     for label, experiment in experiments(path):
         data, method = experiment.data, experiment.method.name
@@ -104,7 +105,7 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
 def test_adaptivefl_is_compared_with_both_rules_of_credit() -> None:
     """Wherever the method itself is a row, so that nothing hangs on a line of its Algorithm 1."""
     for path in FILES:
-        table = read_table(path)
+        table = read_toml(path)
         rows = [row.get("method", {}) for row in table.get("compare", {}).get("row", [])]
         found = {row.get("credit", "printed") for row in rows if row.get("name") == "adaptivefl"}
         assert found in (set(), {"printed", "authors"}), path.name
@@ -113,7 +114,7 @@ def test_adaptivefl_is_compared_with_both_rules_of_credit() -> None:
 def test_decoupled_is_that_of_the_paper_whose_table_it_stands_in() -> None:
     seen = set()
     for path in FILES:
-        rows = [row.get("method", {}) for row in read_table(path).get("compare", {}).get("row", [])]
+        rows = [row.get("method", {}) for row in read_toml(path).get("compare", {}).get("row", [])]
         for row in rows:
             if row.get("name") == "decoupled":
                 ours = (row.get("split", "width"), row.get("trained_by", "own"))
@@ -191,7 +192,7 @@ ELSEWHERE = {"ablation-scalefl", "client-choice", "deadlines", "reefl-grid"}
 
 def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield label and tables of every row in every setting."""
-    table = read_table(path)
+    table = read_toml(path)
     if "compare" not in table:
         yield path.stem, table
         return
@@ -272,7 +273,7 @@ def test_fedavg_trains_as_the_labels_say(path: Path) -> None:
 
 
 def said_by(path: Path) -> str:
-    return str(read_table(path).get("compare", {}).get("differs", ""))
+    return str(read_toml(path).get("compare", {}).get("differs", ""))
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if said_by(p)], ids=lambda path: str(path.relative_to(ROOT)))
