@@ -150,7 +150,7 @@ def test_a_wrong_key_or_value_is_a_sentence(overrides: list[str], message: str) 
         (["fleet.levels=clustr"], ConfigError, "[fleet] levels: must be"),
         (["fleet.levels=nowhere.toml"], ConfigError, "nowhere.toml cannot be read; `fleetfit plan --save` writes one."),
         (["fleet.levels={format=99}"], ConfigError, "fleet.levels: a plan of format 99 cannot be read"),
-        (["fleet.groups=[{budget=0.01}]", "fleet.levels=[0.5,1]"], PlanError, "nobody can take part."),
+        (["fleet.groups=[{budget=0.01}]", "fleet.levels=[0.5,1]"], PlanError, "no client can take part."),
         (["fleet.groups=[{budget=0.000001}]"], PlanError, "tolerance"),
         (
             ["fleet.groups=[{budget={size_bytes=0.5}}]"],

@@ -80,8 +80,7 @@ def _below_experiments(path: Path, file: str) -> str:
     if "experiments" not in parts[:-1]:
         raise RunError(
             f'{path}: file should be a path through experiments/, got "{truncate(file)}". Start the comparison from '
-            "the "
-            "repository's folder."
+            "the repository's folder."
         )
     last = len(parts) - 1 - parts[::-1].index("experiments")
     return "/".join(parts[last + 1 :])

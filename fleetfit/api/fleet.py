@@ -289,7 +289,7 @@ class _Served:
         for note in changed_for_fleet(asked):
             say(f"Note: {note}")
         experiment = for_fleet(fill_in_defaults(asked))
-        heard = make_callbacks(experiment.callbacks)  # before anybody is waited for
+        heard = make_callbacks(experiment.callbacks)  # before nodes are waited for
         out = Path(wanted.out) if wanted.out else None
         if out is not None and out.exists() and any(out.iterdir()):
             raise RunError(

@@ -63,7 +63,7 @@ def read_budget_file(path: Path) -> dict[str, Any]:
     try:
         found = parse_section(BudgetFile, read_toml(path))
     except ConfigError as error:
-        raise ConfigError(f"budget file {path}: {error}") from None
+        raise ConfigError(f"budget file {path}: {error}", key=error.key, path=path) from None
     return {"budget": found.budget} | ({} if found.tolerance is None else {"tolerance": found.tolerance})
 
 

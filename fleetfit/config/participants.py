@@ -297,7 +297,7 @@ def make_conditions(experiment: Experiment, who: Expected) -> Conditions:
 class SimulatedClients:
     """Clients whose data are parts of one data set, dealt to budget groups; see `Participants`."""
 
-    none_of_them = "nobody"
+    none_of_them = "no client"
 
     def __init__(self, experiment: Experiment, method: Method) -> None:
         """Load the data and divide them."""

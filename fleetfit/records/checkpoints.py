@@ -3,8 +3,8 @@
 A file holds the flat buffers that `fleetfit.state` makes of a nest, one tensor for each type of numbers under the name
 of its type ("float32"), and the plain values beside them, in the header.
 
-Written here and not by the library, so that the same tensors give the same bytes in every process (the library orders
-its metadata at random), no link is followed, and the checksum can stand in the header.
+FleetFit writes them itself, because the library orders several keys of metadata at random (safetensors issue #584): the
+same tensors give the same bytes in every process. No link is followed, and the header holds the checksum.
 """
 
 import hashlib

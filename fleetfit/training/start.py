@@ -83,16 +83,16 @@ def _fitting(problem: Problem, found: State, source: str, notes: list[str]) -> d
             anew[name if ours.exit is None else f"heads.{ours.exit}"] = None
         elif tensor is None:
             raise ModelError(
-                f'the model cannot begin as {source}, which has no "{name}". Is it the same [model]?', key="model.start"
+                f'the model cannot begin as {source}, which has no "{name}". Is it the same [model]?', key="start"
             )
         else:
             raise ModelError(
                 f'the model cannot begin as {source}: "{name}" is {tuple(tensor.shape)} there and {shape} here. Set '
                 "the same [model], the same number of classes aside.",
-                key="model.start",
+                key="start",
             )
     if not all(bool(torch.isfinite(tensor).all()) for tensor in taken.values()):
-        raise ModelError(f"the model cannot begin as {source}: some of its numbers are not finite.", key="model.start")
+        raise ModelError(f"the model cannot begin as {source}: some of its numbers are not finite.", key="start")
     notes.append(f"The model begins as {source}{'; anew, at least in part: ' if anew else ''}{', '.join(anew)}.")
     return taken
 

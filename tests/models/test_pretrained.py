@@ -296,10 +296,10 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(folder: Path) -> 
         bert(5, (9,), 40, 3, str(folder)).pretrained((3,))
     save_file(whole | {"encoder.layer.2.intermediate.dense.bias": torch.zeros(35)}, folder / "model.safetensors")
     problem = Problem(bert(5, (9,), 40, 3, str(folder)), (9,), classification, (3,))
-    with raises(ModelError, '"blocks.2.mlp.fc1.bias"', "(35,)", "(36,)", key="model.start"):
+    with raises(ModelError, '"blocks.2.mlp.fc1.bias"', "(35,)", "(36,)", key="start"):
         initial_state(problem, 0)
     save_file(whole | {"pooler.dense.bias": torch.full((24,), torch.nan)}, folder / "model.safetensors")
-    with raises(ModelError, key="model.start"):
+    with raises(ModelError, key="start"):
         initial_state(problem, 0)
 
 

@@ -289,8 +289,7 @@ def each_once(path: Path | str, names: list[str]) -> list[str]:
             raise DataError(f'{path} has two columns "{truncate(name)}"; rename one of them.', path=path, column=name)
         if len(name) > _LONGEST_NAME:
             raise DataError(f'{path}: a column is called "{truncate(name)}", with {len(name):,} characters. Is the '
-                            'first '
-                            "line one of names?", path=path, column=name)  # fmt: skip
+                            "first line one of names?", path=path, column=name)  # fmt: skip
         seen.add(name)
     return names
 

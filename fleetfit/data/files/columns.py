@@ -149,8 +149,8 @@ class Columns(_Part):
                 if strange:
                     notes.append(
                         f"{strange} row{'s have a value' if strange > 1 else ' has a value'} of "
-                        f'"{truncate(column.name)}" '
-                        "that the training rows do not have (or rarely); it counts as none of theirs."
+                        f'"{truncate(column.name)}" that the training rows do not have (or rarely); it counts as none '
+                        "of theirs."
                     )
             at += len(column.features)
         return x, notes
@@ -189,8 +189,7 @@ class Asked:
             if got not in (None, here):
                 raise DataError(
                     f'{key}: got "{truncate(got)}", but {file}, which columns names, says {otherwise}. Leave '
-                    f"{key} "
-                    "out; or leave columns out, and the columns are detected in these rows.",
+                    f"{key} out; or leave columns out, and the columns are detected in these rows.",
                     path=file,
                     key=key,
                 )
@@ -270,8 +269,7 @@ def labels_of(sheet: TableRows, columns: Columns) -> NDArray[Any] | None:
         some = ", ".join(map(truncate, columns.label.classes[:10]))
         raise DataError(
             f'{sheet.path}, row {row}: "{truncate(strange)}" in column "{truncate(column.name)}" is none of the '
-            "classes that "
-            f"the model knows: {some}{', ...' if len(number) > 10 else ''}.",
+            f"classes that the model knows: {some}{', ...' if len(number) > 10 else ''}.",
             path=sheet.path,
             row=row,
             column=column.name,

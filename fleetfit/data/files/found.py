@@ -106,9 +106,8 @@ def _of_folder(place: Path, given: Found) -> Found:
         return found_at(str(place / archives[0]), given)
     raise DataError(
         f"data.path: nothing in {paths.truncate_path(place)} says what it is. It may be a folder of images for each "
-        "class "
-        "(CLASS/*.jpg, or train/CLASS/*.jpg), of .txt files for each class, train.csv or train.parquet, x.npy and "
-        "y.npy, .txt files, or what save_to_disk of Hugging Face datasets wrote."
+        "class (CLASS/*.jpg, or train/CLASS/*.jpg), of .txt files for each class, train.csv or train.parquet, x.npy "
+        "and y.npy, .txt files, or what save_to_disk of Hugging Face datasets wrote."
     )
 
 

@@ -165,8 +165,7 @@ def from_sheets(
     if not there.all():
         notes.append(
             f'{int((~there).sum())} rows without "{truncate(label)}" are left out. NA, N/A, NaN, null, None, ? and - '
-            "are "
-            "not labels; rename a class that is called so."
+            "are not labels; rename a class that is called so."
         )
     sizes, start = {}, 0
     for split, sheet in sheets.items():
@@ -535,8 +534,7 @@ class _Found:
         if distinct is None or (not asked and rows >= _FEW and distinct > rows / 2):
             if asked:
                 raise DataError(f'{self.sheet.path}: column "{truncate(column.name)}" has too many different values '
-                                'for '
-                                "categories.", path=self.sheet.path, column=column.name)  # fmt: skip
+                                "for categories.", path=self.sheet.path, column=column.name)  # fmt: skip
             words = sum(len(text.split()) > 2 for text in column.sample)
             return "because they hold free text" if words > len(column.sample) / 2 else (
                 "because nearly every row has a value of its own")  # fmt: skip
