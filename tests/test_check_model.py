@@ -45,8 +45,7 @@ def report(tmp_path: Path) -> Report:
         source: str, model: str, shape: tuple[int, ...] = (5,), settings: Mapping[str, Any] = MappingProxyType({}),
         **asked: Any,
     ) -> str:  # fmt: skip
-        path = tmp_path / "own.py"
-        count = len(list(tmp_path.iterdir()))
+        count = len(list(tmp_path.glob("own*.py")))
         path = tmp_path / f"own{count}.py"
         path.write_text(HEAD + source)
         parts = check_model_report(f"{path}:{model}", settings, shape, **asked)

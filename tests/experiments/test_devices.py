@@ -8,7 +8,7 @@ import fleetfit as ff
 from experiments.devices import main
 from experiments.verdicts.__main__ import ROOT
 from experiments.verdicts.claims import contrasts, read
-from fleetfit.records import environment
+from fleetfit.records import describe_environment
 from fleetfit.report.results import read_results
 
 pytest.importorskip("onnxruntime")
@@ -34,7 +34,7 @@ def test_every_number_that_the_claims_ask_for_is_measured(tmp_path: Path, capsys
         if f"experiments/{place.file}" == found.file
     }
     assert len(asked) == 9
-    here = environment()
+    here = describe_environment()
     assert (found.commit, found.machine["processor"]) == (here["fleetfit_commit"], here["processor"])
     assert found.settings["data"]["partition"]["clients"] == 4
     assert asked <= set(run.final)
