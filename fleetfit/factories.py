@@ -1,9 +1,9 @@
-"""What a factory declares of its parameters: which of them the others leave without effect.
+"""Factories declare parameters that have no effect under a condition.
 
     @declare_unused("temperature", when=lambda values: values["beta"] == 0, reason="beta = 0 switches it off")
     def my_method(beta: float = 0.1, temperature: float = 3.0) -> Method: ...
 
-A run whose user sets such a parameter says so, or refuses it; see `fleetfit.config.requirements`.
+A run notes or refuses such a parameter if it is set; see `fleetfit.config.requirements`.
 """
 
 import inspect
@@ -48,7 +48,7 @@ def declare_unused(*names: str, when: Callable[[Mapping[str, Any]], bool], reaso
 
 
 def copy_declarations(source: Callable[..., Any], target: Callable[..., Any]) -> None:
-    """Let a factory that is made of another one declare the same."""
+    """Copy the declarations of a factory to one that is made from it."""
     setattr(target, _ATTRIBUTE, getattr(source, _ATTRIBUTE, ()))
 
 
@@ -57,7 +57,7 @@ def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any
 
     Args:
         factory: A function or class.
-        values: What the user gave, by parameter.
+        values: The values that the user set, by parameter.
     """
     rows: tuple[UnusedParameters, ...] = getattr(factory, _ATTRIBUTE, ())
     defaults = {name: p.default for name, p in inspect.signature(factory).parameters.items()} if rows else {}

@@ -12,8 +12,8 @@ import pytest
 from tiny import plain, tiny_federation
 
 from fleetfit.config import assemble, load_experiment
-from fleetfit.config.availability import read_trace
 from fleetfit.config.dump import dump_section
+from fleetfit.config.trace import read_trace
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, RunError

@@ -11,8 +11,9 @@ import torch
 from pydantic import TypeAdapter
 
 from fleetfit.config import Experiment, assemble, load_experiment, to_toml
+from fleetfit.config.build.fleet import compute_group_sizes
+from fleetfit.config.build.levels import format_ranges
 from fleetfit.config.dump import find_object_sections
-from fleetfit.config.fleet import compute_group_sizes, format_ranges
 from fleetfit.config.load import parse_override
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.schema import Schedule

@@ -644,7 +644,7 @@ def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method(
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
     for found in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
         assert found.method.hooks == {"channels": "rolling"} and found.method.plus == {"fedprox": {"mu": 0.3}}
-        assert found.method.settings == {} and found.asked.gone == ("method.beta",)
+        assert found.method.settings == {} and found.overrides.dropped == ("method.beta",)
 
 
 def test_plans_know_their_keys() -> None:

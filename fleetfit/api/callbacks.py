@@ -18,7 +18,7 @@ from typing import Any
 
 from fleetfit import names
 from fleetfit.callbacks import HOOKS, RunStart
-from fleetfit.config.naming import build_component, find_function, make_signature_stub
+from fleetfit.config.components import build_component, find_function, make_signature_stub
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, format_exception, truncate
 from fleetfit.records import RunFolder, forms
 from fleetfit.report.recorded import check_report
