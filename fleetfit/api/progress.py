@@ -7,6 +7,7 @@ the same. Facts that `[privacy]` and `[secure]` withhold are left out.
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
@@ -18,8 +19,6 @@ from fleetfit.soundness import in_words
 
 if TYPE_CHECKING:  # `import fleetfit` does without rich
     from rich.progress import Progress
-
-    from fleetfit.api.results import Run
 
 ProgressOption = Literal["auto"] | bool
 """Whether progress is shown; "auto": in a notebook only."""
@@ -358,13 +357,27 @@ def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
 # ---- the display of a run ------------------------------------------------------------------------------------------
 
 
+class RunLike(Protocol):
+    """The part of `fleetfit.Run` that a display needs; `fleetfit.api.results` imports this module."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment with all defaults."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
+
+
 class Display(Protocol):
     """Shows a run while it lasts."""
 
     def say(self, sentence: str) -> None:
         """Show that something takes more than a moment before the first round."""
 
-    def start(self, run: "Run", notes: Sequence[str]) -> None:
+    def start(self, run: RunLike, notes: Sequence[str]) -> None:
         """Show that the first round begins.
 
         Args:
@@ -392,7 +405,7 @@ class _RoundDisplay:
     def say(self, sentence: str) -> None:
         pass
 
-    def start(self, run: "Run", notes: Sequence[str]) -> None:
+    def start(self, run: RunLike, notes: Sequence[str]) -> None:
         if (make := _choose_progress(self._progress)) is not None:
             self._show = make("", run.experiment)
 
@@ -420,7 +433,7 @@ def make_display(progress: ProgressOption | Display) -> Display:
     return _RoundDisplay(progress) if isinstance(progress, bool | str) else progress
 
 
-def make_comparison_progress(progress: ProgressOption) -> Callable[[str, int, int, "Run"], OnReport] | None:
+def make_comparison_progress(progress: ProgressOption) -> Callable[[str, int, int, RunLike], OnReport] | None:
     """Return a function that shows each run of a comparison that was started from Python; None: nothing is shown."""
     make = _choose_progress(progress)
     return make and (lambda title, number, count, run: make(f"[{number}/{count}] {title}", run.experiment))

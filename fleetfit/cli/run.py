@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fleetfit.api import Run
-    from fleetfit.api.progress import RoundProgress
+    from fleetfit.api.progress import RoundProgress, RunLike
 
 
 def run(
@@ -80,7 +80,7 @@ class TrainingDisplay:
         if not self._quiet:
             output.print_line(sentence)
 
-    def start(self, run: "Run", notes: Sequence[str]) -> None:
+    def start(self, run: "RunLike", notes: Sequence[str]) -> None:
         """Print the notes and the run folder."""
         from fleetfit.api.progress import RoundProgress
 
