@@ -11,6 +11,7 @@ from fleetfit import names
 from fleetfit.config.schema import Experiment
 from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, FleetFitError, truncate
+from fleetfit.factories import call_factory
 
 
 def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., Any], str]:
@@ -60,7 +61,7 @@ def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any
     """
     function, label = find_function(kind, name, where)
     try:
-        return names.call(function, label, where, settings, **context)
+        return call_factory(function, label, where, settings, **context)
     except FleetFitError:
         raise
     except Exception as error:
@@ -87,9 +88,11 @@ def check_keys(experiment: Experiment) -> None:
         if isinstance(section.name, str) or callable(section.name):
             function, label = find_function(kind, section.name, where)
             own = [key for key in type(section).model_fields if key not in _UNLISTED]
-            unsaid = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
-            unsaid += ["path"] if where == "[data]" else []
-            names.call(make_signature_stub(function), label, where, section.settings, own=own, unsaid=unsaid, **further)
+            hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
+            hidden += ["path"] if where == "[data]" else []
+            call_factory(
+                make_signature_stub(function), label, where, section.settings, own=own, hidden=hidden, **further
+            )
         elif section.settings:
             raise ConfigError(
                 f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
@@ -102,7 +105,7 @@ def check_keys(experiment: Experiment) -> None:
         further = {"data": None, "clients": None, "rng": None}
         function = make_signature_stub(KINDS[partition.kind])
         own = list(type(partition).model_fields)
-        names.call(function, partition.kind, "[data] partition", partition.settings, own=own, **further)
+        call_factory(function, partition.kind, "[data] partition", partition.settings, own=own, **further)
 
 
 def _check_metrics(metrics: list[str]) -> None:
@@ -138,7 +141,7 @@ def _check_callback(table: dict[str, Any], key: str) -> None:
             "first; any other one makes a callback of its keys.",
             key=f"{key}.{first.name}",
         )
-    names.call(make_signature_stub(function), label, "callbacks:", table, report=None)
+    call_factory(make_signature_stub(function), label, "callbacks:", table, report=None)
 
 
 def make_signature_stub(function: Callable[..., Any]) -> Callable[..., Any]:

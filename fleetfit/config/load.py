@@ -213,15 +213,15 @@ def _get_table(table: Table, key: str) -> Table:
     return inner if isinstance(inner, dict) else {}
 
 
-def _anchor(name: Any, folder: Path) -> Any:
-    return names.anchor_name(name, folder) if isinstance(name, str) else name
+def _make_absolute(name: Any, folder: Path) -> Any:
+    return names.make_absolute(name, folder) if isinstance(name, str) else name
 
 
 def _resolve_data(data: Table, folder: Path) -> Table:
     """Return `[data]` with the data at its paths detected, and the name of its partition resolved."""
     partition = _get_table(data, "partition")
     if "kind" in partition:
-        partition["kind"] = names.find_match(_anchor(partition["kind"], folder), KINDS)
+        partition["kind"] = names.find_match(_make_absolute(partition["kind"], folder), KINDS)
     if isinstance(data.get("server"), dict):
         server = detect_data_source(data["server"], folder, "[data] server")
         data["server"] = {k: v for k, v in server.items() if k != "partition" or k in data["server"]}  # is not divided
@@ -238,15 +238,17 @@ def _resolve_components(table: Table, folder: Path) -> None:
         if isinstance(section.get(name), dict):
             section, name = section[name], "name"
         if isinstance(section.get(name), str):
-            section[name] = names.anchor_name(names.match_name(kind, section[name]), folder)
+            section[name] = names.make_absolute(names.match_name(kind, section[name]), folder)
     method, evaluate = _get_table(table, "method"), _get_table(table, "evaluate")
     hooks, plus, metrics = method.get("hooks"), method.get("plus"), evaluate.get("metrics")
     if isinstance(hooks, dict):
-        method["hooks"] = {key: _anchor(name, folder) for key, name in hooks.items()}
+        method["hooks"] = {key: _make_absolute(name, folder) for key, name in hooks.items()}
     if isinstance(plus, dict):
-        method["plus"] = {_anchor(names.match_name("options", str(key)), folder): own for key, own in plus.items()}
+        method["plus"] = {
+            _make_absolute(names.match_name("options", str(key)), folder): own for key, own in plus.items()
+        }
     if isinstance(metrics, list):
-        evaluate["metrics"] = [_anchor(name, folder) for name in metrics]
+        evaluate["metrics"] = [_make_absolute(name, folder) for name in metrics]
     if "callbacks" in table:
         table["callbacks"] = _resolve_callbacks(table["callbacks"], folder)
 
@@ -255,8 +257,8 @@ def _resolve_callbacks(callbacks: Any, folder: Path) -> Any:
     if isinstance(callbacks, list):
         return [_resolve_callbacks(one, folder) for one in callbacks]
     if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
-        return {**callbacks, "name": names.anchor_name(callbacks["name"], folder)}
-    return _anchor(callbacks, folder)
+        return {**callbacks, "name": names.make_absolute(callbacks["name"], folder)}
+    return _make_absolute(callbacks, folder)
 
 
 def _resolve_files(table: Table, folder: Path) -> None:

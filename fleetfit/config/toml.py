@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.errors import ConfigError, truncate
 
 MOST_BYTES = 4 << 20
@@ -20,9 +20,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, is not TOML, or exceeds the limits of a run file.
     """
-    path = files.expand_path(path)
+    path = files.parse_path(path)
     try:
-        with path.open("rb") if paths.is_open_stream(path) else files.open_file(path) as file:
+        with path.open("rb") if files.is_open_stream(path) else files.open_file(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ConfigError(f"{path} exceeds the {MOST_BYTES >> 20} MB limit for run files.", path=path)
@@ -32,7 +32,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; a run file is a TOML file.", path=path) from None
     except OSError as error:
-        raise ConfigError(f"{truncate(path, 200)} cannot be read: {paths.format_os_error(error)}.", path=path) from None
+        raise ConfigError(f"{truncate(path, 200)} cannot be read: {files.format_os_error(error)}.", path=path) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a TOML file: it is not UTF-8 text.", path=path) from None
     except ConfigError as error:
@@ -93,7 +93,7 @@ def check_values(table: Mapping[str, Any], label: str = "") -> None:
 def find_base_folder(path: str | Path) -> Path:
     """Return the folder to which paths in a run file are relative; of a stream, the working folder."""
     here = Path.cwd()
-    return here if paths.is_open_stream(Path(path)) else resolve_path(path, here, "run file").parent
+    return here if files.is_open_stream(Path(path)) else resolve_path(path, here, "run file").parent
 
 
 def resolve_path(path: str | Path, folder: Path, where: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.errors import ConfigError
 
 _HEADING = ["client", "start", "stop"]
@@ -44,7 +44,7 @@ def read_trace(path: str, clients: int) -> np.ndarray:
     except FileNotFoundError:
         raise ConfigError(f"{where}: file {path} does not exist.", **place) from None
     except OSError as error:
-        raise ConfigError(f"{where}: {path} cannot be read: {paths.format_os_error(error)}.", **place) from None
+        raise ConfigError(f"{where}: {path} cannot be read: {files.format_os_error(error)}.", **place) from None
     except ConfigError:
         raise
     except (ValueError, KeyError, RecursionError, OverflowError, zipfile.BadZipFile, csv.Error) as error:
@@ -56,7 +56,7 @@ def read_trace(path: str, clients: int) -> np.ndarray:
 
 
 def _read_csv(path: Path, clients: int) -> np.ndarray:
-    lines = csv.reader(io.StringIO(files.read_text(path, "utf-8-sig"), newline=""))
+    lines = csv.reader(io.StringIO(files.read_text(path), newline=""))
     heading = [name.strip() for name in next(lines, [])]
     if heading != _HEADING:
         raise ValueError(f"its first line must be {','.join(_HEADING)}, got {','.join(heading)}")
@@ -64,7 +64,7 @@ def _read_csv(path: Path, clients: int) -> np.ndarray:
 
 
 def _read_json(path: Path, clients: int) -> np.ndarray:
-    table = files.parse_json(files.read_text(path, "utf-8-sig"))
+    table = files.parse_json(files.read_text(path))
     if not isinstance(table, dict) or not isinstance(table.get("online"), dict) or table.keys() - {"rounds", "online"}:
         raise ValueError('it must have the key "online", spells by client, and at most "rounds" beside')
     rounds = table.get("rounds", 0)

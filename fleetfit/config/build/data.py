@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.config.components import build_component, find_function
 from fleetfit.config.defaults import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
@@ -147,7 +147,7 @@ def _check_server_data(data: Data | DataDescription, server: Data) -> None:
             key="data.server",
         )
     if data.tokenizer and server.tokenizer:
-        texts = [paths.read_text(Path(file), ConfigError) for file in (data.tokenizer, server.tokenizer)]
+        texts = [files.read_text(Path(file), ConfigError) for file in (data.tokenizer, server.tokenizer)]
         if texts[0] != texts[1]:
             raise ConfigError(
                 f"[data] server: the texts of {server.name} are cut into other tokens than the clients' {data.name}. "

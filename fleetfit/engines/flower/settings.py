@@ -16,6 +16,7 @@ from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.factories import call_factory
 from fleetfit.planner import Budget, absolute, budget_problem
 
 _NAME = re.compile(r"[\w.-]{1,60}")
@@ -103,7 +104,7 @@ def read_settings(path: str | Path) -> NodeSettings:
     Raises:
         ConfigError: Something in it is wrong.
     """
-    path = files.expand_path(path).resolve()
+    path = files.parse_path(path).resolve()
     folder = path.parent
     written = read_toml(path)
     table = resolve_paths(written, folder)
@@ -121,11 +122,11 @@ def read_settings(path: str | Path) -> NodeSettings:
         _ = found.limit_bytes
         default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
         found = found.model_copy(update=default)
-        allow = [names.anchor_name(name, folder) for name in found.allow]
-        place = str((folder / files.expand_path(found.folder)).resolve())
+        allow = [names.make_absolute(name, folder) for name in found.allow]
+        place = str((folder / files.parse_path(found.folder)).resolve())
         found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
         if found.secure is not None:
-            member = str((folder / files.expand_path(found.secure.member)).resolve())
+            member = str((folder / files.parse_path(found.secure.member)).resolve())
             found = found.model_copy(update={"secure": found.secure.model_copy(update={"member": member})})
         _check_budget(found.budget)
         return found
@@ -152,7 +153,7 @@ def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
     named = found.budget
     if not isinstance(named, str) or not is_budget_file(named):
         return {}
-    return read_budget_file(folder / files.expand_path(named))
+    return read_budget_file(folder / files.parse_path(named))
 
 
 def own_data(settings: NodeSettings) -> Data:
@@ -164,7 +165,7 @@ def own_data(settings: NodeSettings) -> Data:
     section = settings.data
     function = names.resolve("data", section.name)
     try:
-        data = names.call(function, section.name, "[data]", section.settings)
+        data = call_factory(function, section.name, "[data]", section.settings)
     except FleetFitError:
         raise
     except (OSError, ImportError) as error:
