@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import raises
 
 import fleetfit as ff
 from fleetfit.api.run import prepare
@@ -73,23 +74,23 @@ def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, message: st
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "mention"),
     [
-        (b"a = " + b"[" * 5000, "nested deeper than"),
-        (b"a = " + b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), "nested deeper than"),
-        (b"a" + b".a" * 5000 + b" = 1", "nested deeper than"),
-        (b"[a" + b".a" * 500 + b"]\nb = 1", "nested deeper than"),
-        (b"seed = " + b"9" * 10_000, "a number has thousands of digits"),
-        (b"seed = " + b"9" * 30, "seed: a whole number has at most 64 bits."),
-        (b"local.max_steps = 0x" + b"f" * 17, "local.max_steps: a whole number has at most 64 bits."),
-        (b"rounds = 1\n\x00", "is no valid TOML"),
-        (b"\xff\xfer\x00", "is not UTF-8 text"),
-        (b"name = '\xed\xa0\x80'", "is not UTF-8 text"),
-        (b"#" * ((4 << 20) + 1), "has more than 4 MB"),
+        (b"a = " + b"[" * 5000, f"than {DEEPEST}"),
+        (b"a = " + b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), f"than {DEEPEST}"),
+        (b"a" + b".a" * 5000 + b" = 1", f"than {DEEPEST}"),
+        (b"[a" + b".a" * 500 + b"]\nb = 1", f"than {DEEPEST}"),
+        (b"seed = " + b"9" * 10_000, "64 bits"),
+        (b"seed = " + b"9" * 30, "64 bits"),
+        (b"local.max_steps = 0x" + b"f" * 17, "local.max_steps"),
+        (b"rounds = 1\n\x00", "valid TOML"),
+        (b"\xff\xfer\x00", "UTF-8"),
+        (b"name = '\xed\xa0\x80'", "UTF-8"),
+        (b"#" * ((4 << 20) + 1), "4 MB"),
     ],
     ids=lambda v: v if isinstance(v, str) else v[:12].decode("latin-1"),
 )
-def test_a_file_that_no_settings_are_in_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+def test_a_file_that_no_settings_are_in_is_named(tmp_path: Path, data: bytes, mention: str) -> None:
     """As a run file, a budget file and a plan; and as a comparison."""
     bad = tmp_path / "bad.toml"
     bad.write_bytes(data)
@@ -100,8 +101,8 @@ def test_a_file_that_no_settings_are_in_is_named(tmp_path: Path, data: bytes, me
         lambda: load_experiment({}, [group]),
         lambda: assemble(load_experiment({}, [*SMALL, f"fleet.levels={bad}"])),
     ):
-        found = said(make)
-        assert message in found and "bad.toml" in found, found
+        with raises(ConfigError, mention, "bad.toml", path=bad):
+            make()
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
@@ -152,5 +153,5 @@ def test_a_plug_in_that_exits_is_a_sentence(tmp_path: Path, where: str) -> None:
 
 def test_a_mistake_in_a_budget_file_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "pi.toml").write_text("budgt = 1.0\n")
-    with pytest.raises(ConfigError, match=r"budget file .*pi\.toml: budgt: unknown key"):
+    with raises(ConfigError, "pi.toml", "budgt", '"budget"', key="budgt", path=tmp_path / "pi.toml"):
         load_experiment({}, [f"fleet.groups=[{{budget='{tmp_path / 'pi.toml'}'}}]"])

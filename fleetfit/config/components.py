@@ -28,13 +28,17 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
         try:
             function, label = names.resolve(kind, name), str(name)
         except ConfigError as error:
-            if where and error.key is None:
-                section = where.replace("[", "").replace("] ", ".").replace("]", "")
-                error.key = f"{section}.{'kind' if kind == 'attacks' else 'name'}"
+            if where == "[data] server":
+                error.key = "data.server.name"
             raise
     if kind == "models":
         check_not_module(function, label)
     return function, label
+
+
+def _format_key(where: str, key: str) -> str:
+    """Return "data.server.name" for "[data] server" and "name"."""
+    return f"{where.replace('[', '').replace('] ', '.').replace(']', '')}.{key}"
 
 
 def check_not_module(model: Any, label: str) -> None:
@@ -94,8 +98,10 @@ def check_keys(experiment: Experiment) -> None:
                 make_signature_stub(function), label, where, section.settings, own=own, hidden=hidden, **further
             )
         elif section.settings:
+            key = next(iter(section.settings))
             raise ConfigError(
-                f"{where} {next(iter(section.settings))}: an object takes no further keys; set them on the object."
+                f"{where} {key}: an object takes no further keys; set them on the object.",
+                key=_format_key(where, key),
             )
     _check_metrics(experiment.evaluate.metrics)
     for index, entry in enumerate(experiment.callbacks):

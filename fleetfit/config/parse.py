@@ -1,6 +1,7 @@
 """Tables become an `Experiment`; an error names the key, its place, and the nearest valid key."""
 
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
@@ -247,7 +248,9 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
         elif part == "groups" or part.isdigit():
             section = GroupSection
         elif part in getattr(section, "model_fields", {}):
-            section = section.model_fields[part].annotation
+            annotation = section.model_fields[part].annotation
+            members = (one for one in typing.get_args(annotation) if isinstance(one, type) and issubclass(one, Section))
+            section = next(members, annotation)  # of `DriftSection | None`
     word, keys = path[-1], list(getattr(section, "model_fields", {}))
     hint = did_you_mean(word, keys)
     others = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]

@@ -219,7 +219,7 @@ class GroupSection(Section):
     """One budget class of the fleet.
 
     Attributes:
-        budget: Limit of the fleet's cost on a device, or a table of limits of several costs. A number up to 1
+        budget: Limit of the fleet's cost on a device, or a table of several limits that all hold. A number up to 1
             is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
             A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.load`).
         share: Its share of the clients; groups without one divide the rest equally.

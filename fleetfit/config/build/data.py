@@ -88,7 +88,12 @@ def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str,
             enough = samples >= MIN_COHORT * MIN_SAMPLES
             clients = max(1, min(CLIENTS, samples // MIN_SAMPLES if enough else min(MIN_COHORT, samples)))
     seed = experiment.seed if section.seed is None else section.seed
-    return partition(data, section.kind, clients, seed, **section.settings)
+    try:
+        return partition(data, section.kind, clients, seed, **section.settings)
+    except FleetFitError as error:
+        if error.key in ("kind", "clients"):
+            error.key = f"data.partition.{error.key}"
+        raise
 
 
 def has_data_sized_clients(experiment: Experiment) -> bool:

@@ -66,7 +66,9 @@ def deal_clients(
     try:
         by_cost = _convert_budgets(budgets, section.cost, problem, conditions)
     except (PlanError, ConfigError) as error:
-        raise ConfigError(f"[fleet] groups: {error}", key=error.key or "fleet.groups", path=error.path) from None
+        is_cost = error.key == "cost" and not any(isinstance(budget, Mapping) for budget in budgets)
+        key = "fleet.cost" if is_cost else "fleet.groups"
+        raise ConfigError(f"[fleet] groups: {error}", key=key, path=error.path) from None
     sizes = compute_group_sizes([group.share for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
     group[make_numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
@@ -295,7 +297,7 @@ def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) ->
         unlimited = dict.fromkeys(budgets.further, (np.inf,) * len(plan.levels))  # levels that are not searched
         return replace(plan.targets, ceilings=unlimited, conditions=budgets.conditions)
     except FleetFitError as error:
-        raise ConfigError(f"{where}: {error}", key=error.key or "fleet.levels", path=error.path or path) from None
+        raise ConfigError(f"{where}: {error}", key="fleet.levels", path=error.path or path) from None
 
 
 def _build_listed_targets(levels: Sequence[LevelSection], budgets: DeviceBudgets, blocks: int) -> Targets:
@@ -308,7 +310,7 @@ def _build_listed_targets(levels: Sequence[LevelSection], budgets: DeviceBudgets
             float(budgets.tolerances.min()), budgets.further, budgets.conditions,
         )  # fmt: skip
     except PlanError as error:
-        raise ConfigError(f"[fleet] levels: {error}", key=error.key or "fleet.levels", path=error.path) from None
+        raise ConfigError(f"[fleet] levels: {error}", key="fleet.levels", path=error.path) from None
 
 
 def target_full_model(budgets: DeviceBudgets) -> Targets:
@@ -326,7 +328,7 @@ def load_saved_plan(section: FleetSection) -> Plan | None:
         try:
             return Plan.of_table(levels)
         except FleetFitError as error:
-            raise ConfigError(f"{key}: {error}", key=error.key or key, path=error.path) from None
+            raise ConfigError(f"{key}: {error}", key=key, path=error.path) from None
     if Path(levels).suffix != ".toml":
         raise ConfigError(
             '[fleet] levels: must be "cluster", "halving", a list of ratios or the .toml file of a saved plan, got '
@@ -342,4 +344,4 @@ def load_saved_plan(section: FleetSection) -> Plan | None:
     try:
         return Plan.of_table(read_toml(levels))
     except FleetFitError as error:
-        raise ConfigError(f"[fleet] levels: {error}", key=error.key or key, path=error.path or levels) from None
+        raise ConfigError(f"[fleet] levels: {error}", key=key, path=error.path or levels) from None

@@ -80,7 +80,8 @@ def _assemble(
     if not len(federation.able) or not len(truth.able):
         raise PlanError(
             f"no {clients.noun} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
-            "level."
+            "level.",
+            key="fleet.groups",
         )
     notes = [
         *describe_data_files(experiment, population.data, population.count),
