@@ -17,7 +17,7 @@ round's line goes to `metrics.jsonl` before its checkpoint is written; a resumed
 checkpoint that it starts from, a half-written one too. Files of tensors carry a checksum of their header and data.
 
 A folder may come from anybody. What is no regular file is not read, a link in the folder is not followed when writing,
-and what is read is looked at before it is used: types and ranges in `forms`, the parts of a checkpoint in `saved`, its
+and what is read is looked at before it is used: types and ranges in `schema`, the parts of a checkpoint in `checkpoints`, its
 tensors by their layout in `fleetfit.soundness`.
 """
 
