@@ -1,7 +1,8 @@
-"""Safe reading and writing of files, also in a stranger's folder.
+"""Paths and files: a user's and a stranger's, read and written safely.
 
 Only regular files are read: opening a named pipe may wait forever, and a device may be endless. Links are not followed
-when writing. Errors are `OSError`s whose `strerror` ends a sentence; the caller names the file and the remedy.
+when writing. Functions that take the class of an error raise it, with the path; the others raise an `OSError` whose
+`strerror` ends a sentence.
 
 A file or folder is written under a temporary name beside its path, flushed to disk and renamed, so a killed process
 leaves the old content or the new. The temporary name is fixed and locked: the next writer clears away what a killed
@@ -12,99 +13,270 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fleetfit import errors
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, FleetFitError
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system
+except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 _KINDS = {
     stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-_LOOK_S = 0.2
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
-_AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _AT_ONCE
+_CAUSES = {
+    errno.ENOENT: "it does not exist",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "it is a folder",
+    errno.EACCES: "you have no permission",
+    errno.EPERM: "you have no permission",
+    errno.EROFS: "the disk is read-only",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your disk quota is used up",
+    errno.EFBIG: "the file would exceed the size limit",
+    errno.ENAMETOOLONG: "the path is too long",
+    errno.ELOOP: "its symbolic links form a circle",
+    errno.EMFILE: "too many files are open",
+    errno.ENFILE: "too many files are open",
+    errno.EIO: "the disk cannot be read or written",
+    errno.ENXIO: "no process reads from it",
+    errno.ENODEV: "it is a device",
+    errno.ENOMEM: "no memory is left",
+}
+_OPEN_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin", "/dev/stdout", "/dev/stderr")
+_LOCK_TIMEOUT_S = 0.2
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
+_LONGEST_SLUG = 200  # bytes; file systems take 255, and suffixes are appended
+_NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _NONBLOCKING
 
 
-def expand_path(path: str | Path) -> Path:
-    """Return a path with `~` expanded.
+# ---- paths that a user writes ----------------------------------------------------------------------------------------
+
+
+def parse_path(text: str | Path, what: str = "a path") -> Path:
+    """Return the path that a user wrote, with `~` expanded.
+
+    Args:
+        text: The path.
+        what: What it names, as the start of a sentence.
 
     Raises:
-        ConfigError: The user of the home folder is unknown, or the path has a null character.
+        ConfigError: The path is empty or not UTF-8 text, has a null character, or its home folder does not exist.
+    """
+    written = str(text)
+    if not written.strip():
+        raise ConfigError(f"{what} must not be empty.")
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} must be text in UTF-8, got {os.fsencode(written)!r}; rename it.") from None
+    if "\0" in written:
+        raise ConfigError(f"{what} must not have a null character, got {written!r}.", path=text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = written.partition("/")[0]
+        raise ConfigError(f'{written}: "{user}" has no home folder here. Write the path out.', path=text) from None
+
+
+def parse_input_file(text: str | Path) -> Path:
+    """Return the path of a file or of an open stream, such as `<(...)` of a shell; the file may be missing.
+
+    Raises:
+        ConfigError: The text is not a path, or the path leads to something else.
+    """
+    path, kind = _find_kind(text, "a file's path")
+    return path if kind == "a named pipe" and is_open_stream(path) else _require("a file", path, kind)
+
+
+def parse_output_file(text: str | Path) -> Path:
+    """Return the path of a file to write, of a terminal or of an open stream.
+
+    Raises:
+        ConfigError: The text is not a path, or the path leads to a folder, or to a pipe that has no reader yet.
+    """
+    path, kind = _find_kind(text, "the path of a file to write")
+    if kind == "a device" or (kind == "a named pipe" and is_open_stream(path)):
+        return path
+    return _require("a file", path, kind)
+
+
+def parse_folder(text: str | Path) -> Path:
+    """Return the path of a folder; it may be missing.
+
+    Raises:
+        ConfigError: The text is not a path, or the path leads to something else.
+    """
+    return _require("a folder", *_find_kind(text, "a folder's path"))
+
+
+def is_open_stream(path: Path) -> bool:
+    """Return whether a path names a stream that this process has open already, so that opening it never waits."""
+    return str(path).startswith(_OPEN_STREAMS)
+
+
+def _require(expected: str, path: Path, kind: str) -> Path:
+    if kind not in ("", expected):
+        raise ConfigError(f"{path} is {kind}, not {expected}.", path=path)
+    return path
+
+
+def _find_kind(text: str | Path, what: str) -> tuple[Path, str]:
+    path = parse_path(text, what)
+    try:
+        return path, _describe_kind(path.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return path, ""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be used: {format_os_error(error)}.", path=path) from None
+
+
+def make_slug(label: str, used: Collection[str] = ()) -> str:
+    """Return a label as the name of a file or folder, of letters, digits, dots and hyphens.
+
+    A short hash is added where the name would be hidden, lead elsewhere, be too long, or be in use.
+
+    Args:
+        label: The label; an empty one gives an empty name.
+        used: Names that are in use.
+    """
+    plain = re.sub(r"[^\w.]+", "-", label).strip("-").lower()
+    safe = plain.lstrip(".-").encode()[:_LONGEST_SLUG].decode(errors="ignore")
+    if not label or (safe and safe == plain and plain not in used):
+        return plain
+    return "-".join(filter(None, [safe, sha256(label.encode(errors="surrogatepass")).hexdigest()[:8]]))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def format_os_error(error: OSError) -> str:
+    """Return the cause of a file's error in words."""
+    reason = error.strerror or ""
+    if reason[:1].islower():  # raised in this module
+        return reason
+    return _CAUSES.get(error.errno or 0) or reason or str(error) or type(error).__name__
+
+
+def is_environment_error(error: OSError) -> bool:
+    """Return whether the environment caused an OSError: disk, permission or path."""
+    return error.errno in _CAUSES
+
+
+def _describe_kind(status: os.stat_result) -> str:
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+
+
+def _check_regular(status: os.stat_result, path: str | Path) -> None:
+    kind = _describe_kind(status)
+    if kind == "a folder":
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if kind != "a file":
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open_file(path: str | Path, error: type[FleetFitError] | None = None) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading; never wait for a pipe or device.
+
+    Args:
+        path: The file, with `~` expanded.
+        error: The class of the error to raise in place of an OSError.
+
+    Raises:
+        OSError: The file is missing, is not a regular file, or cannot be read.
     """
     try:
-        expanded = Path(path).expanduser()
-    except RuntimeError:
-        user = str(path).partition("/")[0]
-        raise ConfigError(f'{path}: "{user}" has no home folder here. Write the path out.', path=path) from None
-    if "\0" in str(expanded):
-        raise ConfigError(f"{str(expanded)!r} is not a path: it has a null character.", path=path)
-    return expanded
+        _check_regular(Path(path).stat(), path)  # first: opening a device may set it going
+        return _open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _NONBLOCKING)
+    except FileNotFoundError:
+        if error is None:
+            raise
+        raise error(f"there is no file {path}.", path=path) from None
+    except OSError as cause:
+        if error is None:
+            raise
+        raise error(f"{path} cannot be read: {format_os_error(cause)}.", path=path) from None
+    except ValueError:  # a null character
+        if error is None:
+            raise
+        raise error(f"there is no file {str(path)!r}.", path=path) from None
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------
-
-
-def open_file(path: str | Path) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading.
-
-    Raises:
-        OSError: The path leads to something else, is missing, or cannot be read.
-    """
-    _check_regular(Path(path).stat(), path)  # before it is opened: opening a device may set it going
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _AT_ONCE)
+def _open(path: str | Path, flags: int, mode: int = 0o666) -> BinaryIO:
+    handle = os.open(path, flags, mode)
     try:
         _check_regular(os.fstat(handle), path)
-        return os.fdopen(handle, "rb")
+        return os.fdopen(handle, "wb" if flags & (os.O_WRONLY | os.O_RDWR) else "rb")
     except BaseException:
         os.close(handle)
         raise
 
 
-def read_bytes(path: str | Path) -> bytes:
+def check_file(path: Path, error: type[FleetFitError]) -> None:
+    """Check that a path is a regular file that can be read, before a library opens it.
+
+    Raises:
+        FleetFitError: As `open_file`.
+    """
+    open_file(path, error).close()
+
+
+def read_bytes(path: str | Path, error: type[FleetFitError] | None = None) -> bytes:
     """Return the content of a regular file.
 
-    Raises:
-        OSError: It is something else, or cannot be read.
-    """
-    with open_file(path) as file:
-        return file.read()
-
-
-def read_text(path: str | Path, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file, with line ends as they are in Python.
+    Args:
+        path: The file, with `~` expanded.
+        error: The class of the error to raise in place of an OSError.
 
     Raises:
         OSError: It is something else, or cannot be read.
-        UnicodeDecodeError: It is no such text.
     """
-    return decode_text(read_bytes(path), encoding)
+    with open_file(path, error) as file:
+        try:
+            return file.read()
+        except OSError as cause:
+            if error is None:
+                raise
+            raise error(f"{path} cannot be read: {format_os_error(cause)}.", path=path) from None
 
 
-def decode_text(content: bytes, encoding: str = "utf-8") -> str:
-    """Return the text of a file's content, with line ends as they are in Python.
+def read_text(path: str | Path, error: type[FleetFitError] | None = None) -> str:
+    """Return a file's text, UTF-8 with or without a byte order mark; line ends become line feeds.
+
+    Args:
+        path: The file, with `~` expanded.
+        error: The class of the error to raise in place of an OSError or UnicodeDecodeError.
 
     Raises:
-        UnicodeDecodeError: It is no such text.
+        OSError: The file cannot be read.
+        UnicodeDecodeError: It is not UTF-8 text.
     """
-    return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        return read_bytes(path, error).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as cause:
+        if error is None:
+            raise
+        raise error(f"{path} cannot be read as UTF-8: byte {cause.start} is not valid.", path=path) from None
 
 
 def is_file(path: Path) -> bool:
     """Return whether a path is a regular file; False where it is missing.
 
     Raises:
-        OSError: The path is something else, or cannot be looked at.
+        OSError: The path is something else, or its status cannot be read.
     """
     try:
         _check_regular(path.stat(), path)
@@ -129,20 +301,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def describe_kind(found: os.stat_result) -> str:
-    """Return the kind of a file in words, such as "a file" or "a named pipe"."""
-    return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-
-
-def _check_regular(found: os.stat_result, path: str | Path) -> None:
-    kind = describe_kind(found)
-    if kind == "a folder":
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    if kind != "a file":
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
-
-
-# ---- writing -------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def safe_join(folder: Path, name: str) -> Path:
@@ -155,27 +314,15 @@ def safe_join(folder: Path, name: str) -> Path:
     Raises:
         OSError: A folder between is a link or something else, or cannot be made.
     """
-    place, last = folder, (folder / name).name
+    parent, last = folder, (folder / name).name
     for part in Path(name).parts[:-1]:
-        place = place / part
+        parent = parent / part
         with contextlib.suppress(FileExistsError):
-            place.mkdir()
-        kind = describe_kind(place.lstat())
+            parent.mkdir()
+        kind = _describe_kind(parent.lstat())
         if kind != "a folder":
-            raise OSError(errno.ENOTDIR, f"it lies behind {place}, which is {kind}, not a folder", str(place))
-    return place / last
-
-
-def append_line(path: Path, line: bytes) -> None:
-    """Append to a file, making it if necessary, and flush it to disk.
-
-    Raises:
-        OSError: The path is a link or not a regular file, or cannot be written.
-    """
-    with open_in_folder(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+            raise OSError(errno.ENOTDIR, f"it is behind {parent}, which is {kind}, not a folder", str(parent))
+    return parent / last
 
 
 def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
@@ -191,13 +338,19 @@ def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
     """
     with contextlib.suppress(FileNotFoundError):
         _check_regular(path.lstat(), path)
-    handle = os.open(path, flags | _AS_IT_IS, mode)
-    try:
-        _check_regular(os.fstat(handle), path)
-        return os.fdopen(handle, "rb" if not flags & (os.O_WRONLY | os.O_RDWR) else "wb")
-    except BaseException:
-        os.close(handle)
-        raise
+    return _open(path, flags | _NO_LINKS, mode)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append to a file, making it if necessary, and flush it to disk.
+
+    Raises:
+        OSError: The path is a link or not a regular file, or cannot be written.
+    """
+    with open_in_folder(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -211,20 +364,39 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         OSError: The file cannot be written, or the path is a folder.
     """
-    part = path.with_name(f".{path.name}.part")
-    with _begun(part, mode) as file:
+    temporary = path.with_name(f".{path.name}.part")
+    with _open_temporary(temporary, mode) as file:
         try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if errors.WINDOWS:  # which renames nothing that is open, and has no lock to be held
+            if errors.WINDOWS:  # it cannot rename an open file, and has no lock that must be held
                 file.close()
-            os.replace(part, path)  # noqa: PTH105 - while the lock is held
+            os.replace(temporary, path)  # noqa: PTH105 - while the lock is held
         except BaseException:
             with contextlib.suppress(OSError):
-                part.unlink()
+                temporary.unlink()
             raise
     flush_to_disk(path.parent)
+
+
+def _open_temporary(path: Path, mode: int) -> BinaryIO:
+    """Open the temporary file, empty and locked; a link or pipe with its name is removed."""
+    while True:
+        try:
+            file = open_in_folder(path, os.O_WRONLY | os.O_CREAT, mode)
+        except OSError:
+            if path.is_symlink() or not (path.is_file() or path.is_dir() or not path.exists()):
+                path.unlink()
+                continue
+            raise
+        _lock(file.fileno(), wait=True)
+        if _is_same_file(file.fileno(), path):
+            file.truncate(0)
+            if not mode & 0o077:
+                path.chmod(mode)  # it may be older; the system refuses where it is another user's
+            return file
+        file.close()  # another writer renamed it meanwhile
 
 
 def write_text(path: Path, text: str) -> None:
@@ -243,32 +415,13 @@ def write_user_file(path: str | Path, text: str) -> None:
 
     Raises:
         OSError: The file cannot be written.
-        ConfigError: As `expand_path`.
+        ConfigError: As `parse_path`.
     """
-    path = expand_path(path)
+    path = parse_path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, encoding="utf-8")
     else:
         write_text(Path(os.path.realpath(path)), text)
-
-
-def _begun(part: Path, mode: int) -> BinaryIO:
-    """Open the temporary file, empty and locked; a link or pipe with its name is removed."""
-    while True:
-        try:
-            file = open_in_folder(part, os.O_WRONLY | os.O_CREAT, mode)
-        except OSError:
-            if part.is_symlink() or not (part.is_file() or part.is_dir() or not part.exists()):
-                part.unlink()
-                continue
-            raise
-        _lock(file.fileno(), wait=True)
-        if _same(file.fileno(), part):
-            file.truncate(0)
-            if not mode & 0o077:
-                part.chmod(mode)  # it may be older; another person's is refused here
-            return file
-        file.close()  # another writer has renamed it meanwhile
 
 
 @contextlib.contextmanager
@@ -279,43 +432,34 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         OSError: The folder cannot be made, or another process is writing it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    handle = _held_folder(part)
+    temporary = path.with_name(f".{path.name}.part")
+    if temporary.is_symlink() or (temporary.exists() and not temporary.is_dir()):
+        temporary.unlink()
+    temporary.mkdir(exist_ok=True)
+    handle = _lock_folder(temporary)
     try:
-        yield part
+        for leftover in temporary.iterdir():  # of a process that was killed
+            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
+        yield temporary
     finally:
-        if handle is None or _same(handle, part):
-            shutil.rmtree(part, ignore_errors=True)
+        if handle is None or _is_same_file(handle, temporary):
+            shutil.rmtree(temporary, ignore_errors=True)
         if handle is not None:
             os.close(handle)
 
 
-def _held_folder(part: Path) -> int | None:
-    """Make a folder, empty and locked; return the descriptor that holds the lock."""
-    if part.is_symlink() or (part.exists() and not part.is_dir()):
-        part.unlink()
-    part.mkdir(exist_ok=True)
-    handle = None
-    if fcntl is not None:
-        handle = os.open(part, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _AS_IT_IS)
-        if not _lock(handle, wait=False) or not _same(handle, part):
-            os.close(handle)
-            raise OSError(errno.EBUSY, "another process is writing there", str(part))
-    for left in part.iterdir():  # by a process that was killed
-        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-    return handle
-
-
-def _lock(handle: int, wait: bool) -> bool:
-    if fcntl is None:
-        return True
+def flush_to_disk(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    if path.is_dir() and errors.WINDOWS:  # which cannot open a folder
+        return
+    handle = os.open(path, os.O_RDWR if errors.WINDOWS else os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---- locks -----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -328,13 +472,13 @@ def hold_lock(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     open_in_folder(path, os.O_RDWR | os.O_CREAT).close()
-    lock = FileLock(path, timeout=_LOOK_S)  # `is_held` in another process holds it for a moment
+    lock = FileLock(path, timeout=_LOCK_TIMEOUT_S)  # `is_held` in another process holds it for a moment
     try:
         lock.acquire()
     except Timeout:
         raise OSError(errno.EBUSY, "another process holds it", str(path)) from None
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
+        if error.errno not in _NO_LOCKS:
             raise
     try:
         yield
@@ -350,7 +494,7 @@ def share_lock(file: BinaryIO) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds a lock file; False where there is none, or the system has no such locks."""
+    """Return whether a process holds a lock file; False where it is missing, or the system has no such locks."""
     if fcntl is None:
         return False
     try:
@@ -360,19 +504,31 @@ def is_held(path: Path) -> bool:
         return False
 
 
-def _same(handle: int, path: Path) -> bool:
+def _lock(handle: int, wait: bool) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _lock_folder(path: Path) -> int | None:
+    """Return the descriptor that holds a folder's lock; None where the system has no such locks."""
+    if fcntl is None:
+        return None
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_LINKS)
+    if _lock(handle, wait=False) and _is_same_file(handle, path):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EBUSY, "another process is writing there", str(path))
+
+
+def _is_same_file(handle: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def flush_to_disk(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    if path.is_dir() and errors.WINDOWS:  # a folder cannot be opened there
-        return
-    handle = os.open(path, os.O_RDWR if errors.WINDOWS else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

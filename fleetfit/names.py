@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_cause, format_expected, truncate
 from fleetfit.factories import copy_declarations
 
@@ -194,8 +194,8 @@ def _module_by_name(place: str, name: str) -> ModuleType:
 
 def _module_of_file(place: str, name: str) -> ModuleType:
     try:
-        path = paths.parse_path(place).resolve()
-        paths.check_file(path, ConfigError)
+        path = files.parse_path(place).resolve()
+        files.check_file(path, ConfigError)
     except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise ConfigError(f'"{name}": {error}') from None
     key = f"_fleetfit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
@@ -312,7 +312,7 @@ def anchor_name(name: str, folder: Path) -> str:
     place, colon, attribute = name.rpartition(":")
     if not colon or not place.endswith(".py"):
         return name
-    path = paths.parse_path(place, f'"{name}"')
+    path = files.parse_path(place, f'"{name}"')
     return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 
 RUNS = Path("runs")
@@ -81,13 +81,13 @@ def runs(folder: str | Path = RUNS) -> list[StoredRun]:
     Raises:
         RunError: There is no such folder, or it cannot be read.
     """
-    place = files.expand_path(folder)
+    place = files.parse_path(folder)
     try:
         if not place.is_dir():
-            raise RunError(f"there is no folder {paths.truncate_path(place)}.")
+            raise RunError(f"there is no folder {place}.")
         names = _names(place)
     except OSError as error:
-        raise RunError(f"{paths.truncate_path(place)} cannot be read: {paths.format_os_error(error)}.") from None
+        raise RunError(f"{place} cannot be read: {files.format_os_error(error)}.") from None
     if _holds_run(names):
         return [_run(place)]
     if names & _OF_A_COMPARISON:
@@ -101,7 +101,7 @@ def _below(place: Path, deep: int) -> Iterator[StoredRun]:
         try:
             names = _names(inner)
         except OSError as error:
-            yield StoredRun(inner, damage=f"it cannot be read: {paths.format_os_error(error)}")
+            yield StoredRun(inner, damage=f"it cannot be read: {files.format_os_error(error)}")
             continue
         if _holds_run(names):
             yield _run(inner)
@@ -260,7 +260,7 @@ def _short(name: object) -> str:
 
 def _wrong(error: Exception) -> str:
     if isinstance(error, OSError):
-        return f"{Path(str(error.filename or '')).name or 'a file'} cannot be read: {paths.format_os_error(error)}"
+        return f"{Path(str(error.filename or '')).name or 'a file'} cannot be read: {files.format_os_error(error)}"
     return str(error)[:200] or type(error).__name__
 
 
@@ -406,7 +406,7 @@ def remove_checkpoints(one: ClearedRun) -> ClearedRun:
     except RunError as error:
         kept = str(error).rstrip(".")
     except OSError as error:
-        kept = f"{one.folder} cannot be written into: {paths.format_os_error(error)}"
+        kept = f"{one.folder} cannot be written into: {files.format_os_error(error)}"
     whole = len(gone) == len(one.files)
     return dataclasses.replace(
         one, files=tuple(gone), last=one.last and whole, kept=kept, size_bytes=one.size_bytes if whole else 0

@@ -1,5 +1,6 @@
 """What is no regular file is refused, no link is followed when writing, a killed writer leaves old or new."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import raises
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError
 
@@ -20,7 +21,7 @@ def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     for path, what in ((tmp_path / "pipe", "a named pipe"), (tmp_path / "link", "a named pipe"),
                        (Path("/dev/zero"), "a device")):  # fmt: skip
-        with pytest.raises(OSError, match=f"it is {what}, not a file"):
+        with raises(OSError, what, errno=errno.EINVAL, filename=str(path)):
             files.read_bytes(path)
     with pytest.raises(IsADirectoryError):
         files.read_bytes(tmp_path)
@@ -32,22 +33,20 @@ def test_a_link_to_a_file_may_be_read(tmp_path: Path) -> None:
     assert files.read_text(tmp_path / "link") == "a\nb\n"
     assert files.is_file(tmp_path / "link") and not files.is_file(tmp_path / "other")
     (tmp_path / "nowhere").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match="link to nothing"):
+    with raises(FileNotFoundError, "a symbolic link", filename=str(tmp_path / "nowhere")):
         files.is_file(tmp_path / "nowhere")
 
 
 def test_a_home_of_nobody_is_a_sentence() -> None:
     with raises(ConfigError, "~nobody-at-all", path="~nobody-at-all/x"):
-        files.expand_path("~nobody-at-all/x")
+        files.parse_path("~nobody-at-all/x")
     with raises(ConfigError, path="a\0b"):
-        files.expand_path("a\0b")
+        files.parse_path("a\0b")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("[" * 100_000, "nested too deeply"), ("1" * 5000, "digits"), ("{", "Expecting")]
-)
-def test_strange_json_is_a_value_error(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, "{"])
+def test_strange_json_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - nested too deeply, a number too long, cut off
         files.parse_json(text)
 
 
@@ -64,10 +63,10 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 def test_nothing_is_added_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("theirs")
     (tmp_path / "file").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="it is a symbolic link"):
+    with raises(OSError, "a symbolic link", errno=errno.EINVAL, filename=str(tmp_path / "file")):
         files.append_line(tmp_path / "file", b"ours")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is a named pipe"):
+    with raises(OSError, "a named pipe", errno=errno.EINVAL, filename=str(tmp_path / "pipe")):
         files.append_line(tmp_path / "pipe", b"ours")
     assert (tmp_path / "elsewhere").read_text() == "theirs"
 
@@ -76,10 +75,10 @@ def test_folders_in_between_are_no_links(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / "plots").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="plots, which is a symbolic link"):
+    with raises(NotADirectoryError, "a symbolic link", filename=str(tmp_path / "run/plots")):
         files.safe_join(tmp_path / "run", "plots/a.png")
     (tmp_path / "run" / "notes").write_text("")
-    with pytest.raises(OSError, match="notes, which is a file"):
+    with raises(NotADirectoryError, "a file", filename=str(tmp_path / "run/notes")):
         files.safe_join(tmp_path / "run", "notes/a")
     assert files.safe_join(tmp_path / "run", "new/below/a").parent.is_dir()
 
@@ -108,7 +107,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> Non
     )
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"begun\n"
-        with pytest.raises(OSError, match="another process"), files.atomic_folder(tmp_path / "folder"):
+        with raises(OSError, errno=errno.EBUSY), files.atomic_folder(tmp_path / "folder"):
             pass
         os.kill(process.pid, signal.SIGKILL)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".file.part", ".folder.part"]
@@ -136,10 +135,10 @@ def test_a_write_that_fails_leaves_nothing_beside(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").write_text("old")
 
     def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with raises(OSError, errno=errno.ENOSPC):
         files.write_text(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -149,14 +148,14 @@ def test_a_run_file_may_be_an_open_pipe(tmp_path: Path) -> None:
     os.write(write, b'[method]\nname = "fedavg"\n')
     os.close(write)
     try:
-        path = paths.parse_input_file(f"/dev/fd/{read}")
+        path = files.parse_input_file(f"/dev/fd/{read}")
         assert read_toml(path) == {"method": {"name": "fedavg"}}
         assert find_base_folder(path) == Path.cwd() and find_base_folder(tmp_path / "a.toml") == tmp_path.resolve()
     finally:
         os.close(read)
     os.mkfifo(tmp_path / "pipe")
     with raises(ConfigError, "a named pipe", path=tmp_path / "pipe"):  # it may have no writer
-        paths.parse_input_file(tmp_path / "pipe")
+        files.parse_input_file(tmp_path / "pipe")
 
 
 HOLDS = """
@@ -180,7 +179,7 @@ def test_a_lock_is_seen_without_write_permission_and_ends_with_its_process(tmp_p
         assert files.is_held(path)
         tmp_path.chmod(0o755)
         path.chmod(0o644)
-        with pytest.raises(OSError, match="another process"), files.hold_lock(path):
+        with raises(OSError, errno=errno.EBUSY), files.hold_lock(path):
             pass
         holder.kill()
     assert not files.is_held(path)
@@ -188,6 +187,6 @@ def test_a_lock_is_seen_without_write_permission_and_ends_with_its_process(tmp_p
         assert files.is_held(path)
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic link"), files.hold_lock(path):
+    with raises(OSError, "a symbolic link", errno=errno.EINVAL), files.hold_lock(path):
         pass
     assert not (tmp_path / "elsewhere").exists()

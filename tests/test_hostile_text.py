@@ -47,7 +47,7 @@ from hostile import (
 
 import fleetfit as ff
 from fleetfit.api import profiling
-from fleetfit.api.progress import RoundFacts, RunProgress, format_html
+from fleetfit.api.progress import RoundFacts, RoundProgress, format_html
 from fleetfit.cli import main, output
 from fleetfit.engines.flower import launcher, logs
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
@@ -522,7 +522,7 @@ def test_a_terminal_gets_the_codes_of_rich_alone(root: Path, text: str, monkeypa
     levels = report["evaluate"]["static"]["levels"]
     levels[f"1{text}"] = levels.pop("1")
     report["undone"] = {"reason": text, "reported": [{"client": text, "level": 1, "norm": 1.0}]}
-    bar = RunProgress(text, ff.load(root / "finished").experiment)
+    bar = RoundProgress(text, ff.load(root / "finished").experiment)
     bar(report)
     bar.close()
     output.print_table(Table((text, "b"), ((text, "1"),), text, (text,)))
@@ -591,7 +591,7 @@ def test_nothing_is_printed_past_what_makes_it_printable() -> None:
 _PRINTS = re.compile(r"^print$|\.echo$|console\.print$|std(out|err)(\.buffer)?\.write$|^rich\.print$|^pprint")
 KNOWN = (
     "api/progress.py: print(text,",  # made printable in the line before
-    "api/progress.py: self._bar.console.print(text,",
+    "api/progress.py: bars.console.print(text,",
     "cli/output.py: console.print(",  # a Table is printable
     "cli/output.py: print(json.dumps(value, indent=2)",  # ASCII
     "cli/output.py: print(line,",

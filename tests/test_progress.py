@@ -59,7 +59,7 @@ def described(rounds: int = 4) -> Any:
 
 def test_a_line_per_round_and_one_of_the_levels_where_it_was_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
     """3 s a round: after two of four rounds 6 s are left. Bytes are those of all rounds, both ways."""
-    shown = progress.RunProgress("", described())
+    shown = progress.RoundProgress("", described())
     shown(report(1, failures=[]))
     shown(report(2, evaluate=EVALUATED))
     shown(report(4, train={"loss": None, "clients": 1}))
@@ -72,7 +72,7 @@ def test_a_line_per_round_and_one_of_the_levels_where_it_was_evaluated(capsys: p
 
 
 def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = progress.RunProgress("a", described())
+    shown = progress.RoundProgress("a", described())
     columns = {"local": None, "global": None, "avg": 0.5, "full": 0.25,
                "levels": {"1": {"local": None}, "2": {"local": None}}}  # fmt: skip
     shown(report(1, **WITHHELD, evaluate={"static": columns}))
@@ -85,8 +85,8 @@ def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_bar_keeps_the_accuracy_with_the_round_in_which_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 80 columns nothing is wrapped: what is too long is cut."""
     monkeypatch.setattr(sys, "stdout", Terminal())
-    shown = progress.RunProgress("a title that is much longer than anybody wants to read " * 2, described())
-    bar = shown._bar
+    shown = progress.RoundProgress("a title that is much longer than anybody wants to read " * 2, described())
+    bar = shown._bars
     assert bar is not None
     shown(report(1))
     shown(report(2, evaluate=EVALUATED))
@@ -106,7 +106,7 @@ def test_a_bar_keeps_the_accuracy_with_the_round_in_which_it_was_measured(monkey
 def test_runs_at_the_same_time_have_a_line_each_and_what_is_left_of_all_stands_once() -> None:
     bar = progress.make_bars()
     one, other = (
-        progress.RunProgress(f"[{i}/2] a row, seed {i}", described(), bar, lambda: "9 s left of all") for i in (1, 2)
+        progress.RoundProgress(f"[{i}/2] a row, seed {i}", described(), bar, lambda: "9 s left of all") for i in (1, 2)
     )
     one(report(1))
     other(report(2, evaluate=EVALUATED))
@@ -122,6 +122,28 @@ def test_runs_at_the_same_time_have_a_line_each_and_what_is_left_of_all_stands_o
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_counted_work_has_a_line_now_and_then_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step each second and a line every 3 s; none at the end."""
+    clock = iter(range(100))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    lines: list[str] = []
+    with progress.TaskProgress("Counting", 8, lines.append, line_s=3, stream=io.StringIO()) as task:
+        assert task.time_left == ""
+        for i in range(1, 9):
+            task.update(i, lambda: str(task._done))
+    assert lines == ["3", "6"] and task.time_left == ""
+
+
+def test_counted_work_has_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(progress, "_REDRAW_S", 0.0)
+    screen = Terminal()
+    with progress.TaskProgress("Counting [sheep]", 8, pytest.fail, line_s=0, stream=screen) as task:
+        task.update(5, lambda: "")
+        assert task.time_left.endswith(" left")
+    assert "Counting [sheep]" in screen.getvalue() and "5/8" in screen.getvalue()
 
 
 def test_python_shows_nothing_unless_it_is_asked_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

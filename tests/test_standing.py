@@ -12,7 +12,7 @@ from test_rounds import LOCAL, Meddling, fleet, same, shortened
 from tiny import plain, tiny_federation
 
 from fleetfit.aggregate import Aggregate, Mean, applied
-from fleetfit.api.progress import RunProgress
+from fleetfit.api.progress import RoundProgress
 from fleetfit.config import load_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -156,7 +156,7 @@ def test_where_clients_are_known_to_attack_undone_rounds_stop_nothing() -> None:
 
 def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     federation, simulation = fleet("fedavg", hooks={"step": spoiling(float("nan"))})
-    rounds = RunProgress("", load_experiment({"rounds": 2}))
+    rounds = RoundProgress("", load_experiment({"rounds": 2}))
     for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):
         rounds(done.report)
     said = capsys.readouterr().out

@@ -1,13 +1,15 @@
-"""Live progress of a run: one set of facts, shown in a terminal (by rich), in a pipe, or in a notebook.
+"""Progress of runs, comparisons and counted work: bars in a terminal (rich), lines in a pipe, a cell in a notebook.
 
-The facts come from the reports of the rounds, as they are in `metrics.jsonl`, so that another process can show the
-same. They lack what `[privacy]` and `[secure]` withhold.
+All facts about a run come from the reports of its rounds, as they are in `metrics.jsonl`, so another process can show
+the same. Facts that `[privacy]` and `[secure]` withhold are left out.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from fleetfit.config import Experiment
 from fleetfit.errors import make_printable, truncate
@@ -15,24 +17,27 @@ from fleetfit.markup import escape_html
 from fleetfit.report.text import duration, percent, size, spent
 from fleetfit.soundness import in_words
 
-if TYPE_CHECKING:  # `import fleetfit` does without
+if TYPE_CHECKING:  # `import fleetfit` does without rich
     from rich.progress import Progress
 
 ProgressOption = Literal["auto"] | bool
 """Whether progress is shown; "auto": in a notebook only."""
+OnReport = Callable[[Mapping[str, Any]], None]
+"""Called with the report of each round."""
 _LEVELS = 8  # whose accuracies are shown
-_TITLE = 36  # characters of a title beside a bar
+_TITLE_WIDTH = 36  # characters of a title beside a bar
+_REDRAW_S = 0.2  # between two drawings of a bar of counted work
 
 
-# ---- the facts -------------------------------------------------------------------------------------------------------
+# ---- the facts -----------------------------------------------------------------------------------------------------
 
 
 class RoundFacts:
-    """The facts about a run that its reports so far have.
+    """The facts that the reports of a run have so far, each as text; "" where there is none or it is withheld.
 
     Args:
-        rounds: How many the run has.
-        norm: The headline's batch-norm policy.
+        rounds: Number of rounds of the run.
+        norm: The batch-norm policy whose accuracies are shown.
     """
 
     def __init__(self, rounds: int, norm: str) -> None:
@@ -41,31 +46,27 @@ class RoundFacts:
         self._bytes: int | None = 0
         self._report: Mapping[str, Any] = {}
         self._columns: Mapping[str, Any] = {}
-        self._evaluated = 0
+        self._evaluated_round = 0
 
-    def take(self, report: Mapping[str, Any]) -> None:
-        """Take in the report of a round."""
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Add the report of a round."""
         self._report, self.done = report, report["round"]
         self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
         sent = report["bytes_down"], report["bytes_up"]
         self._bytes = None if None in sent or self._bytes is None else self._bytes + sum(sent)
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
-            self._columns, self._evaluated = columns, self.done
+            self._columns, self._evaluated_round = columns, self.done
 
     @property
-    def seconds_left(self) -> float | None:
-        """Wall seconds that are left, by the rounds seen; None before any was."""
-        return (self.rounds - self.done) * self._seconds / self._count if self._count else None
-
-    @property
-    def left(self) -> str:
-        """The same in words."""
-        return f"{duration(self.seconds_left)} left" if self.seconds_left and self.done < self.rounds else ""
+    def time_left(self) -> str:
+        """The wall time left, by the mean of the rounds so far: "6.0 s left"."""
+        seconds = (self.rounds - self.done) * self._seconds / self._count if self._count else 0.0
+        return f"{duration(seconds)} left" if seconds else ""
 
     @property
     def loss(self) -> str:
-        """The loss of the last round; with `[privacy]`, what was spent."""
+        """The loss of the last round; with `[privacy]` the epsilon spent."""
         if "privacy" in self._report:
             return spent(self._report["privacy"])
         loss = self._report.get("train", {}).get("loss")
@@ -73,7 +74,7 @@ class RoundFacts:
 
     @property
     def cohort(self) -> str:
-        """How many trained in the last round and how many brought nothing back; empty where it is withheld."""
+        """Numbers of clients that trained in the last round, and that failed."""
         trained = self._report.get("train", {}).get("clients")
         if trained is None or "privacy" in self._report:
             return ""
@@ -81,62 +82,67 @@ class RoundFacts:
         return f"{trained} client{'' if trained == 1 else 's'}" + (f", {failed} failed" if failed else "")
 
     @property
-    def sent(self) -> str:
-        """The bytes sent both ways so far; empty where it is withheld."""
+    def traffic(self) -> str:
+        """Bytes of all messages so far, both ways."""
         return "" if self._bytes is None or "privacy" in self._report else f"{size(self._bytes)} sent"
 
     @property
-    def undone(self) -> str:
-        """Why the last round was undone, if it was."""
+    def rollback(self) -> str:
+        """The reason why the last round was rolled back."""
         return f"Round {self.done} was {in_words(self._report['undone'])}" if "undone" in self._report else ""
 
     @property
-    def just_evaluated(self) -> bool:
+    def is_evaluated(self) -> bool:
         """Whether the last round was evaluated."""
-        return bool(self._columns) and self._evaluated == self.done
+        return bool(self._columns) and self._evaluated_round == self.done
 
     @property
     def accuracies(self) -> str:
-        """The headline of the last evaluation."""
+        """The two main accuracies of the last evaluation."""
         if not self._columns:
             return ""
-        told = ("avg", "full") if "privacy" in self._report else ("local", "global")
-        return "  ".join(f"{name} {percent(self._columns.get(name))}%" for name in told)
+        names = ("avg", "full") if "privacy" in self._report else ("local", "global")
+        return "  ".join(f"{name} {percent(self._columns.get(name))}%" for name in names)
 
     @property
-    def by_level(self) -> str:
-        """The accuracy of each level on its own clients in the last evaluation; empty where it is withheld."""
+    def accuracies_with_round(self) -> str:
+        """The same, with the round of the evaluation."""
+        return f"{self.accuracies}  (round {self._evaluated_round})" if self._columns else ""
+
+    @property
+    def level_accuracies(self) -> str:
+        """The accuracy of each level on its own clients in the last evaluation."""
         levels = [(name, entry["local"]) for name, entry in self._columns.get("levels", {}).items()]
-        known = [(name, local) for name, local in levels if local is not None]
-        if len(levels) < 2 or not known:
+        measured = [(name, local) for name, local in levels if local is not None]
+        if len(levels) < 2 or not measured:
             return ""
-        first = [f"{truncate(name)} {percent(local)}%" for name, local in known[:_LEVELS]]
-        return "by level: " + "  ".join(first) + ("  ..." if len(known) > _LEVELS else "")
+        first = [f"{truncate(name)} {percent(local)}%" for name, local in measured[:_LEVELS]]
+        return "by level: " + "  ".join(first) + ("  ..." if len(measured) > _LEVELS else "")
 
     @property
-    def measured(self) -> str:
-        """The last evaluation with its round."""
-        return f"{self.accuracies}  (round {self._evaluated})" if self._columns else ""
-
-    @property
-    def table(self) -> list[tuple[str, str]]:
-        """The same as names and values, without those that are empty."""
+    def rows(self) -> list[tuple[str, str]]:
+        """The facts as names and values, without empty ones."""
         name, _, value = self.loss.partition(" ")
-        columns = [(f"accuracy in round {self._evaluated}", self.accuracies), ("", self.by_level)]
-        rows = [(name, value), ("cohort", self.cohort), ("sent", self.sent.removesuffix(" sent")), *columns]
+        rows = [
+            (name, value),
+            ("cohort", self.cohort),
+            ("sent", self.traffic.removesuffix(" sent")),
+            (f"accuracy in round {self._evaluated_round}", self.accuracies),
+            ("", self.level_accuracies),
+        ]
         return [(name, value) for name, value in rows if value]
 
 
-# ---- in a terminal, and in a pipe ------------------------------------------------------------------------------------
+# ---- in a terminal, and in a pipe ----------------------------------------------------------------------------------
 
 
-class RunProgress:
-    """Shows the rounds of one run: a live bar in a terminal, else a line per round.
+class RoundProgress:
+    """Shows the rounds of one run: a bar with lines below it in a terminal, else a line per round.
 
     Args:
         title: The beginning of each line.
         experiment: The experiment of the run.
-        bars: The bars of a comparison, one for each run, which its owner closes; None: this run has its own.
+        bars: Bars of several runs, which the caller closes; None: this run has its own.
         format_time_left: Returns the time left of the whole comparison, in words.
     """
 
@@ -149,70 +155,133 @@ class RunProgress:
     ) -> None:
         self._title, self._format_time_left = make_printable(title), format_time_left
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
-        self._bar, self._is_alone = bars, bars is None
+        self._bars, self._is_alone = bars, bars is None
         if self._is_alone and sys.stdout.isatty():
-            self._bar = make_bars()
-            self._bar.start()
-        if self._bar is not None:
-            self._task = self._bar.add_task(self._title, total=experiment.rounds, what="", left="", below=())
+            self._bars = make_bars()
+            self._bars.start()
+        if self._bars is not None:
+            self._task = self._bars.add_task(self._title, total=experiment.rounds, score="", time_left="", below=())
 
     def __call__(self, report: Mapping[str, Any]) -> None:
-        """Show a round's report."""
+        """Show the report of a round."""
         facts = self.facts
-        facts.take(report)
-        if facts.undone:
-            self._print(facts.undone)
-        if self._bar is not None:
-            self._draw()
+        facts.add(report)
+        if facts.rollback:
+            print_above(self._bars, facts.rollback)
+        if self._bars is not None:
+            self._draw(self._bars)
             if facts.done == facts.rounds:
                 self.close()
             return
         prefix = f"{self._title}  " if self._title else ""
-        accuracies = facts.accuracies if facts.just_evaluated else ""
-        parts = [f"round {facts.done}/{facts.rounds}", facts.loss, accuracies, facts.cohort, facts.sent, facts.left,
-                 self._format_time_left()]  # fmt: skip
-        self._print(prefix + "  ".join(filter(None, parts)))
-        if facts.just_evaluated and facts.by_level:
-            self._print(f"{prefix}  {facts.by_level}")
+        accuracies = facts.accuracies if facts.is_evaluated else ""
+        parts = [f"round {facts.done}/{facts.rounds}", facts.loss, accuracies, facts.cohort, facts.traffic,
+                 facts.time_left, self._format_time_left()]  # fmt: skip
+        print_above(None, prefix + "  ".join(filter(None, parts)))
+        if facts.is_evaluated and facts.level_accuracies:
+            print_above(None, f"{prefix}  {facts.level_accuracies}")
 
     def skip(self, report: Mapping[str, Any]) -> None:
-        """Count a round without showing it."""
-        self.facts.take(report)
-        if self._bar is not None:
-            self._draw()
+        """Count a round without a line of its own."""
+        self.facts.add(report)
+        if self._bars is not None:
+            self._draw(self._bars)
 
-    def _draw(self) -> None:
-        assert self._bar is not None
-        facts, time_left = self.facts, self._format_time_left()
+    def _draw(self, bars: "Progress") -> None:
+        facts, whole = self.facts, self._format_time_left()
         if self._is_alone:
-            left = "  ".join(filter(None, [facts.left, time_left]))
-            first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.sent]))
-            below = tuple(filter(None, (first, facts.measured, facts.by_level)))
-            self._bar.update(self._task, completed=facts.done, left=left, below=below)
+            first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.traffic]))
+            below = tuple(filter(None, (first, facts.accuracies_with_round, facts.level_accuracies)))
+            time_left = "  ".join(filter(None, [facts.time_left, whole]))
+            bars.update(self._task, completed=facts.done, time_left=time_left, below=below)
         else:
-            for task in self._bar.tasks:  # the time left of the comparison is shown once, at the bottom
-                self._bar.update(task.id, below=())
-            what = facts.accuracies.partition("  ")[0] or facts.loss  # a line each: room for one number
-            below = (time_left,) if time_left else ()
-            self._bar.update(self._task, completed=facts.done, what=what, left=facts.left, below=below)
-
-    def _print(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
-        text = make_printable(text)
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, soft_wrap=True, highlight=False)
-        else:
-            print(text, flush=True)
+            for task in bars.tasks:  # the time left of the comparison is shown once, at the bottom
+                bars.update(task.id, below=())
+            score = facts.accuracies.partition("  ")[0] or facts.loss  # a line per run has room for one number
+            below = (whole,) if whole else ()
+            bars.update(self._task, completed=facts.done, score=score, time_left=facts.time_left, below=below)
 
     def close(self) -> None:
         """Restore the terminal."""
-        if self._bar is not None and self._is_alone:
+        if self._bars is not None and self._is_alone:
+            self._bars.stop()
+            self._bars = None
+
+
+class TaskProgress:
+    """Shows counted work: a bar with the time left in a terminal, else a line now and then.
+
+    Drawn in `update` only, by no thread, so that measurements are not disturbed.
+
+        with TaskProgress("Waiting for nodes", total=5, print_line=say, line_s=30) as progress:
+            progress.update(2, lambda: "Waiting: 2 of 5 nodes have enrolled.")
+
+    Args:
+        description: The text beside the bar.
+        total: The count at the end.
+        print_line: Prints a line where the stream is not a terminal.
+        line_s: Seconds between two lines; the first one is printed after as many.
+        stream: The stream of the bar; stderr by default.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        total: int,
+        print_line: Callable[[str], None],
+        line_s: float,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._total, self._print_line, self._line_s = total, print_line, line_s
+        self._start = self._last = time.monotonic()
+        self._done = 0
+        self._bar: Progress | None = None
+        stream = stream or sys.stderr
+        if stream.isatty():
+            from rich import console, progress
+
+            columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(30),
+                       progress.MofNCompleteColumn(), progress.TimeRemainingColumn())  # fmt: skip
+            self._bar = progress.Progress(
+                *columns, console=console.Console(file=stream), auto_refresh=False, transient=True
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(make_printable(description), total=total)
+            self._bar.refresh()
+
+    def __enter__(self) -> "TaskProgress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def time_left(self) -> str:
+        """The wall time left, by the mean so far: "6.0 s left"; "" before the first update and after the last."""
+        if not 0 < self._done < self._total:
+            return ""
+        return f"{duration((time.monotonic() - self._start) * (self._total - self._done) / self._done)} left"
+
+    def update(self, done: int, format_line: Callable[[], str]) -> None:
+        """Show the count so far; `format_line` returns the line where one is due, perhaps with `time_left`."""
+        self._done = done
+        now = time.monotonic()
+        if now - self._last < (self._line_s if self._bar is None else _REDRAW_S) or done >= self._total:
+            return
+        self._last = now
+        if self._bar is None:
+            self._print_line(format_line())
+        else:
+            self._bar.update(self._task, completed=done, refresh=True)
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._bar is not None:
             self._bar.stop()
-            self._bar = None
 
 
 def make_bars() -> "Progress":
-    """Return bars for a terminal, with lines on the run below each; long lines are cut, not wrapped."""
+    """Return bars of rounds for a terminal, with lines on the run below each; long lines are cut, not wrapped."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -224,16 +293,26 @@ def make_bars() -> "Progress":
                 for line in task.fields["below"]:
                     yield Text(f"  {line}", no_wrap=True, overflow="ellipsis")
 
-    def text(what: str, most: int | None = None) -> TextColumn:
-        column = Column(no_wrap=True, overflow="ellipsis", max_width=most)
-        return TextColumn(what, markup=False, table_column=column)
+    def make_column(text: str, width: int | None = None) -> TextColumn:
+        column = Column(no_wrap=True, overflow="ellipsis", max_width=width)
+        return TextColumn(text, markup=False, table_column=column)
 
-    columns = (text("{task.description}", _TITLE), BarColumn(None), MofNCompleteColumn(), text("{task.fields[what]}"),
-               text("{task.fields[left]}"))  # fmt: skip
-    return RoundBars(*columns, expand=True)
+    return RoundBars(
+        make_column("{task.description}", _TITLE_WIDTH), BarColumn(None), MofNCompleteColumn(),
+        make_column("{task.fields[score]}"), make_column("{task.fields[time_left]}"), expand=True,
+    )  # fmt: skip
 
 
-# ---- in a notebook ---------------------------------------------------------------------------------------------------
+def print_above(bars: "Progress | None", text: str) -> None:
+    """Print a line to stdout, above the bars where there are some."""
+    text = make_printable(text)
+    if bars is not None:
+        bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
+    else:
+        print(text, flush=True)
+
+
+# ---- in a notebook -------------------------------------------------------------------------------------------------
 
 
 def is_notebook() -> bool:
@@ -243,43 +322,43 @@ def is_notebook() -> bool:
 
 
 class NotebookProgress:
-    """Shows rounds in a cell's output, which is written anew each time."""
+    """Shows the rounds of one run after the other in the output of a cell, which is replaced each time."""
 
     def __init__(self) -> None:
         from IPython import display
 
-        shows: Any = display  # which carries no types
-        self._html, self._handle = shows.HTML, shows.display(shows.HTML(""), display_id=True)
+        untyped: Any = display
+        self._html, self._handle = untyped.HTML, untyped.display(untyped.HTML(""), display_id=True)
 
-    def add_run(self, title: str, experiment: Experiment) -> Callable[[Mapping[str, Any]], None]:
-        """Return what is called with each report of a run."""
+    def add_run(self, title: str, experiment: Experiment) -> OnReport:
+        """Return a function that shows each report of a run."""
         facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
         self._handle.update(self._html(format_html(title, facts)))
 
         def after_round(report: Mapping[str, Any]) -> None:
-            facts.take(report)
-            self._handle.update(self._html(format_html(title, facts, facts.left)))
+            facts.add(report)
+            self._handle.update(self._html(format_html(title, facts, facts.time_left)))
 
         return after_round
 
 
-def format_html(title: str, facts: RoundFacts, left: str = "") -> str:
-    """Return the facts as HTML without colours of its own, for light and dark; `left` says how long it will take."""
-    head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", left, facts.undone]))
+def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
+    """Return the facts as HTML without colours of its own, for light and dark."""
+    head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
     rows = "".join(
-        f'<tr><td style="text-align:left">{escape_html(what)}</td>'
+        f'<tr><td style="text-align:left">{escape_html(name)}</td>'
         f'<td style="text-align:left;white-space:pre-wrap">{escape_html(value)}</td></tr>'
-        for what, value in facts.table
+        for name, value in facts.rows
     )
     bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
     return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
 
 
-# ---- what shows a run ------------------------------------------------------------------------------------------------
+# ---- the display of a run ------------------------------------------------------------------------------------------
 
 
 class RunLike(Protocol):
-    """A run, as far as its progress needs it."""
+    """The part of `fleetfit.Run` that a display needs; `fleetfit.api.results` imports this module."""
 
     @property
     def experiment(self) -> Experiment:
@@ -296,7 +375,7 @@ class Display(Protocol):
     """Shows a run while it lasts."""
 
     def say(self, sentence: str) -> None:
-        """Show what takes more than a moment before the first round."""
+        """Show that something takes more than a moment before the first round."""
 
     def start(self, run: RunLike, notes: Sequence[str]) -> None:
         """Show that the first round begins.
@@ -317,19 +396,18 @@ class Display(Protocol):
 
 
 class _RoundDisplay:
-    """Shows the rounds, in a notebook's cell or on stdout, or nothing."""
+    """Shows the rounds of a run that was started from Python, and nothing else."""
 
-    def __init__(self, is_silent: bool) -> None:
-        self._is_silent = is_silent
-        self._show: Callable[[Mapping[str, Any]], None] | None = None
+    def __init__(self, progress: ProgressOption) -> None:
+        self._progress = progress
+        self._show: OnReport | None = None
 
     def say(self, sentence: str) -> None:
         pass
 
     def start(self, run: RunLike, notes: Sequence[str]) -> None:
-        if not self._is_silent:
-            progress = NotebookProgress().add_run if is_notebook() else RunProgress
-            self._show = progress("", run.experiment)
+        if (make := _choose_progress(self._progress)) is not None:
+            self._show = make("", run.experiment)
 
     def show_round(self, report: Mapping[str, Any]) -> None:
         if self._show is not None:
@@ -339,27 +417,23 @@ class _RoundDisplay:
         pass
 
     def close(self) -> None:
-        if isinstance(self._show, RunProgress):
+        if isinstance(self._show, RoundProgress):
             self._show.close()
+
+
+def _choose_progress(progress: ProgressOption) -> Callable[[str, Experiment], OnReport] | None:
+    """Return what makes the progress of a run from its title and experiment; None: nothing is shown."""
+    if progress is False or (progress == "auto" and not is_notebook()):
+        return None
+    return NotebookProgress().add_run if is_notebook() else RoundProgress
 
 
 def make_display(progress: ProgressOption | Display) -> Display:
     """Return the display of a run that was started from Python."""
-    if isinstance(progress, bool | str):
-        return _RoundDisplay(is_silent=not (progress is True or (progress == "auto" and is_notebook())))
-    return progress
+    return _RoundDisplay(progress) if isinstance(progress, bool | str) else progress
 
 
-def make_comparison_progress(
-    progress: ProgressOption,
-) -> Callable[[str, int, int, RunLike], Callable[[Mapping[str, Any]], None]] | None:
+def make_comparison_progress(progress: ProgressOption) -> Callable[[str, int, int, RunLike], OnReport] | None:
     """Return a function that shows each run of a comparison that was started from Python; None: nothing is shown."""
-    if progress is False or (progress == "auto" and not is_notebook()):
-        return None
-    cell = NotebookProgress() if is_notebook() else None
-
-    def show_run(title: str, number: int, count: int, run: RunLike) -> Callable[[Mapping[str, Any]], None]:
-        heading = f"[{number}/{count}] {title}"
-        return RunProgress(heading, run.experiment) if cell is None else cell.add_run(heading, run.experiment)
-
-    return show_run
+    make = _choose_progress(progress)
+    return make and (lambda title, number, count, run: make(f"[{number}/{count}] {title}", run.experiment))

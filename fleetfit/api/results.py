@@ -83,7 +83,7 @@ class Run:
                 )
             facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.norms[0])
             for report in self.metrics:
-                facts.take(report)
+                facts.add(report)
             return format_html(str(self.folder), facts)
         except RunError as error:
             return f"<p>{escape_html(str(error))}</p>"

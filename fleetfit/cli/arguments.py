@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.errors import ConfigError, FleetFitError
 
 
@@ -27,9 +27,9 @@ def forward_config_errors(parser: Callable[[str], Path]) -> Callable[[str], Path
     return parse
 
 
-parse_folder = forward_config_errors(paths.parse_folder)
-parse_input_file = forward_config_errors(paths.parse_input_file)
-parse_output_file = forward_config_errors(paths.parse_output_file)
+parse_folder = forward_config_errors(files.parse_folder)
+parse_input_file = forward_config_errors(files.parse_input_file)
+parse_output_file = forward_config_errors(files.parse_output_file)
 
 RunFile = Annotated[
     Path | None,

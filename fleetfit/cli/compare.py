@@ -20,14 +20,14 @@ from fleetfit.cli.arguments import (
     parse_folder,
     parse_input_file,
 )
-from fleetfit.errors import NoUsableUpdates, make_printable
+from fleetfit.errors import NoUsableUpdates
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fleetfit.api import Run
     from fleetfit.api.compare import ComparisonProgress
-    from fleetfit.api.progress import RunProgress
+    from fleetfit.api.progress import RoundProgress
 
 
 def compare(
@@ -133,9 +133,9 @@ class ComparisonDisplay:
             self._bars = make_bars()
             self._bars.start()
 
-    def show_run(self, title: str, number: int, count: int, run: "Run") -> "RunProgress | None":
+    def show_run(self, title: str, number: int, count: int, run: "Run") -> "RoundProgress | None":
         """Announce a run; return its progress, or None where nothing is shown."""
-        from fleetfit.api.progress import RunProgress
+        from fleetfit.api.progress import RoundProgress
 
         heading = title if self._quiet else f"[{number}/{count}] {title}"
         for note in run.notes:
@@ -147,33 +147,28 @@ class ComparisonDisplay:
         if run.finished:
             output.print_line(f"{heading}: finished before.")
             return None
-        return RunProgress(heading, run.experiment, self._bars, lambda: self._time_left)
+        return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left)
 
     def show_progress(self, progress: "ComparisonProgress") -> None:
         """Print the number of runs, and the estimated duration once it is known; the rounds show it from then on."""
+        from fleetfit.api.progress import print_above
         from fleetfit.report.text import duration
 
         if self._quiet:
             return
         if not self._has_started:
             self._has_started = True
-            self._print(format_run_count(progress))
+            print_above(self._bars, format_run_count(progress))
         if progress.seconds_left:
             is_first, about = not self._time_left, duration(progress.seconds_left)
             is_guess = progress.rows_measured < progress.rows
             self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
             if is_first:
                 rows = f", of {progress.rows_measured} row{'s' * (progress.rows_measured != 1)} of {progress.rows}"
-                self._print(
-                    f"The whole comparison takes about {about} more, by the rounds measured so far{rows * is_guess}."
+                print_above(
+                    self._bars,
+                    f"The whole comparison takes about {about} more, by the rounds measured so far{rows * is_guess}.",
                 )
-
-    def _print(self, text: str) -> None:
-        """Print a line, above the bars where there are some."""
-        if self._bars is not None:
-            self._bars.console.print(make_printable(text), markup=False, soft_wrap=True, highlight=False)
-        else:
-            output.print_line(text)
 
     def close(self) -> None:
         """Restore the terminal."""

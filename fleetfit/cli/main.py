@@ -132,7 +132,7 @@ def describe_error(error: BaseException) -> tuple[str, int]:
     """Return the sentence on an error, and the exit code."""
     import typer
 
-    from fleetfit import names, paths
+    from fleetfit import files, names
 
     # the base of typer's errors, without importing click: newer versions of typer carry their own copy of it
     usage_error = cast(type[Any], typer.BadParameter.__mro__[2])
@@ -152,11 +152,9 @@ def describe_error(error: BaseException) -> tuple[str, int]:
         return f"{error.format_message()}{hint}", MISTAKE
     if isinstance(error, MemoryError | RuntimeError) and is_out_of_memory(error):
         return f"out of memory: {format_cause(error)}. Use smaller batches, fewer workers or a smaller model.", MISTAKE
-    if isinstance(error, OSError) and paths.is_environment_error(error):
-        files = [
-            paths.truncate_path(os.fsdecode(n)) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)
-        ]
-        return f"{' or '.join(files) or 'the output'} cannot be used: {paths.format_os_error(error)}.", MISTAKE
+    if isinstance(error, OSError) and files.is_environment_error(error):
+        targets = [os.fsdecode(n) for n in (error.filename, error.filename2) if isinstance(n, str | bytes)]
+        return f"{' or '.join(targets) or 'the output'} cannot be used: {files.format_os_error(error)}.", MISTAKE
     plug_in = names.find_plug_in(error)
     if plug_in is not None:
         return f"{plug_in} {names.describe_failure(error)}. --traceback prints its traceback.", MISTAKE

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fleetfit.api import Run
-    from fleetfit.api.progress import RunLike, RunProgress
+    from fleetfit.api.progress import RoundProgress, RunLike
 
 
 def run(
@@ -73,7 +73,7 @@ class TrainingDisplay:
     def __init__(self, quiet: bool) -> None:
         self.folder: Path | None = None
         self._quiet = quiet
-        self._progress: RunProgress | None = None
+        self._progress: RoundProgress | None = None
 
     def say(self, sentence: str) -> None:
         """Print what takes more than a moment."""
@@ -82,13 +82,13 @@ class TrainingDisplay:
 
     def start(self, run: "RunLike", notes: Sequence[str]) -> None:
         """Print the notes and the run folder."""
-        from fleetfit.api.progress import RunProgress
+        from fleetfit.api.progress import RoundProgress
 
         output.print_notes(notes)
         self.folder = run.folder
         if not self._quiet:
             output.print_line(f"Run folder: {self.folder}")
-            self._progress = RunProgress("", run.experiment)
+            self._progress = RoundProgress("", run.experiment)
 
     def show_round(self, report: Mapping[str, Any]) -> None:
         """Show the report of a round."""
@@ -159,7 +159,7 @@ class _WatchedRun:
         self.run: Run | None = None
         self.finished = False
         self._size = -1
-        self._progress: RunProgress | None = None
+        self._progress: RoundProgress | None = None
         self._round = 0  # the last one that was shown
 
     def update(self) -> None:
@@ -180,7 +180,7 @@ class _WatchedRun:
                 output.print_line(f"{self.title}: finished.")
 
     def _show_rounds(self, run: "Run") -> None:
-        from fleetfit.api.progress import RunProgress
+        from fleetfit.api.progress import RoundProgress
 
         try:
             size = (run.folder / "metrics.jsonl").stat().st_size
@@ -195,7 +195,7 @@ class _WatchedRun:
             output.print_line(f"{self.title or run.folder} was resumed after round {self._round}.")
         for report in reports[self._round :]:
             if self._progress is None:
-                self._progress = RunProgress(self.title, run.experiment, self._bars)
+                self._progress = RoundProgress(self.title, run.experiment, self._bars)
             if is_first and report is not reports[-1]:
                 self._progress.skip(report)  # of the rounds before, the last one is enough
             else:

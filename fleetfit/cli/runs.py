@@ -226,7 +226,7 @@ def attention(
     from fleetfit.report.drawing import draw, plots_in, saved
 
     run = load(folder)
-    path = run.folder / "plots" / "attention.png" if out is None else files.expand_path(out)
+    path = run.folder / "plots" / "attention.png" if out is None else files.parse_path(out)
     if path.suffix.removeprefix(".") not in _FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     images = data_of(run, None, None if data is None else other_data(run, data))
@@ -299,5 +299,5 @@ def pictures(
         level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, other
     )
     drawn = draw_pictures(run, options)
-    place = plots_in(run.folder) if out is None else files.expand_path(out)
+    place = plots_in(run.folder) if out is None else files.parse_path(out)
     output.print_figure_paths(saved(drawn.figures, place, ending), drawn.notes)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.config.section import Fraction, Positive, Probability, Section
 from fleetfit.errors import ConfigError
 from fleetfit.values import Availability
@@ -94,7 +94,7 @@ def read_trace(path: str, clients: int) -> np.ndarray:
         raise ConfigError(f"[fleet] availability.trace: there is no file {path}.") from None
     except OSError as error:
         raise ConfigError(
-            f"[fleet] availability.trace: {path} cannot be read: {paths.format_os_error(error)}."
+            f"[fleet] availability.trace: {path} cannot be read: {files.format_os_error(error)}."
         ) from None
     except ConfigError:
         raise
@@ -107,7 +107,7 @@ def read_trace(path: str, clients: int) -> np.ndarray:
 
 
 def _of_csv(path: Path, clients: int) -> np.ndarray:
-    lines = csv.reader(io.StringIO(files.read_text(path, "utf-8-sig"), newline=""))
+    lines = csv.reader(io.StringIO(files.read_text(path), newline=""))
     heading = [name.strip() for name in next(lines, [])]
     if heading != _HEADING:
         raise ValueError(f"its first line must be {','.join(_HEADING)}, got {','.join(heading)}")
@@ -115,7 +115,7 @@ def _of_csv(path: Path, clients: int) -> np.ndarray:
 
 
 def _of_json(path: Path, clients: int) -> np.ndarray:
-    nest = files.parse_json(files.read_text(path, "utf-8-sig"))
+    nest = files.parse_json(files.read_text(path))
     if not isinstance(nest, dict) or not isinstance(nest.get("online"), dict) or nest.keys() - {"rounds", "online"}:
         raise ValueError('it must have the keys "online", spells by client, and at most "rounds" beside')
     length = nest.get("rounds", 0)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit import names, paths
+from fleetfit import files, names
 from fleetfit.config.availability import build_availability
 from fleetfit.config.computing import Computing
 from fleetfit.config.defaults import sets_client_count
@@ -110,7 +110,7 @@ def _check_alike(data: Data | DataDescription, server: Data) -> None:
 
 
 def _text(file: str) -> str:
-    return paths.read_text(Path(file), ConfigError)
+    return files.read_text(Path(file), ConfigError)
 
 
 def server_accelerator(experiment: Experiment) -> torch.device:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.errors import ConfigError, truncate
 
 MOST_BYTES = 4 << 20
@@ -20,7 +20,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file is missing, cannot be read, is not TOML, or no file of settings has such tables.
     """
-    path = files.expand_path(path)
+    path = files.parse_path(path)
     try:
         return parse_toml(_bytes_of(path).decode("utf-8-sig"), str(path))
     except FileNotFoundError:
@@ -28,14 +28,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; a run file is a TOML file.") from None
     except OSError as error:
-        raise ConfigError(f"{truncate(path, 200)} cannot be read: {paths.format_os_error(error)}.") from None
+        raise ConfigError(f"{truncate(path, 200)} cannot be read: {files.format_os_error(error)}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no TOML file: it is not UTF-8 text.") from None
 
 
 def _bytes_of(path: Path) -> bytes:
     """Read a regular file or an open stream, up to the largest size of a run file."""
-    with path.open("rb") if paths.is_open_stream(path) else files.open_file(path) as file:
+    with path.open("rb") if files.is_open_stream(path) else files.open_file(path) as file:
         found = file.read(MOST_BYTES + 1)
     if len(found) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB, which no file of settings has.")
@@ -96,7 +96,7 @@ def check_values(table: Mapping[str, Any], what: str = "") -> None:
 def find_base_folder(path: str | Path) -> Path:
     """Return the folder from which relative paths in a run file are seen; of a stream, the working folder."""
     here = Path.cwd()
-    return here if paths.is_open_stream(Path(path)) else resolve_path(path, here, "run file").parent
+    return here if files.is_open_stream(Path(path)) else resolve_path(path, here, "run file").parent
 
 
 def resolve_path(given: str | Path, folder: Path, key: str) -> Path:

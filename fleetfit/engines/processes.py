@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data.dataset import restored, store
 from fleetfit.engines.pool import Placed, Pool
 from fleetfit.engines.work import answer, check_rebuildable, said, setup_nest, simulation_of
@@ -137,7 +137,7 @@ class Processes(Pool):
 
 def _no_start(place: str, error: OSError) -> str:
     return (
-        f"the workers cannot be started, since {place} cannot be written: {paths.format_os_error(error)}. Make room "
+        f"the workers cannot be started, since {place} cannot be written: {files.format_os_error(error)}. Make room "
         "there, or name another folder in the environment variable TMPDIR."
     )
 

@@ -58,7 +58,7 @@ def made_key(path: str | Path) -> bytes:
     Raises:
         ConfigError: It cannot be made, is no key, or others can read it.
     """
-    place = files.expand_path(path)
+    place = files.parse_path(path)
     with contextlib.suppress(FileExistsError):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def key_in(path: str | Path) -> bytes:
         RunError: There is no such file.
         ConfigError: It is no key, or others can read it.
     """
-    place = files.expand_path(path)
+    place = files.parse_path(path)
     try:
         text, found = files.read_text(place), place.stat()
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def outside(path: str | Path, folder: Path) -> None:
     Raises:
         ConfigError: It does.
     """
-    if files.expand_path(path).resolve().is_relative_to(folder.resolve()):
+    if files.parse_path(path).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"[privacy] key_file: {path} is inside the run folder {folder}. With the folder, others could remove the "
             "noise; choose a place outside of it.",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.files import flush_to_disk
 from fleetfit.records.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
@@ -141,7 +141,7 @@ class RunFolder:
         Raises:
             RunError: The folder exists and is not empty, or cannot be made.
         """
-        path = files.expand_path(path)
+        path = files.parse_path(path)
         try:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunError(
@@ -172,7 +172,7 @@ class RunFolder:
         Raises:
             RunError: It is none.
         """
-        path = files.expand_path(path)
+        path = files.parse_path(path)
         try:
             if not path.is_dir():
                 raise RunError(f"there is no run folder {path}.")
@@ -491,4 +491,4 @@ def _is_comparison(path: Path) -> str:
 
 
 def _reason(error: OSError) -> str:
-    return paths.format_os_error(error)
+    return files.format_os_error(error)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleetfit.paths import make_slug
+from fleetfit.files import make_slug
 from fleetfit.records import RunFolder
 from fleetfit.report.columns import ON_THE_WAY
 from fleetfit.report.drawing import (

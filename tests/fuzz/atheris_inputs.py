@@ -49,8 +49,8 @@ def folders(place: Path) -> Target:
 
 INPUTS: dict[str, tuple[Callable[[Path], Target], list[str]]] = {
     "messages": (messages, ["fleetfit.validation", "fleetfit.messages", "fleetfit.engines.flower.protocol"]),
-    "run_files": (run_files, ["fleetfit.config", "fleetfit.paths"]),
-    "data_files": (data_files, ["fleetfit.data", "fleetfit.paths"]),
+    "run_files": (run_files, ["fleetfit.config", "fleetfit.files"]),
+    "data_files": (data_files, ["fleetfit.data", "fleetfit.files"]),
     "folders": (folders, ["fleetfit.records", "fleetfit.files", "fleetfit.rounds"]),
 }
 """How each kind of input is made of bytes and delivered, and the modules whose lines lead the search."""

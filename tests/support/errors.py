@@ -23,16 +23,17 @@ class Expected:
 
 @contextlib.contextmanager
 def raises(
-    kind: type[FleetFitError], *mentions: object, **attributes: Any
-) -> Iterator[pytest.ExceptionInfo[FleetFitError]]:
+    kind: type[BaseException], *mentions: object, **attributes: Any
+) -> Iterator[pytest.ExceptionInfo[BaseException]]:
     """Expect an error of exactly this class.
 
     Args:
-        kind: The class; a subclass does not do.
+        kind: The class, FleetFit's or another; a subclass does not do.
         *mentions: Values that the message must quote because the user needs them: names, numbers, places, never words
             of the sentence. A number must be there as a whole. An `Expected` adds its mentions and attributes.
-        **attributes: Expected attributes, such as `key="local.lr"` or `path=folder / "config.toml"`. Of a relative
-            path, only the parts that it has are compared: `path="config.toml"` fits in any folder.
+        **attributes: Expected attributes, such as `key="local.lr"`, `path=folder / "config.toml"` or
+            `errno=errno.EBUSY`. Of a relative path, only the parts that it has are compared: `path="config.toml"` fits
+            in any folder.
     """
     with pytest.raises(kind) as caught:
         yield caught

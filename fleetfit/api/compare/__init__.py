@@ -35,7 +35,7 @@ from fleetfit.api.progress import ProgressOption, make_comparison_progress
 from fleetfit.config import Experiment
 from fleetfit.config.naming import share_data
 from fleetfit.errors import NoUsableUpdates
-from fleetfit.paths import make_slug
+from fleetfit.files import make_slug
 from fleetfit.report.results import ComparisonResults, read_results
 from fleetfit.stored import RUNS
 from fleetfit.tensor_defaults import own_mode
@@ -106,7 +106,7 @@ def compare(
     check_jobs(plan, jobs)
     copy = None if record is None else find_record_path(path, record)
     folder = (
-        files.expand_path(out) if out is not None else RUNS / f"compare-{_format_name(plan.name)}-{plan.fingerprint}"
+        files.parse_path(out) if out is not None else RUNS / f"compare-{_format_name(plan.name)}-{plan.fingerprint}"
     )
     results = ResultsFile(plan, path, folder, reference)
     with contextlib.ExitStack() as stack:

@@ -34,8 +34,8 @@ from fleetfit.config.naming import check_keys, find_function, share_data
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.toml import find_base_folder, read_toml
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
+from fleetfit.files import make_slug
 from fleetfit.method import build, list_hyperparameters
-from fleetfit.paths import make_slug
 from fleetfit.records.schema import PlannedRunsRecord
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, ROUNDS, expanded
 

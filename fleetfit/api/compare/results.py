@@ -218,7 +218,7 @@ def find_record_path(file: Path, folder: str | Path) -> Path:
     Raises:
         ConfigError: Another file has that path.
     """
-    path = files.expand_path(folder) / f"{file.stem}.json"
+    path = files.parse_path(folder) / f"{file.stem}.json"
     if path.exists() or path.is_symlink():
         try:
             read_results(path)
@@ -370,7 +370,7 @@ def load_comparison(folder: str | Path) -> Comparison:
     Raises:
         RunError: The folder is not a comparison's, none of its runs is finished, or a file of it is damaged.
     """
-    path = files.expand_path(folder)
+    path = files.parse_path(folder)
     planned = _count_runs(path)
     record = read_comparison(path)
     finished = bool(record.entries) and planned in (0, len(record.results.runs))

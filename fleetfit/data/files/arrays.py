@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.data.dataset import MOST_CLASSES, Data, Facts
@@ -491,7 +491,7 @@ class Arrays:
         if path.is_dir():
             self.names = [file.stem for file in sample_files(path, "*.npy")]
         elif path.is_file():
-            paths.check_file(path, DataError)
+            files.check_file(path, DataError)
             try:
                 with zipfile.ZipFile(path) as archive:
                     found = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
@@ -501,7 +501,7 @@ class Arrays:
             if len(set(self.names)) != len(self.names):
                 raise DataError(f"{path} has two arrays of one name.", path=path)
         else:
-            paths.check_file(path, DataError)  # says what it is instead
+            files.check_file(path, DataError)  # says what it is instead
         if not self.names:
             raise DataError(f"{path} holds no arrays.", path=path)
 
@@ -542,7 +542,7 @@ class Arrays:
 
     def _loaded(self, path: Path) -> Array:
         """Map a file of its own, whose header is looked at first."""
-        with paths.open_file(path, DataError) as file:
+        with files.open_file(path, DataError) as file:
             shape, fortran, dtype, header = _header(file)
             size = os.fstat(file.fileno()).st_size
         if size - header < _size_of(shape, dtype):

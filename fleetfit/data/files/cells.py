@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data.files import parquet
 from fleetfit.errors import DataError, did_you_mean, import_optional, truncate
 
@@ -177,7 +177,7 @@ def _separated(path: Path, separator: str | None, header: bool, missing: frozens
 
 
 def _text(path: Path) -> io.TextIOWrapper:
-    file = paths.open_file(path, DataError)
+    file = files.open_file(path, DataError)
     start = file.read(4)
     file.seek(0)
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):

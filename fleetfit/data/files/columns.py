@@ -18,7 +18,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data.dataset import MOST_CLASSES
 from fleetfit.data.files.cells import Column, TableRows, text_of
 from fleetfit.errors import DataError, escape_controls, truncate
@@ -283,7 +283,7 @@ def read(path: Path) -> Columns:
     Raises:
         DataError: It cannot be read, or says something else.
     """
-    return of_text(paths.read_text(path, DataError), str(path))
+    return of_text(files.read_text(path, DataError), str(path))
 
 
 def of_text(text: str, what: str) -> Columns:

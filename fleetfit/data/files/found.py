@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data.files import table
 from fleetfit.data.files.images import has_class_folders, sizes_of_some
 from fleetfit.data.files.places import is_saved, is_system_name, sample_files, set_folder
@@ -44,13 +44,13 @@ def found_at(path: str, given: Found | None = None) -> Found:
         if place.exists():
             return _of_file(place, given or {})
     except OSError as error:
-        raise DataError(f"{paths.truncate_path(place)} cannot be read: {paths.format_os_error(error)}.") from None
-    here = paths.parse_path(path, "data.path")
+        raise DataError(f"{place} cannot be read: {files.format_os_error(error)}.") from None
+    here = files.parse_path(path, "data.path")
     sought = [place] if place == here else [here, place]
     beside = [name for one in sought for name in _beside(one)]
     near = next((name for name in beside if name.lower() == place.name.lower() or Path(name).stem == place.name), None)
     hint = f' Did you mean "{truncate(near)}"?' if near else did_you_mean(place.name, beside)
-    where = " nor ".join(paths.truncate_path(one) for one in sought) + (" (FLEETFIT_DATA)" if len(sought) > 1 else "")
+    where = " nor ".join(map(str, sought)) + (" (FLEETFIT_DATA)" if len(sought) > 1 else "")
     raise DataError(f"data.path: there is no file or folder {where}.{hint}")
 
 
@@ -74,7 +74,7 @@ def _of_file(place: Path, given: Found) -> Found:
     if suffix in _TEXT:
         return _running(place)
     raise DataError(
-        f"data.path: {paths.truncate_path(place)} has no suffix that FleetFit knows. A table ends in .csv, .tsv or "
+        f"data.path: {place} has no suffix that FleetFit knows. A table ends in .csv, .tsv or "
         ".parquet, arrays in .npz, running text in .txt, texts with labels in .csv, .jsonl or .parquet; images are "
         "in one folder for each class. Otherwise set data.name = ..."
     )
@@ -90,7 +90,7 @@ def _of_folder(place: Path, given: Found) -> Found:
     files = itertools.islice(os.scandir(place), _ENTRIES)
     names = {entry.name.lower() for entry in files if entry.is_file() and not is_system_name(entry.name)}
     if any(name.endswith(".npy") for name in names):
-        return _of_arrays(place, given, f"{paths.truncate_path(place)} has no array of samples and one of labels")
+        return _of_arrays(place, given, f"{place} has no array of samples and one of labels")
     try:
         tables = table.files_of(place)
     except DataError:
@@ -105,7 +105,7 @@ def _of_folder(place: Path, given: Found) -> Found:
     if len(archives) == 1:
         return found_at(str(place / archives[0]), given)
     raise DataError(
-        f"data.path: nothing in {paths.truncate_path(place)} says what it is. It may be a folder of images for each "
+        f"data.path: nothing in {place} says what it is. It may be a folder of images for each "
         "class (CLASS/*.jpg, or train/CLASS/*.jpg), of .txt files for each class, train.csv or train.parquet, x.npy "
         "and y.npy, .txt files, or what save_to_disk of Hugging Face datasets wrote."
     )
@@ -200,12 +200,10 @@ def _of_saved(place: Path, given: Found) -> Found:
     """Return the kind of a Hugging Face data set that was saved, by what `datasets` wrote of its columns."""
     infos = sorted(place.glob("*/dataset_info.json")) or [place / "dataset_info.json"]
     try:
-        features = json.loads(paths.read_text(infos[0], DataError))["features"]
+        features = json.loads(files.read_text(infos[0], DataError))["features"]
         kinds = {str(name): _feature(value) for name, value in features.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(
-            f"{paths.truncate_path(infos[0])} does not say what the columns of the data set are.", path=infos[0]
-        ) from None
+        raise DataError(f"{infos[0]} does not say what the columns of the data set are.", path=infos[0]) from None
     label = _given_label(given, kinds) or next((name for name in kinds if name.lower() in table.LABELS), None) or next(
         (name for name, kind in kinds.items() if kind == "classes"), list(kinds)[-1])  # fmt: skip
     images = [name for name, kind in kinds.items() if kind == "image"]

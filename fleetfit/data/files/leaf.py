@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data.files.places import sample_files
 from fleetfit.errors import DataError
 from fleetfit.files import parse_json
@@ -75,7 +75,7 @@ def _users(content: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> l
 
 
 def _content(path: Path) -> Any:
-    text = paths.read_text(path, DataError)
+    text = files.read_text(path, DataError)
     try:
         return parse_json(text)
     except ValueError as error:
@@ -84,6 +84,6 @@ def _content(path: Path) -> Any:
 
 def _is_leaf(path: Path) -> bool:
     """Return whether a file begins like one of LEAF's, without reading all of it."""
-    with paths.open_file(path, DataError) as file:
+    with files.open_file(path, DataError) as file:
         start = file.read(64)
     return start.lstrip()[:1] == b"{" and (b'"users"' in start or b'"user' in start or b'"num_samples"' in start)

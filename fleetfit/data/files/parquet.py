@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetfit.data.dataset import MOST_CLASSES
 from fleetfit.data.encoded import Origin
 from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
-from fleetfit.paths import check_file
+from fleetfit.files import check_file
 
 _READS = ("images", "Reading images from Parquet files")
 _ROWS = 1024  # images in memory as files at a time

@@ -18,7 +18,7 @@ from typing import Any
 from fleetfit.data.cache import cache_folder, kept, key
 from fleetfit.data.splits import ALIASES, SPLITS
 from fleetfit.errors import DataError, FleetFitError, MissingExtra
-from fleetfit.paths import parse_path
+from fleetfit.files import parse_path
 
 _HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
            "dev": "validation", "test": "test"}  # fmt: skip

@@ -19,7 +19,7 @@ from fleetfit.data.dataset import NOT_SCORED, Data, Facts
 from fleetfit.data.files.places import sample_files, set_folder
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
-from fleetfit.paths import read_text
+from fleetfit.files import read_text
 
 Ints = NDArray[np.int64]
 Level = Literal["characters", "words"]

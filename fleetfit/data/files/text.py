@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetfit import paths
+from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.places import class_folders, folder_of, from_hub, locate, readable, sample_files, set_folder
 from fleetfit.data.files.tokens import encoded
 from fleetfit.data.splits import ALIASES, completed, drawn, hold_out
 from fleetfit.errors import DataError, import_optional
-from fleetfit.paths import parse_path, read_text
+from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
@@ -273,7 +273,7 @@ def _separated(path: Path, header: bool) -> dict[str, list[Any]]:
     )
     tab = path.suffix == ".tsv"
     try:
-        with io.TextIOWrapper(paths.open_file(path, DataError), encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(files.open_file(path, DataError), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if tab else csv.reader(file)
             first = next(reader, [])
         names = first if header else [str(i + 1) for i in range(len(first))]
@@ -308,7 +308,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _objects(path: Path) -> dict[str, list[Any]]:
     """Return the values of a file with one JSON object a line, or of one JSON list of objects."""
-    content = paths.read_text(path, DataError)
+    content = files.read_text(path, DataError)
     whole = content.lstrip()[:1] == "["
     objects: list[Any] = []
     for number, part in enumerate([content] if whole else content.split("\n"), 1):
@@ -509,11 +509,11 @@ def _text_files(path: Path) -> dict[str, list[Path]]:
 def _of_folders(found: dict[str, dict[str, list[Path]]]) -> Corpus:
     names = tuple(found["train"])
     for split, classes in found.items():
-        for name, files in classes.items():
+        for name, samples in classes.items():
             if name not in names:
                 raise DataError(
-                    f"{files[0].parent} is a class of the {split} split that the train split lacks.",
-                    path=files[0].parent,
+                    f"{samples[0].parent} is a class of the {split} split that the train split lacks.",
+                    path=samples[0].parent,
                 )
     pairs = [(file, names.index(name)) for classes in found.values() for name in classes for file in classes[name]]
 

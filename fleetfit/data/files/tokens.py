@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.cache import kept
 from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause, import_optional
-from fleetfit.paths import parse_path
+from fleetfit.files import parse_path
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it when the same texts would give other tokens

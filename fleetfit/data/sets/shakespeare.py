@@ -39,7 +39,7 @@ from fleetfit.data.files.plain_text import (
     next_tokens,
 )
 from fleetfit.errors import DataError, import_optional
-from fleetfit.paths import parse_path
+from fleetfit.files import parse_path
 
 FACTS = Facts(
     train=None,

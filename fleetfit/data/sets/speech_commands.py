@@ -27,7 +27,7 @@ from fleetfit.data.files.places import class_folders, folder_of, found_folder, i
 from fleetfit.data.files.sounds import Sound, Spectrogram
 from fleetfit.data.splits import completed
 from fleetfit.errors import DataError
-from fleetfit.paths import read_bytes, read_text
+from fleetfit.files import read_bytes, read_text
 
 FACTS = Facts(
     train=94_824,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.config.toml import parse_toml
 from fleetfit.errors import ConfigError
 
@@ -79,7 +79,7 @@ def write_app(
         for file, content in texts.items():
             files.write_text(folder / file, content)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {paths.format_os_error(error)}.", path=folder) from None
+        raise ConfigError(f"{folder} cannot be written: {files.format_os_error(error)}.", path=folder) from None
 
 
 def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:
@@ -93,7 +93,7 @@ def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:
 
 
 def _read(path: Path) -> str:
-    text = paths.read_text(path, ConfigError)
+    text = files.read_text(path, ConfigError)
     parse_toml(text, str(path))
     return text
 

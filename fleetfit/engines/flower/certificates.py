@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetfit import files, paths
+from fleetfit import files
 from fleetfit.errors import ConfigError, MissingExtra
 from fleetfit.secure import Signer, certified
 
@@ -64,7 +64,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         )
         _write_new(folder / "server.pem", signed.public_bytes(serialization.Encoding.PEM))
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {paths.format_os_error(error)}.", path=folder) from None
+        raise ConfigError(f"{folder} cannot be written: {files.format_os_error(error)}.", path=folder) from None
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"no certificate for {', '.join(hosts)} and {days} days: {error}", key="hosts") from None
 
@@ -98,7 +98,7 @@ def make_node_key(path: Path) -> None:
     except FileExistsError as error:
         raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {paths.format_os_error(error)}.", path=path) from None
+        raise ConfigError(f"{path} cannot be written: {files.format_os_error(error)}.", path=path) from None
 
 
 def make_member(path: Path, folder: Path) -> None:
@@ -126,7 +126,7 @@ def make_member(path: Path, folder: Path) -> None:
     except FileExistsError as error:
         raise ConfigError(f"{error.filename} exists already and is not overwritten.", path=error.filename) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {paths.format_os_error(error)}.", path=path) from None
+        raise ConfigError(f"{path} cannot be written: {files.format_os_error(error)}.", path=path) from None
     except ValueError:
         raise ConfigError(
             f"{own} is not the key of an authority of members; remove it to make a new one.", path=own
@@ -143,7 +143,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_ssh_private_key(files.read_bytes(path), None)
     except OSError as error:
         raise ConfigError(
-            f"{path} (the private key) cannot be read: {paths.format_os_error(error)}.", path=path
+            f"{path} (the private key) cannot be read: {files.format_os_error(error)}.", path=path
         ) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):  # something else, or it needs a password
         key = None

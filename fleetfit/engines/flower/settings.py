@@ -103,7 +103,7 @@ def read_settings(path: str | Path) -> NodeSettings:
     Raises:
         ConfigError: Something in it is wrong.
     """
-    path = files.expand_path(path).resolve()
+    path = files.parse_path(path).resolve()
     folder = path.parent
     written = read_toml(path)
     table = resolve_paths(written, folder)
@@ -122,10 +122,10 @@ def read_settings(path: str | Path) -> NodeSettings:
         default = {} if "folder" in found.model_fields_set else {"folder": f"{found.folder}/{found.name}"}
         found = found.model_copy(update=default)
         allow = [names.anchor_name(name, folder) for name in found.allow]
-        place = str((folder / files.expand_path(found.folder)).resolve())
+        place = str((folder / files.parse_path(found.folder)).resolve())
         found = found.model_copy(update={"allow": allow, "folder": place, **_budget(found, folder)})
         if found.secure is not None:
-            member = str((folder / files.expand_path(found.secure.member)).resolve())
+            member = str((folder / files.parse_path(found.secure.member)).resolve())
             found = found.model_copy(update={"secure": found.secure.model_copy(update={"member": member})})
         _check_budget(found.budget)
         return found
@@ -152,7 +152,7 @@ def _budget(found: NodeSettings, folder: Path) -> dict[str, Any]:
     named = found.budget
     if not isinstance(named, str) or not is_budget_file(named):
         return {}
-    return read_budget_file(folder / files.expand_path(named))
+    return read_budget_file(folder / files.parse_path(named))
 
 
 def own_data(settings: NodeSettings) -> Data:

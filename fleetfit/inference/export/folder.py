@@ -88,7 +88,7 @@ def export(shipped: Shipped, out: str | Path, forms: Sequence[str] = ("onnx",), 
         ModelError: The model cannot be traced, or a form does not compute what the model does.
         MissingExtra: A form needs an optional dependency.
     """
-    target = Path(os.path.realpath(files.expand_path(out)))
+    target = Path(os.path.realpath(files.parse_path(out)))
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunError(f"{target} exists and is not empty; choose another folder for the export.", path=target)

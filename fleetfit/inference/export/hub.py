@@ -27,7 +27,7 @@ def push(folder: str | Path, repo: str, *, private: bool = True, message: str = 
         RunError: There is nothing to upload, no network, no token, or the hub refuses.
         MissingExtra: `huggingface_hub` is not installed.
     """
-    path = files.expand_path(folder)
+    path = files.parse_path(folder)
     if not path.is_dir() or not any(path.iterdir()):
         raise RunError(
             f"{path} is not a folder with files, so nothing can be uploaded. Export a level first.", path=path

@@ -47,8 +47,8 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
     """
     if not folders:
         raise RunError("no run folder was given. Name one or several, such as runs/first.", key="folders")
-    found = [files.expand_path(folder) for folder in folders]
-    place = files.expand_path(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
+    found = [files.parse_path(folder) for folder in folders]
+    place = files.parse_path(out) if out is not None else (found[0] if len(found) == 1 else Path()) / NAME
     if place.is_dir():
         place = place / NAME
     made, wrong = _page_of(found, place)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.errors import FleetFitError, RunError
-from fleetfit.files import expand_path
+from fleetfit.files import parse_path
 from fleetfit.planner import Plan
 from fleetfit.records import RunFolder
 from fleetfit.report.recorded import class_counts_in, summary_in
@@ -212,7 +212,7 @@ class ComparisonRecord:
 
 def is_comparison(folder: str | Path) -> bool:
     """Tell whether a folder is a comparison's."""
-    path = expand_path(folder)
+    path = parse_path(folder)
     return not (path / "config.toml").exists() and (path / "results.json").is_file()
 
 
@@ -222,7 +222,7 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
     Raises:
         RunError: It has no `results.json` that can be read.
     """
-    path = expand_path(folder)
+    path = parse_path(folder)
     files = RunFolder(path)
     results = read_results(path / "results.json")
     wrong: list[str] = []
