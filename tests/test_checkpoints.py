@@ -318,7 +318,7 @@ def test_a_structure_of_wrong_types_is_a_sentence(
 
 
 VALUES: dict[str, tuple[str, Callable[[Any], None], str]] = {
-    "round as text": ("adaptivefl", lambda n: n["server"].update(round="3"), "server/round should be a valid integer, got '3'"),
+    "round as text": ("adaptivefl", lambda n: n["server"].update(round="3"), "got '3'"),
     "round as truth": ("adaptivefl", lambda n: n["server"].update(round=True), "got True"),
     "round of another file": ("adaptivefl", lambda n: n["server"].update(round=2), "it is of round 2"),
     "huge round": ("adaptivefl", lambda n: n["server"].update(round=10**400), "server/round"),

@@ -1,6 +1,6 @@
 """Pydantic models of the JSON in run folders and comparisons, and of the structure of a checkpoint.
 
-A file may come from anybody. Types are strict, and numbers are finite and small enough to be added up. Keys that a
+A file may come from a stranger. Types are strict, and numbers are finite and small enough to be added up. Keys that a
 model lacks are allowed: later versions and methods write more. A key with a default was added after the first version.
 """
 
