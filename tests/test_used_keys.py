@@ -653,5 +653,5 @@ def test_plans_know_their_keys() -> None:
 
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:
     for value in ([1], {"a": 1}, 5, None):
-        with pytest.raises(ConfigError, match="method.hooks.channels must be one of"):
+        with raises(ConfigError, "prefix", value, key="method.hooks.channels"):
             assemble(load_experiment(TINY, method={"name": "fedavg", "hooks": {"channels": value}}))

@@ -43,11 +43,11 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
         name, path = None, table.pop("name")
     if path is None or (name is not None and (not isinstance(name, str) or ":" in name)):
         return table  # a plug-in's own key
-    key = "data.path" if where == "[data]" else "data.server.path"
+    key = {"[data]": "data.path", "[data] server": "data.server.path"}.get(where)
     if not isinstance(path, str | Path) or not str(path):
         raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.", key=key)
     table.pop("path", None)
-    absolute = resolve_path(str(path), folder, f"{where} path")
+    absolute = resolve_path(str(path), folder, f"{where} path", key)
     place = str(absolute) if path_exists(absolute) else str(path)  # else FLEETFIT_DATA may have it
     if name is not None:
         parameters = inspect.signature(names.resolve("data", name)).parameters

@@ -194,7 +194,9 @@ def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
     _resolve_files(result, folder)
     fleet, compare = _get_table(result, "fleet"), _get_table(result, "compare")
     if isinstance(fleet.get("groups"), list):
-        fleet["groups"] = [_resolve_group(group, folder) for group in fleet["groups"]]
+        fleet["groups"] = [
+            _resolve_group(group, folder, f"fleet.groups.{i}.budget") for i, group in enumerate(fleet["groups"])
+        ]
     for part in ("row", "setting"):
         if isinstance(compare.get(part), list):
             compare[part] = [resolve_paths(one, folder) if isinstance(one, dict) else one for one in compare[part]]
@@ -277,16 +279,17 @@ def _resolve_files(table: Table, folder: Path) -> None:
                 continue
             first, _, inner = place.partition(".")
             where = " ".join(filter(None, [first and f"[{first}]", inner, key]))
+            dotted = f"{place}.{key}" if place else key
             if not file:
-                raise ConfigError(f"{where}: is empty; name a place, or leave it out.", key=f"{place}.{key}")
-            path = resolve_path(file, folder, where)
+                raise ConfigError(f"{where}: is empty; name a place, or leave it out.", key=dotted)
+            path = resolve_path(file, folder, where, dotted)
             if path_exists(path):
                 section[key] = str(path)
     if isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
-        fleet["levels"] = str(resolve_path(fleet["levels"], folder, "[fleet] levels"))
+        fleet["levels"] = str(resolve_path(fleet["levels"], folder, "[fleet] levels", "fleet.levels"))
 
 
-def _resolve_group(group: Any, folder: Path) -> Any:
+def _resolve_group(group: Any, folder: Path, key: str) -> Any:
     """Return a group of the fleet with its profile's built-in name and the values of its budget file."""
     if not isinstance(group, dict):
         return group
@@ -294,7 +297,7 @@ def _resolve_group(group: Any, folder: Path) -> Any:
         group = {**group, "profile": names.find_match(group["profile"], PROFILES)}
     if not is_budget_file(group.get("budget")):
         return group
-    path = resolve_path(group["budget"], folder, "[fleet] groups.budget")
+    path = resolve_path(group["budget"], folder, "[fleet] groups.budget", key)
     return {"name": path.stem} | group | read_budget_file(path)
 
 

@@ -96,24 +96,25 @@ def find_base_folder(path: str | Path) -> Path:
     return here if files.is_open_stream(Path(path)) else resolve_path(path, here, "run file").parent
 
 
-def resolve_path(path: str | Path, folder: Path, where: str) -> Path:
+def resolve_path(path: str | Path, folder: Path, where: str, key: str | None = None) -> Path:
     """Return the absolute path, whether or not it exists.
 
     Args:
         path: A path; `~` is a home folder.
         folder: The folder to which it is relative.
-        where: The key that has the path, for messages, such as "[data] folder".
+        where: The place of the path, for messages, such as "[data] folder".
+        key: The key that has the path; None for another place.
 
     Raises:
         ConfigError: The path is malformed.
     """
     if "\0" in str(path):
-        raise ConfigError(f"{where}: a path holds no NUL character, got {truncate(repr(str(path)))}.")
+        raise ConfigError(f"{where}: a path holds no NUL character, got {truncate(repr(str(path)))}.", key=key)
     try:
         return (folder / Path(path).expanduser()).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, the home of an unknown user
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{where}: {truncate(path, 200)} is not a path here: {reason}.") from None
+        raise ConfigError(f"{where}: {truncate(path, 200)} is not a path here: {reason}.", key=key) from None
 
 
 def path_exists(path: Path) -> bool:
