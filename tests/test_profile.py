@@ -105,7 +105,7 @@ def test_a_node_that_names_the_file_gets_the_level(chosen: int, measuring: Any, 
 def test_every_level_of_every_method_has_a_budget_that_brings_it(method: str, cost: str, measuring: Any) -> None:
     """And no other one, as the planner gives levels: the largest whose every need is within (1 + epsilon) B."""
     tables = {**with_fleet(cost=cost, tolerance=1.0 if method == "depthfl" else 0.4), "method": {"name": method}}
-    levels = plan_levels(load_experiment(tables), FACTS).found.levels
+    levels = plan_levels(load_experiment(tables), FACTS).planned.levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
         found = profile(tables, wishes=wished(step_s=0.1 * (chosen + 1)), facts=FACTS)
@@ -177,7 +177,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
 def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = measuring([found_of(memory=100)] * 3)
     before = plan_levels(load_experiment(TABLES), FACTS)
-    second = before.cost(before.found.levels[1], "memory_bytes")
+    second = before.cost(before.planned.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
     found = profile(TABLES, wishes=wished(memory="1 GB"), facts=FACTS)
     assert len(asked) == 2 and asked[0].most_bytes == int(second)
@@ -221,11 +221,11 @@ def budget_of(found: Profiled) -> dict[str, Any]:
 def test_the_budget_is_what_the_level_costs_and_the_memory_as_the_planner_predicts_it(measuring: Any) -> None:
     """A step that takes twice what is predicted leaves half of the memory, and the tolerance goes off it."""
     before = plan_levels(load_experiment(TABLES), FACTS)
-    predicted = before.cost(before.found.levels[1], "memory_bytes")
+    predicted = before.cost(before.planned.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
     found = profile(TABLES, wishes=wished(step_s=0.5, memory="12 MB"), facts=FACTS)
     file = budget_of(found)
-    needs = before.found.levels[1].needs
+    needs = before.planned.levels[1].needs
     assert needs <= file["budget"]["parameters"] < needs + 1.1e-6
     assert file["budget"]["memory_bytes"] == "5 MB" and file["tolerance"] == 0.2  # 12 / 2 / 1.2
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=0), found_of(9.0)])
@@ -248,7 +248,7 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     measuring([found_of(latency_s=0.01), Found(failed="no memory was left for it")])
     found = profile(TABLES, wishes=wished(latency_s=0.011), facts=FACTS)
     before = plan_levels(load_experiment(TABLES), FACTS)
-    levels = [before.cost(level, "multiply_adds") for level in (before.found.levels[0], None)]
+    levels = [before.cost(level, "multiply_adds") for level in (before.planned.levels[0], None)]
     assert float(found.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
     assert "extrapolated from level 1" in found.affords.notes[0] and "extrapolated" in found.to_toml()
 

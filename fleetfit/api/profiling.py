@@ -168,7 +168,7 @@ def affordable(before: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishe
 
 
 def _derived(before: LevelPlan, levels: Sequence[ProfiledLevel], chosen: int, wishes: Wishes) -> Affordable:
-    cost, level, planned = before.experiment.fleet.cost, levels[chosen], before.found.levels
+    cost, level, planned = before.experiment.fleet.cost, levels[chosen], before.planned.levels
     needs = planned[chosen].needs or level.share
     budget: dict[str, Amount] = {cost: _amount(cost, needs, before.cost(None, cost))}
     tolerance = _tolerance(before.experiment.fleet.tolerance, _ceiling(needs), [p.needs for p in planned[chosen + 1 :]])
@@ -200,7 +200,7 @@ def _given(before: LevelPlan, found: Affordable) -> int:
     cost = before.experiment.fleet.cost
     named = {name: amount for name, amount in found.budget.items() if name != "latency_s" or cost == name}
     fractions = budgets_by_cost([named], cost, lambda name: before.cost(None, name))
-    levels = before.found.levels
+    levels = before.planned.levels
     further = [
         (fractions[name], [_needed(before, level, name) for level in levels]) for name in fractions if name != cost
     ]
@@ -217,9 +217,9 @@ def _needed(before: LevelPlan, level: Level, cost: str) -> float:
 def _full_latency(before: LevelPlan, levels: Sequence[ProfiledLevel]) -> tuple[float, str]:
     """Return the full model's latency on this device, and a sentence if that is not measured."""
     index, last = [(i, level) for i, level in enumerate(levels) if level.found.latency is not None][-1]
-    problem = before.found.problem
+    problem = before.planned.problem
     whole = full_cost(problem.architecture, problem.input_shape).multiply_adds
-    part = submodel_cost(problem.architecture, before.found.levels[index].submodel, problem.input_shape).multiply_adds
+    part = submodel_cost(problem.architecture, before.planned.levels[index].submodel, problem.input_shape).multiply_adds
     said = f"The full model's latency is extrapolated from level {last.name} by multiply-adds."
     assert last.found.latency is not None
     return last.found.latency.median_s * whole / part, "" if index == len(levels) - 1 else said
@@ -351,7 +351,7 @@ def profile(
     free = free_memory(accelerator)
     if wishes.memory_bytes is None and free is not None:
         wishes = replace(wishes, memory_bytes=_SHARE * free)
-    spec = before.found.problem.spec
+    spec = before.planned.problem.spec
     if spec is None:
         raise ConfigError(
             "a level is measured in a process of its own, which rebuilds the model, so it needs a model with an import "
@@ -424,7 +424,7 @@ def _measured(
     say: Say,
 ) -> list[ProfiledLevel]:  # fmt: skip
     """Measure level by level; each may take an equal share of the time that is left."""
-    planned, cost = before.found.levels, before.experiment.fleet.cost
+    planned, cost = before.planned.levels, before.experiment.fleet.cost
     local = replace(before.local, lr=_SLOW, batch_size=before.batch_size, max_steps=None, patience=None,
                     deadline_s=None, compress=None)  # fmt: skip
     on_host = None if machine.device.startswith("cuda") else free
@@ -465,7 +465,7 @@ def _heading(before: LevelPlan, machine: Machine) -> tuple[str, ...]:
     if machine.device.startswith("cuda"):
         there += f", {torch.cuda.get_device_name(torch.device(machine.device))}"
     model, method = before.experiment.model.name, before.experiment.method.name
-    shape = " x ".join(map(str, before.found.problem.input_shape))
+    shape = " x ".join(map(str, before.planned.problem.input_shape))
     threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
     return (
         f"What this device affords, measured by `fleetfit profile`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",

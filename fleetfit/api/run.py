@@ -153,7 +153,7 @@ def check_single_run(experiment: Experiment, verb: str) -> None:
     Raises:
         ConfigError: The experiment has a `[compare]`.
     """
-    parts = experiment.compare.given
+    parts = experiment.compare.set_keys
     if parts:
         section = f"[[compare.{parts[0]}]]" if parts[0] in ("row", "setting") else f"[compare] {parts[0]}"
         raise ConfigError(

@@ -36,11 +36,6 @@ def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., 
     return function, label
 
 
-def _format_key(where: str, key: str) -> str:
-    """Return "data.server.name" for "[data] server" and "name"."""
-    return f"{where.replace('[', '').replace('] ', '.').replace(']', '')}.{key}"
-
-
 def check_not_module(model: Any, label: str) -> None:
     """Refuse a torch module, or a class of modules, where an architecture is expected."""
     kind = model if inspect.isclass(model) else type(model)
@@ -98,10 +93,10 @@ def check_keys(experiment: Experiment) -> None:
                 make_signature_stub(function), label, where, section.settings, own=own, hidden=hidden, **further
             )
         elif section.settings:
-            key = next(iter(section.settings))
+            key, place = next(iter(section.settings)), where.replace("[", "").replace("] ", ".").replace("]", "")
             raise ConfigError(
                 f"{where} {key}: an object takes no further keys; set them on the object.",
-                key=_format_key(where, key),
+                key=f"{place}.{key}",
             )
     _check_metrics(experiment.evaluate.metrics)
     for index, entry in enumerate(experiment.callbacks):

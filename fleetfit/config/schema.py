@@ -110,7 +110,7 @@ class CompareSection(Section):
     differs: str = ""
 
     @property
-    def given(self) -> list[str]:
+    def set_keys(self) -> list[str]:
         """The keys that are set."""
         return [key for key in type(self).model_fields if key in self.model_fields_set and getattr(self, key)]
 
@@ -122,8 +122,8 @@ class CompareSection(Section):
     @property
     def targets(self) -> tuple[float, ...]:
         """The accuracies to reach, ascending."""
-        given = self.target if isinstance(self.target, list) else [self.target]
-        return tuple(sorted({t for t in given if t is not None}))
+        targets = self.target if isinstance(self.target, list) else [self.target]
+        return tuple(sorted({target for target in targets if target is not None}))
 
 
 # ---- the sections of a run -----------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ class EngineSection(OpenSection):
         name: The engine.
         speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
             level's shape the precision and memory format that pay on this machine (`fleetfit.training.speed`).
-        precision: For all levels, whatever the speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
+        precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
         memory_format: For all levels, of images: "contiguous" or "channels_last".
         compile: For all levels: whether `torch.compile` compiles them.
         features_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go into

@@ -59,7 +59,7 @@ def choose_computing(
         if sorted(section.chosen) != sorted(names):
             raise ConfigError(
                 f"[engine] chosen is of levels {', '.join(map(truncate, section.chosen))}, and this run has "
-                f"{', '.join(names)}. A run writes it; leave it out to have it chosen anew.",
+                f"{', '.join(names)}. A run writes it; leave it out, and the run chooses again.",
                 key="engine.chosen",
             )
         before = {name: Arithmetic.read(text) for name, text in section.chosen.items()}

@@ -138,14 +138,14 @@ class LevelPlan:
 
     Attributes:
         experiment: The run.
-        found: Problem, method, budgets and levels.
+        planned: Problem, method, budgets and levels.
         local: Settings of local training.
         batch_size: Samples of a training step.
         facts: The data set, or its description.
     """
 
     experiment: Experiment
-    found: PlannedProblem
+    planned: PlannedProblem
     local: Local
     batch_size: int
     facts: Data | DataDescription
@@ -153,17 +153,17 @@ class LevelPlan:
     @property
     def method(self) -> Mapping[str, Any]:
         """The method's spec."""
-        return self.found.method_spec
+        return self.planned.method_spec
 
     def cost(self, level: Level | None, cost: str) -> float:
         """Return the planned cost of a level, or of the full model: None."""
-        problem, whole = self.found.problem, Submodel({}, (self.found.problem.architecture.blocks,))
+        problem, whole = self.planned.problem, Submodel({}, (self.planned.problem.architecture.blocks,))
         piece = whole if level is None else find_counted_submodel(problem, level)
-        return cost_of(problem.architecture, piece, problem.input_shape, cost, self.found.budgets.conditions)
+        return cost_of(problem.architecture, piece, problem.input_shape, cost, self.planned.budgets.conditions)
 
     def memory(self, level: Level) -> int:
         """Return the predicted bytes of a training step of a level, with all the exits that it trains."""
-        problem, submodel = self.found.problem, level.submodel
+        problem, submodel = self.planned.problem, level.submodel
         sizes = {**problem.layout.full_sizes, **submodel.sizes}
         return training_memory(
             problem.architecture, sizes, submodel.exits, problem.input_shape, self.batch_size, self.local.moments

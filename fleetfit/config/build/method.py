@@ -42,7 +42,7 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_needs(experiment: Experiment, method: Method) -> None:
-    """Check, before data are loaded, that the run has what its method needs.
+    """Check, before data are loaded, that the run satisfies its method.
 
     Raises:
         ConfigError: Reports of budgets contradict the method, or the server trains and has no data.
@@ -68,7 +68,7 @@ def check_needs(experiment: Experiment, method: Method) -> None:
 
 
 def check_model(experiment: Experiment, problem: Problem) -> None:
-    """Check that the model has what the method's options average.
+    """Check that the model has the tensors that the method's options average.
 
     Raises:
         ConfigError: `lora_product` averages LoRA's products, and the model has none.
@@ -86,7 +86,7 @@ COMPARING: dict[str, Callable[..., bool]] = {
     "krum": krum.judges,
     "trimmed_mean": trimmed_mean.judges,
 }
-"""Options that compare the updates of a round, with a function that tells whether a number of updates is enough."""
+"""Options that compare the updates of a round, with a function that checks whether a number of updates is enough."""
 _MOST_CLIENTS = 10_000  # that are tried to find the smallest cohort
 _MOST_DRAWS = 4  # clients of a level, and rounds: of few channels two draws may be the same
 
@@ -109,7 +109,7 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
             )
         if federation.method.dispatch is not FEDAVG.dispatch:
             raise ConfigError(
-                f"{where} compares what all clients do to the same elements, and {experiment.method.name} sends each "
+                f"{where} compares updates of the same elements, and {experiment.method.name} sends each "
                 "level tensors of its own. Leave the option out, or choose another method.",
                 key=key,
             )

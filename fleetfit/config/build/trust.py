@@ -102,7 +102,7 @@ POST_PROCESSING = (*OPTIMISERS, "fedprox")
 
 
 def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
-    """Return what sets a hook, for messages and as a key."""
+    """Return the method, option or key that sets a hook: its label in messages, and its key."""
     section, cohort = experiment.method, experiment.cohort
     if hook in section.hooks:
         return f"method.hooks.{hook}", f"method.hooks.{hook}"
@@ -120,16 +120,16 @@ def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
 
 _LOUD = 15.0  # norm of the noise over all elements of a level, as a multiple of the clipping norm
 _PRIVATE_HOOKS = {
-    "assign": "decides itself who trains what",
+    "assign": "assigns sub-models in its own way",
     "dispatch": "sends each level tensors of its own",
-    "remember": "has clients remember, and a checkpoint holds what they do",
-    "reply": "has clients send back less than they got, by what they have",
-    "receive": "looks at single updates",
-    "note": "looks at single updates",
-    "merge": "averages in a way of its own",
-    "observe": "learns from who took part, and with what",
+    "remember": "keeps memory on clients, and a checkpoint holds it",
+    "reply": "lets clients leave rows out of updates, by their data",
+    "receive": "reads single updates",
+    "note": "reads single updates",
+    "merge": "averages in its own way",
+    "observe": "learns from the members of a cohort and their updates",
 }
-"""Hooks that must be FedAvg's, and what a method with another one does."""
+"""Hooks that must be FedAvg's, and the effect of another one."""
 _PLAIN_METHODS = "Use fedavg, scalefl, heterofl, fedrolex or another method that averages plainly."
 
 
@@ -297,13 +297,13 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
 _SECURE_HOOKS = {
     "dispatch": "sends each level tensors of its own, and masks are for tensors that all were sent",
     "adapt": "has clients train less than they were sent, and blocks are agreed on before",
-    "reply": "has clients leave rows out of what they send back",
-    "receive": "looks at single updates",
-    "note": "looks at single updates",
-    "merge": "averages in a way of its own, and the server has sums only",
-    "observe": "learns from what each client did",
+    "reply": "lets clients leave rows out of updates",
+    "receive": "reads single updates",
+    "note": "reads single updates",
+    "merge": "averages in its own way, and the server has sums only",
+    "observe": "learns from single updates",
 }
-"""Hooks that must be FedAvg's, and what a method with another one does."""
+"""Hooks that must be FedAvg's, and the effect of another one."""
 
 
 def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRun | None:
@@ -372,7 +372,7 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
     if getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember and federation.device is not None:
         owner, key = _find_hook_owner(experiment, "remember")
         raise ConfigError(
-            f"[secure]: with {owner} each client remembers what its update tells (hook 'remember'), and a simulation's "
+            f"[secure]: with {owner} each client keeps memory of its updates (hook 'remember'), and a simulation's "
             "checkpoint holds the memory of clients. Leave it out; on a fleet it stays on the nodes.",
             key=key,
         )
@@ -395,7 +395,7 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
         )
     if "static" in experiment.evaluate.norms and has_batch_norm(federation):
         raise ConfigError(
-            "[secure]: this model has batch-norm layers, whose statistics each client would tell the server. Take a "
+            "[secure]: this model has batch-norm layers, whose statistics each client would send to the server. Take a "
             'model with another normalisation, such as norm = "group" in [model], or evaluate.norms = ["batch"].',
             key="evaluate.norms",
         )
