@@ -40,9 +40,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from 
 
 def asked(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
     before = plan_levels(load_experiment({**TABLES, "model": {"name": model}}), FACTS)
-    assert before.found.problem.spec is not None
+    assert before.planned.problem.spec is not None
     local = plain(lr=1e-6, batch_size=16, momentum=0.9)
-    return ProfileRequest(before.found.problem.spec, before.method, before.found.levels[level].submodel, level, 4,
+    return ProfileRequest(before.planned.problem.spec, before.method, before.planned.levels[level].submodel, level, 4,
                           local, 16, **more)  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def test_memory_is_near_what_is_predicted(batch: int, width: float) -> None:
     tables = {"model": {"name": "resnet20"}, "fleet": {"levels": [0.25, 1.0]}, "local": {"batch_size": batch}}
     facts = type(FACTS)("", "classification", (3, 32, 32), 10)
     before = plan_levels(load_experiment(tables), facts)
-    problem, level = before.found.problem, before.found.levels[-1 if width == 1 else 0]
+    problem, level = before.planned.problem, before.planned.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
     local = plain(lr=1e-6, batch_size=batch, momentum=0.9)
     found = measured(ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0)
