@@ -287,7 +287,7 @@ def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
     assert {one.key for one in found.unused} == {"cohort.quorum", "cohort.over_selection"}
     assert "no group has a profile" in str(found.unused[0]) and found.settings.quorum is None
     assert found.federation.cohort == 6 and found.settings.links == Links(lost_up=0.3)
-    with raises(ConfigError, "[cohort] quorum"):
+    with raises(ConfigError, "[cohort] quorum", key="cohort.quorum"):
         ff.run({**table, "cohort": {"count": 6}}, overrides=["cohort.quorum=0.5"])
 
 
@@ -296,7 +296,8 @@ def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
 )
 def test_out_of_range(key: str, value: Any) -> None:
     section = "fleet" if key == "links" else "cohort"
-    with raises(ConfigError, f"[{section}] {key}"):
+    place = "links.lost_up" if key == "links" else key
+    with raises(ConfigError, f"[{section}] {place}", key=f"{section}.{place}"):
         load_experiment({section: {key: value}})
 
 
@@ -315,7 +316,8 @@ def test_secure_rounds_which_have_phases_of_their_own_refuse_it(more: dict[str, 
     }
     assemble(load_experiment(table))
     table[section] = {**table[section], **keys}
-    with raises(ConfigError, "[secure]", f"[{section}] {next(iter(keys))}"):
+    key = next(iter(keys))
+    with raises(ConfigError, "[secure]", f"[{section}] {key}", key=f"{section}.{key}"):
         assemble(load_experiment(table))
 
 
