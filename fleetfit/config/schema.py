@@ -366,9 +366,9 @@ class MethodSection(OpenSection):
     hooks: dict[str, Any] = Field(default_factory=dict)
 
 
-def _get_optimiser_default(key: str) -> Any:
+def _make_optimiser_field(key: str) -> Any:
     """Return a field whose default is the optimiser's; None for an optimiser without the key."""
-    return Field(default_factory=lambda values: OPTIMISERS[values["optimiser"]].get(key))
+    return Field(default_factory=lambda values: OPTIMISERS.get(values.get("optimiser", ""), {}).get(key))
 
 
 class LocalSection(Section):
@@ -382,12 +382,12 @@ class LocalSection(Section):
     optimiser: Literal["sgd", "adam", "adamw"] = Local.optimiser
     epochs: Count = Local.epochs
     batch_size: Count | Literal["all"] = Field(default_factory=lambda: Local.batch_size or "all")
-    lr: Positive = _get_optimiser_default("lr")
-    momentum: Below1 = _get_optimiser_default("momentum")
-    nesterov: bool = _get_optimiser_default("nesterov")
-    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _get_optimiser_default("betas")
-    eps: Positive = _get_optimiser_default("eps")
-    weight_decay: NotNegative = _get_optimiser_default("weight_decay")
+    lr: Positive = _make_optimiser_field("lr")
+    momentum: Below1 = _make_optimiser_field("momentum")
+    nesterov: bool = _make_optimiser_field("nesterov")
+    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _make_optimiser_field("betas")
+    eps: Positive = _make_optimiser_field("eps")
+    weight_decay: NotNegative = _make_optimiser_field("weight_decay")
     clip_norm: Positive | None = Local.clip_norm
     clip_value: Positive | None = Local.clip_value
     max_steps: Count | None = Local.max_steps
