@@ -18,7 +18,7 @@ from sklearn.datasets import load_iris
 from sklearn.metrics import mean_absolute_error, r2_score
 
 import fleetfit as ff
-from fleetfit.api.inference import other_data, shipped
+from fleetfit.api.inference import load_other_data, prepare_export
 from fleetfit.cli import main
 from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
@@ -315,13 +315,13 @@ def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
     standard = (torch.from_numpy(x[y > 10]) - torch.tensor(ours.mean)) / torch.tensor(ours.std)
     answers, truth = (run.predict(standard) * std + mean)[:, 0], torch.from_numpy(y[y > 10])
     wanted = 1 - float((answers - truth).square().mean() / std.square())
-    theirs = other_data(run, str(tmp_path / "theirs.npz"))
+    theirs = load_other_data(run, str(tmp_path / "theirs.npz"))
     objects = ff.Data("theirs", torch.from_numpy(x[y > 10]), truth[:, None], {"test": torch.arange(len(truth))}, 1,
                       mean=ours.mean, std=ours.std, task="regression")  # fmt: skip
     for given in (str(tmp_path / "theirs.npz"), (x[y > 10], y[y > 10])):
         assert run.evaluate(data=given)["static"]["full"] == pytest.approx(wanted, abs=1e-4)
     for data in (theirs, objects):
-        assert [moment.tolist() for moment in shipped(run, None, data).data.target_scale] == [
+        assert [moment.tolist() for moment in prepare_export(run, None, data).data.target_scale] == [
             mean.tolist(),
             std.tolist(),
         ]

@@ -69,7 +69,7 @@ SAY_S = 30.0
 _ANYWHERE = EngineSection.model_fields.keys() - {"name"}  # keys of [engine] that say how, and not where
 
 
-def for_fleet(experiment: Experiment) -> Experiment:
+def adapt_experiment(experiment: Experiment) -> Experiment:
     """Return the experiment with engine flower, and a checkpoint after each round."""
     changes: dict[str, Any] = {}
     if experiment.engine.name != "flower":
@@ -80,7 +80,7 @@ def for_fleet(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update=changes)
 
 
-def changed_for_fleet(experiment: Experiment) -> list[str]:
+def list_changes(experiment: Experiment) -> list[str]:
     """Return what a fleet's run does otherwise than its file says, beyond what its nodes have of their own."""
     found, engine = [], experiment.engine
     if (engine.model_fields_set - _ANYWHERE or engine.settings) and engine.name != "flower":
@@ -90,13 +90,13 @@ def changed_for_fleet(experiment: Experiment) -> list[str]:
     return found
 
 
-def rules_of(experiment: Experiment) -> Rules:
+def make_rules(experiment: Experiment) -> Rules:
     """Return when the run begins and when its rounds end."""
     rules: Rules = build_component("engines", "flower", "[engine]", experiment.engine.settings)
     return replace(rules, quorum=experiment.cohort.quorum, over_selection=experiment.cohort.over_selection)
 
 
-def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
+def replace_groups(experiment: Experiment, told: Sequence[NodeDescription]) -> Experiment:
     """Return the experiment with the enrolled nodes as its groups, where they told what they afford."""
     if not build(build_method_spec(experiment)).needs_budgets:
         return experiment
@@ -113,16 +113,16 @@ def with_enrolled(experiment: Experiment, told: Sequence[NodeDescription]) -> Ex
 # ---- enrolment ---------------------------------------------------------------------------------------------------
 
 
-def new_manager(transport: "Transport", experiment: Experiment, say: Callable[[str], None]) -> "ClientManager":
+def make_manager(transport: "Transport", experiment: Experiment, say: Callable[[str], None]) -> "ClientManager":
     """Return who looks after the clients of a run; nobody has enrolled yet."""
     from fleetfit.engines.flower.client_manager import ClientManager
 
     method = build(build_method_spec(experiment))
     asks = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
-    return ClientManager(transport, asks, fits(experiment), say)
+    return ClientManager(transport, asks, make_node_check(experiment), say)
 
 
-def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
+def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
     """Return what says why a node does not fit the run, or ""."""
     method = build(build_method_spec(experiment))
 
@@ -147,7 +147,7 @@ def fits(experiment: Experiment, facts: DataDescription | None = None) -> Callab
     return wrong
 
 
-def enrolled(manager: "ClientManager", rules: Rules, say: Callable[[str], None]) -> None:
+def wait_for_nodes(manager: "ClientManager", rules: Rules, say: Callable[[str], None]) -> None:
     """Wait until enough nodes have enrolled, and number them; those whose data are unlike most others' are left out.
 
     Raises:
@@ -175,15 +175,15 @@ def enrolled(manager: "ClientManager", rules: Rules, say: Callable[[str], None])
             say(
                 f"Waiting: {manager.arrived} of {rules.nodes} nodes have enrolled, {len(manager.online)} are connected."
             )
-        look_again(began)
+        wait_a_moment(began)
 
 
-def look_again(began: float) -> None:
+def wait_a_moment(began: float) -> None:
     """Let a moment pass until the next look; looks cost the SuperLink something, and after a while none is urgent."""
     time.sleep(min(LOOK_S + LATER * (time.monotonic() - began), 1.0))
 
 
-def nodes_text(key: str, planned: Sequence[NodeDescription], manager: "ClientManager") -> str:
+def format_nodes(key: str, planned: Sequence[NodeDescription], manager: "ClientManager") -> str:
     """Return what `nodes.json` says: the run, for whom its levels were planned, and who takes part."""
     facts = find_common_data(planned)
     data = {**vars(facts), "sample_shape": list(facts.sample_shape)}
@@ -286,29 +286,29 @@ class _Served:
         """Begin a run: wait for nodes, plan, make the folder."""
         asked = load_experiment(wanted.run_file or None, wanted.overrides)
         check_single_run(asked, "a fleet")
-        for note in changed_for_fleet(asked):
+        for note in list_changes(asked):
             say(f"Note: {note}")
-        experiment = for_fleet(fill_in_defaults(asked))
+        experiment = adapt_experiment(fill_in_defaults(asked))
         heard = make_callbacks(experiment.callbacks)  # before nodes are waited for
         out = Path(wanted.out) if wanted.out else None
         if out is not None and out.exists() and any(out.iterdir()):
             raise RunError(
                 f"{out} is not empty. Choose another folder, or go on with it: fleetfit flower resume {out}."
             )
-        rules = rules_of(experiment)
-        manager = new_manager(transport, experiment, say)
-        enrolled(manager, rules, say)
-        manager.fits = fits(experiment, find_common_data([member.told for member in manager.members]))
+        rules = make_rules(experiment)
+        manager = make_manager(transport, experiment, say)
+        wait_for_nodes(manager, rules, say)
+        manager.fits = make_node_check(experiment, find_common_data([member.told for member in manager.members]))
         told = [member.told for member in manager.members]
-        experiment = with_enrolled(experiment, told)
+        experiment = replace_groups(experiment, told)
         assembly = assemble_fleet(experiment, told)
         check_requested_keys(assembly.unused, asked)
         assembly = verify_layout(assembly, say)
         key = secrets.token_hex(8)
-        folder = create_run_folder(assembly, _who(assembly), out, {NODES: nodes_text(key, told, manager)}, HEADING)
+        folder = create_run_folder(assembly, _who(assembly), out, {NODES: format_nodes(key, told, manager)}, HEADING)
         run = Run(folder, assembly.experiment, assembly)
         served = _Served._made(run, assembly, manager, rules, key, told, say)
-        served.run._listeners = heard
+        served.run._callbacks = heard
         return served
 
     @staticmethod
@@ -317,14 +317,14 @@ class _Served:
         run = load(wanted.resume)
         if not (run.folder / NODES).is_file():
             raise RunError(f"{run.folder} is no run of a fleet; go on with it: fleetfit resume {run.folder}.")
-        rules, planned = rules_of(run.experiment), load_planned_nodes(run.files)
-        manager = new_manager(transport, run.experiment, say)
+        rules, planned = make_rules(run.experiment), load_planned_nodes(run.files)
+        manager = make_manager(transport, run.experiment, say)
         try:
             saved = run.files.json(NODES)
             manager.restore(saved["members"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.") from None
-        manager.fits = fits(run.experiment, find_common_data(planned))
+        manager.fits = make_node_check(run.experiment, find_common_data(planned))
         return _Served._made(run, verify_layout(run.assembly, say), manager, rules, str(saved["run"]), planned, say)
 
     @staticmethod
@@ -367,7 +367,7 @@ class _Served:
             self.manager.settle()
             federation = self._with_members(federation)
             if self.manager.changed:
-                self.run.files.write(NODES, nodes_text(self.key, self.planned, self.manager))
+                self.run.files.write(NODES, format_nodes(self.key, self.planned, self.manager))
                 self.manager.changed = False
             able = np.zeros(len(federation.clients), dtype=bool)
             able[federation.able] = True
@@ -382,7 +382,7 @@ class _Served:
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
                 self.say("Waiting: no node that can train is connected and free.")
-            look_again(began)
+            wait_a_moment(began)
 
     def _with_members(self, federation: Federation) -> Federation:
         experiment, told = self.run.experiment, [member.told for member in self.manager.members]

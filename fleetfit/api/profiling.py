@@ -118,7 +118,7 @@ class Affordable:
     notes: tuple[str, ...] = field(default=())
 
 
-def against(found: Found, predicted_bytes: float, wishes: Wishes) -> tuple[str, ...]:
+def list_reasons(found: Found, predicted_bytes: float, wishes: Wishes) -> tuple[str, ...]:
     """Return every reason why a device cannot have a level."""
     if found.failed:
         return (found.failed,)
@@ -138,7 +138,7 @@ def against(found: Found, predicted_bytes: float, wishes: Wishes) -> tuple[str, 
     return tuple(reasons)
 
 
-def affordable(before: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes) -> Affordable:
+def find_budget(before: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes) -> Affordable:
     """Return the budget of the largest level that keeps within the wishes; the module's docstring derives it.
 
     Args:
@@ -269,7 +269,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfileResult:
     """What was measured on a device, and what it affords.
 
     Attributes:
@@ -318,7 +318,7 @@ def profile(
     say: Say | None = None,
     overrides: Sequence[str] = (),
     **sections: Any,
-) -> Profiled:
+) -> ProfileResult:
     """Measure what each level of a run costs on this device, and return, or write, what it affords.
 
     Every level is measured in a process of its own, smallest first: the peak memory of a training step, the time and
@@ -358,15 +358,15 @@ def profile(
             'path ("package.module:function" or "file.py:function").'
         )
     levels = _measured(before, spec, machine, wishes, free, until, say)
-    found = Profiled(
-        tuple(levels), affordable(before, levels, wishes), wishes, energy.source, _heading(before, machine)
+    found = ProfileResult(
+        tuple(levels), find_budget(before, levels, wishes), wishes, energy.source, _heading(before, machine)
     )
     if path is not None:
         _write(path, found.to_toml())
     return found
 
 
-def wished(
+def parse_wishes(
     step_s: float | None = None,
     latency_s: float | None = None,
     memory: str | None = None,
@@ -443,7 +443,7 @@ def _measured(
             )  # fmt: skip
             found = measured(asked, share_s, left)
         share = before.cost(level, cost) / before.cost(None, cost)
-        levels.append(ProfiledLevel(level.name, share, predicted, found, against(found, predicted, wishes)))
+        levels.append(ProfiledLevel(level.name, share, predicted, found, list_reasons(found, predicted, wishes)))
         say(f"Level {level.name}: {_in_words(levels[-1])}.")
     return levels
 

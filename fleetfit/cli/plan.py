@@ -482,7 +482,7 @@ def profile(
     largest level that keeps within what you admit. A node names the file as its budget, and so does a group of a run
     file. Exit code 2, and no file, where no level fits.
     """
-    from fleetfit.api.profiling import Machine, wished
+    from fleetfit.api.profiling import Machine, parse_wishes
     from fleetfit.api.profiling import profile as measure_levels
 
     source: Path | dict[str, Any] | None = file
@@ -494,7 +494,7 @@ def profile(
     with output.explain_interrupt():
         result = measure_levels(
             source,
-            wishes=wished(step_s, latency_s, memory, energy_j),
+            wishes=parse_wishes(step_s, latency_s, memory, energy_j),
             machine=Machine(device, threads, limit_s),
             facts=_describe_samples(model is not None, input_shape, classes, task, vocabulary),
             out=out, force=force, say=output.print_line,

@@ -155,16 +155,16 @@ def calibrate(
     Written into the run folder (inference/level-N.json), where `predict --stop`, `export` and `pictures` find it.
     """
     from fleetfit.api import load
-    from fleetfit.api.inference import cost_of_unit, other_data
+    from fleetfit.api.inference import find_budget_cost, load_other_data
 
     amount: float | str = budget
     with contextlib.suppress(ValueError):
         amount = float(budget)
-    unit = cost_of_unit(amount) if cost is None else cost.value
+    unit = find_budget_cost(amount) if cost is None else cost.value
     mode: Mode = "anytime" if anytime else "budgeted"
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
         run = load(folder)
-        other = None if data is None else other_data(run, data, halves=True)
+        other = None if data is None else load_other_data(run, data, halves=True)
         calibration = run.calibrate(level, amount, unit, mode, measure.value, temperature, client, other)
     if as_json:
         output.print_json(calibration.numbers())
@@ -259,13 +259,13 @@ def export(
     Every form is checked against the model on test samples before anything is left behind.
     """
     from fleetfit.api import load
-    from fleetfit.api.inference import matching, other_data
+    from fleetfit.api.inference import check_other_data, load_other_data
 
     options = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
                "executorch": executorch}  # fmt: skip
     forms = [form for form, is_requested in options.items() if is_requested]
     run = load(folder)
-    other = None if data is None else matching(run, other_data(run, data, halves=True))
+    other = None if data is None else check_other_data(run, load_other_data(run, data, halves=True))
     exported = run.export(level, out, forms, other, say=lambda form: output.print_line(f"Writing {form}"))
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")

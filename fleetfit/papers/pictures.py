@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from fleetfit import inference
 from fleetfit.api import Run
 from fleetfit.api.inference import (
-    absolute_budget,
     calibration_file,
-    cost_of_unit,
-    costs_of,
-    data_of,
-    level_named,
-    saved_calibration,
-    scores_of,
-    served,
-    submodel_of,
+    compute_exit_costs,
+    compute_scores,
+    find_budget_cost,
+    find_level,
+    load_calibration,
+    load_model,
+    parse_budget,
+    select_data,
 )
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
@@ -97,7 +96,7 @@ def pictures(run: Run, asked: PictureOptions) -> Drawn:
             return drawn
     else:
         drawn.notes.append("No plots of its rounds and levels: the run is not finished.")
-    level = level_named(run, asked.level)
+    level = find_level(run, asked.level).name
     reason = _no_stopping(run, level, asked)
     if reason:
         drawn.notes.append(f"No picture of early stopping: {reason}.")
@@ -114,22 +113,22 @@ def _no_stopping(run: Run, level: str, asked: PictureOptions) -> str:
     """Return why early stopping cannot be drawn, or ""."""
     if asked.data is None and isinstance(run.assembly.data, DataDescription):
         return "the samples of a fleet's run are on its nodes; name some that are here (--data NAME)"
-    data = data_of(run, None, asked.data)
+    data = select_data(run, None, asked.data)
     if data.task != "classification":
         return f"it needs one class for each sample, and the task of {data.name} is {data.task}"
     lacking = [split for split in ("validation", "test") if not len(data.split(split))]
     if lacking:
         return f"{data.name} has no {lacking[0]} samples"
-    if len(submodel_of(run, level).exits) < 2:
+    if len(find_level(run, level).submodel.exits) < 2:
         return f"level {level} has one exit, so nobody can leave before it"
     return ""
 
 
 def _stopping(run: Run, level: str, asked: PictureOptions, drawn: Drawn) -> None:
     """Draw the curve over budgets and the samples of each class by exit."""
-    data = data_of(run, None, asked.data)
+    data = select_data(run, None, asked.data)
     labels = chosen_classes(data, asked.classes)
-    test = scores_of(run, level, "test", None, data)
+    test = compute_scores(run, level, "test", None, data)
     numbers, came = _calibrated(run, level, asked, test, drawn.notes)
     share = numbers["budget"] / numbers["costs"][-1]
     budget = f"{amount(numbers['budget'], numbers['cost'])} ({100 * share:.0f}% of the last exit's)"
@@ -159,17 +158,17 @@ def _calibrated(
         RunError: The saved one cannot be read.
     """
     anew = asked.temperature or any(given is not None for given in (asked.budget, asked.cost, asked.measure))
-    saved = None if anew else saved_calibration(run, level)
+    saved = None if anew else load_calibration(run, level)
     if saved is not None:
         policy, numbers = inference.read_policy(saved), dict(saved)
         _check_saved(numbers, test, run.folder / calibration_file(level))
         notes.append(f"Budget and thresholds are those of {run.folder / calibration_file(level)}.")
         return numbers, inference.outcome(test, policy, numbers["costs"])
-    data = data_of(run, None, asked.data)
-    validation = scores_of(run, level, "validation", None, data)
-    cost = asked.cost or cost_of_unit(asked.budget)
-    costs = costs_of(run, level, cost, data)
-    budget = absolute_budget(BUDGET if asked.budget is None else asked.budget, cost, costs)
+    data = select_data(run, None, asked.data)
+    validation = compute_scores(run, level, "validation", None, data)
+    cost = asked.cost or find_budget_cost(asked.budget)
+    costs = compute_exit_costs(run, level, cost, data)
+    budget = parse_budget(BUDGET if asked.budget is None else asked.budget, cost, costs)
     found = inference.calibrate(
         level, validation, test, costs, budget, cost, measure=asked.measure or "max", temperature=asked.temperature
     )
@@ -232,8 +231,8 @@ def level_cost(run: Run, level: str, accuracies: Sequence[float]) -> LevelCost:
     Raises:
         FleetFitError: The level's model cannot be made.
     """
-    problem, piece = run.assembly.federation.problem, submodel_of(run, level)
-    architecture, shape, module = problem.architecture, problem.input_shape, served(run, level)
+    problem, piece = run.assembly.federation.problem, find_level(run, level).submodel
+    architecture, shape, module = problem.architecture, problem.input_shape, load_model(run, level)
     sizes, count = {**problem.layout.full_sizes, **piece.sizes}, len(piece.exits)
     parameters = [
         float(submodel_cost(architecture, (sizes, piece.exits[: i + 1]), shape).parameters) for i in range(count)
