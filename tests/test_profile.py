@@ -158,7 +158,7 @@ def test_the_largest_level_within_every_wish(
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k, energy_j=float(k)) for k in (1, 2, 4)])
     found = profile(TABLES, wishes=parse_wishes(**wishes), facts=FACTS)
     assert found.affords.level == level
-    assert [not one.against for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
+    assert [not one.reasons for one in found.levels] == [True] * (level + 1) + [False] * (2 - level)
 
 
 def test_a_level_that_fails_ends_it(measuring: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_level_that_fails_ends_it(measuring: Any) -> None:
     said: list[str] = []
     found = profile(TABLES, facts=FACTS, say=said.append)
     assert [a.level for a in asked] == [0, 1] and found.affords.level == 0
-    assert [level.against for level in found.levels[1:]] == [
+    assert [level.reasons for level in found.levels[1:]] == [
         ("no memory was left for it",),
         ("not tried, since a smaller one failed",),
     ]
@@ -180,7 +180,7 @@ def test_a_level_that_cannot_fit_is_not_tried(measuring: Any, monkeypatch: pytes
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
     found = profile(TABLES, wishes=parse_wishes(memory="1 GB"), facts=FACTS)
     assert len(asked) == 2 and asked[0].most_bytes == int(second)
-    assert "not tried: a step takes at least" in found.levels[2].against[0]
+    assert "not tried: a step takes at least" in found.levels[2].reasons[0]
 
 
 def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +197,7 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert given == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
     given.clear()
     found = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
-    assert len(given) == 2 and "the time was over" in found.levels[2].against[0]
+    assert len(given) == 2 and "the time was over" in found.levels[2].reasons[0]
     assert found.affords.level == 1
 
 
@@ -253,9 +253,9 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
 
 
 def test_a_tolerance_under_which_the_next_level_does_not_come_in() -> None:
-    assert profiling._tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
-    assert profiling._tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
-    assert profiling._tolerance(0.1, 0.5, []) == 0.1
+    assert profiling._compute_tolerance(0.1, 0.5, [0.6, 1.0]) == 0.1
+    assert profiling._compute_tolerance(0.1, 0.5, [0.52, 1.0]) == pytest.approx(0.02)
+    assert profiling._compute_tolerance(0.1, 0.5, []) == 0.1
 
 
 def test_the_file_is_toml_whatever_is_said(measuring: Any) -> None:

@@ -597,12 +597,12 @@ def test_a_fleet_is_not_started_as_a_simulation(tmp_path: Path) -> None:
 )
 def test_a_wrong_run_config_is_one_sentence(config: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
     with raises(ConfigError, expected):
-        ServerAppConfig.of(config, tmp_path)
+        ServerAppConfig.from_run_config(config, tmp_path)
 
 
 def test_the_run_file_is_that_of_the_app(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("rounds = 2")
-    assert ServerAppConfig.of({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
+    assert ServerAppConfig.from_run_config({"run-file": "run.toml", "set": "a=1 b=2"}, tmp_path) == ServerAppConfig(
         str(tmp_path / "run.toml"), overrides=["a=1", "b=2"]
     )
     with raises(ConfigError, "nowhere.toml"):
