@@ -397,10 +397,11 @@ class _FleetRun:
                 settling = missing or self.manager.unsettled or self.manager.pending
                 settling = settling and time.monotonic() - start < patience
                 if (free & able).any() and not settling:
-                    self._has_begun = True
-                    return replace(federation, connected=lambda _, free=free: free)
+                    break
                 progress.update(0, lambda: "Waiting: no node that can train is connected and free.")
                 wait_a_moment(start)
+        self._has_begun = True
+        return replace(federation, connected=lambda _: free)
 
     def _update_members(self, federation: Federation) -> Federation:
         experiment, nodes = self.run.experiment, [member.told for member in self.manager.members]
