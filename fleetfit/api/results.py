@@ -392,7 +392,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
     for name in files.edited():
         logging.getLogger("fleetfit").warning(
-            "%s was changed after this run began. It is used as it is now, which may not be what was trained.",
+            "%s was changed after this run began. It is used as it is now; the model may have been trained with other "
+            "values.",
             files.path / name,
         )
     if files.has(COLUMNS) and table["data"].get("name") == "table":

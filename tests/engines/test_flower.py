@@ -465,7 +465,7 @@ def test_who_does_not_fit_is_named_and_left_out(tmp_path: Path) -> None:
     lab.config(2, data={"name": "digits"})
     lab.config(3, allow=[])
     run = lab.serve(nodes=3)
-    assert "Node 102 does not take part: it does not tell a budget" in lab.heard
+    assert "Node 102 does not take part: it does not report a budget" in lab.heard
     assert "Node node-2 does not take part: its data are classification, samples [1, 8, 8]" in lab.heard
     assert 'Node node-3 does not take part: the server names "tiny:tiny"' in lab.heard
     assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
