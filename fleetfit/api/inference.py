@@ -385,7 +385,9 @@ def load_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
     try:
         check_numbers(numbers, len(entry.submodel.exits))
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {error}. Calibrate again.", path=path) from None
+        raise ConfigError(
+            f"{path} is damaged: {error}. Calibrate again.", key=getattr(error, "key", None), path=path
+        ) from None
     if numbers["round"] != run.server.round:
         raise ConfigError(
             f"{path} was calibrated after round {numbers['round']}, and the model is that of round {run.server.round} "
