@@ -113,10 +113,15 @@ def make_key_table(kind: str, name: str) -> Table:
     rows = []
     for key, default in entry.keys.items():
         value = "" if default in (REQUIRED, None) else json.dumps(default, default=str)  # as TOML writes it
-        meaning = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", entry.doc, re.MULTILINE)
-        rows.append((key, value, " ".join(meaning[1].split()) if meaning else ""))
+        rows.append((key, value, find_meaning(entry.doc, key)))
     notes = () if rows else (f"{name} has no keys of its own.",)
     return Table(("key", "default", "meaning"), tuple(rows), f"{name}: {entry.summary}", notes)
+
+
+def find_meaning(doc: str, key: str) -> str:
+    """Return the description of an argument in a docstring."""
+    match = re.search(rf"^ +{re.escape(key)}: (.*(?:\n {{8}}.*)*)", doc, re.MULTILINE)
+    return " ".join(match[1].split()) if match else ""
 
 
 def make_profile_table(profiles: Mapping[str, DeviceProfile]) -> Table:
