@@ -81,10 +81,10 @@ def plan(
     cost: Annotated[
         str,
         typer.Option(
-            help="What budgets are meant in: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
+            help="Cost of the budgets: parameters, multiply_adds (MACs), size_bytes, memory_bytes, latency_s."
         ),
     ] = "parameters",
-    tolerance: Annotated[float, typer.Option(help="How far a level may exceed a budget.")] = 0.1,
+    tolerance: Annotated[float, typer.Option(help="Share by which a level may exceed a budget.")] = 0.1,
     mode: Annotated[
         str | None, typer.Option(help="What is cut: both, width or depth; both where levels fit, else width.")
     ] = None,
@@ -101,7 +101,7 @@ def plan(
     latency: Annotated[
         bool, typer.Option("--latency", help="Measure how long one sample takes in each level here.")
     ] = False,
-    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes that the median is of.")] = _PASSES,
+    passes: Annotated[int, typer.Option(min=1, help="With --latency: passes behind the median.")] = _PASSES,
     threads: Annotated[int, typer.Option(min=1, help="With --latency: threads that compute.")] = 1,
     save: Annotated[
         Path | None,
@@ -408,7 +408,7 @@ def profile(
     budgets: Annotated[str, typer.Option(help="With --model: budgets of the devices, as for `plan`.")] = (
         "0.125,0.25,0.5,1"
     ),
-    cost: Annotated[str, typer.Option(help="With --model: what budgets are meant in.")] = "parameters",
+    cost: Annotated[str, typer.Option(help="With --model: cost of the budgets.")] = "parameters",
     input_shape: Annotated[
         str | None, typer.Option(help="Shape of a sample, such as 3,32,32; with --classes, no data are needed.")
     ] = None,
@@ -421,7 +421,7 @@ def profile(
     latency_s: Annotated[float | None, typer.Option(help="Seconds that inference of one sample may take.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help='Memory that a training step may take, "300 MB"; half of what is free by default.'),
+        typer.Option(help='Memory that a training step may take, "300 MB"; half of the free memory by default.'),
     ] = None,
     energy_j: Annotated[float | None, typer.Option(help="Joules that a training step may take.")] = None,
     limit_s: Annotated[float, typer.Option(help="Seconds for everything.")] = 60.0,
@@ -431,21 +431,19 @@ def profile(
         Path,
         typer.Option(help="Budget file to write.", parser=parse_output_file, metavar="FILE"),
     ] = Path("budget.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Write it although it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file. Repeatable."),
     ] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Measure a run that computes as is fastest: engine.speed=fast.")
-    ] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Measure a run with engine.speed=fast.")] = False,
 ) -> None:
     """Measure what each level costs on this device, and write the budget file that it follows.
 
     Levels are those of `fleetfit plan` for the same run file. Each is trained on made-up samples in a process of its
-    own: time, memory and, where the machine tells it, energy of a step; time of inference. The budget is that of the
-    largest level that keeps within what you admit. A node names the file as its budget, and so does a group of a run
-    file. Exit code 2, and no file, where no level fits.
+    own: time, memory and, if the machine measures it, energy of a step; time of inference. The budget is that of the
+    largest level within your limits. A node names the file as its budget, and so does a group of a run file. If no
+    level fits, no file is written, and the exit code is 2.
     """
     from fleetfit.api.profiling import Machine, parse_wishes
     from fleetfit.api.profiling import profile as measure_levels
