@@ -284,8 +284,7 @@ def pictures(
     from fleetfit.api import load
     from fleetfit.api.inference import load_other_data
     from fleetfit.inference import Measure
-    from fleetfit.papers.pictures import PictureOptions
-    from fleetfit.papers.pictures import pictures as draw_pictures
+    from fleetfit.papers.pictures import PictureOptions, draw_pictures
     from fleetfit.report.drawing import plots_in, saved
 
     limit: float | str | None = budget
