@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
 from fleetfit.api.metadata import COLUMNS, short_name
-from fleetfit.config import Experiment, assemble, load_experiment
+from fleetfit.api.progress import RunLike
+from fleetfit.config import Assembly, Experiment, assemble, load_experiment
 from fleetfit.config.build.run import build_settings
 from fleetfit.config.defaults import detect_data_source, is_frame
 from fleetfit.config.dump import dump_with_defaults
@@ -31,12 +32,10 @@ from fleetfit.inference.calibration import check_numbers
 from fleetfit.inference.export import Shipped
 from fleetfit.layout import some_input
 from fleetfit.planner import Amount, absolute
+from fleetfit.records import RunFolder
 from fleetfit.report.text import exit_names
 from fleetfit.training.speed import prepared
-from fleetfit.values import DataDescription, Device, Level
-
-if TYPE_CHECKING:
-    from fleetfit.api.results import Run
+from fleetfit.values import DataDescription, Device, Level, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
@@ -44,10 +43,32 @@ ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same s
 _PLAIN_TEXT = "plain_text"  # the only kind of files without a test set of its own: the end of each file is one
 
 
+class TrainedRun(RunLike, Protocol):
+    """The part of `fleetfit.Run` that inference needs; `fleetfit.api.results` imports this module."""
+
+    files: RunFolder
+    _models: dict[str, nn.Module]  # of levels, for predictions
+
+    @property
+    def assembly(self) -> Assembly:
+        """The objects of the run."""
+        ...
+
+    @property
+    def checkpoint(self) -> Mapping[str, Any]:
+        """The newest checkpoint."""
+        ...
+
+    @property
+    def server(self) -> Server:
+        """The server after the last round that has a checkpoint."""
+        ...
+
+
 # ---- levels and their models -----------------------------------------------------------------------------------------
 
 
-def find_level(run: "Run", level: LevelName) -> Level:
+def find_level(run: TrainedRun, level: LevelName) -> Level:
     """Return a level of the run.
 
     Raises:
@@ -63,7 +84,7 @@ def find_level(run: "Run", level: LevelName) -> Level:
     return levels[name]
 
 
-def build_level_module(run: "Run", level: LevelName) -> nn.Module:
+def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     """Return a level's model in eval mode, with the statistics of its last evaluation, or new ones if it has none."""
     assembly, name = run.assembly, find_level(run, level).name
     index = [entry.name for entry in assembly.federation.levels].index(name)
@@ -77,7 +98,7 @@ def build_level_module(run: "Run", level: LevelName) -> nn.Module:
     return evaluate.level_module(assembly.federation, run.server, index, statistics)
 
 
-def load_model(run: "Run", level: LevelName) -> nn.Module:
+def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
     """Return a level's model for predictions, the same object each time; it computes as the run's evaluations do."""
     entry = find_level(run, level)
     if entry.name not in run._models:
@@ -86,7 +107,7 @@ def load_model(run: "Run", level: LevelName) -> nn.Module:
     return run._models[entry.name]
 
 
-def check_samples(run: "Run", x: Any) -> Tensor:
+def check_samples(run: TrainedRun, x: Any) -> Tensor:
     """Return samples as a model of the run takes them.
 
     Raises:
@@ -110,7 +131,7 @@ def check_samples(run: "Run", x: Any) -> Tensor:
 # ---- data: the run's, and others -------------------------------------------------------------------------------------
 
 
-def select_data(run: "Run", client: int | None, data: Data | None = None, labels: bool = True) -> Data:
+def select_data(run: TrainedRun, client: int | None, data: Data | None = None, labels: bool = True) -> Data:
     """Return the run's data, one client's share of it, or other data of the same shape.
 
     Args:
@@ -139,7 +160,7 @@ def select_data(run: "Run", client: int | None, data: Data | None = None, labels
     return assembly.data.share(assembly.simulation.parts[client])
 
 
-def check_other_data(run: "Run", data: Any, labels: bool = True) -> Data:
+def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
     """Return data with the run's kind of samples and classes, its targets in the unit of the run's.
 
     Args:
@@ -174,7 +195,7 @@ def _rescale_targets(own: Any, data: Data) -> Data:
     return replace(data, targets=tuple(tuple(moment.tolist()) for moment in own.target_scale))
 
 
-def load_other_data(run: "Run", name: str, halves: bool = False) -> Data:
+def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     """Return the data that `--data` names: a data set, or a file or folder of the kind that the run was trained on.
 
     Files are prepared like the run's data: a table by its `columns.json`, arrays and images with its means. All samples
@@ -202,7 +223,7 @@ def load_other_data(run: "Run", name: str, halves: bool = False) -> Data:
     return _read_prepared(run, section, place, halves)
 
 
-def _read_prepared(run: "Run", section: Mapping[str, Any], place: Path, halves: bool) -> Data:
+def _read_prepared(run: TrainedRun, section: Mapping[str, Any], place: Path, halves: bool) -> Data:
     """Return the samples of a file or folder, prepared like the run's data."""
     own, own_section = run.assembly.data, run.experiment.data
     kind = str(section["name"])
@@ -252,7 +273,7 @@ def _read_prepared(run: "Run", section: Mapping[str, Any], place: Path, halves: 
 # ---- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def evaluate_run(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of an evaluation of the newest checkpoint, with some sections of the run file changed.
 
     Raises:
@@ -290,7 +311,7 @@ def evaluate_run(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _load_evaluation_data(run: "Run", section: Any) -> Data | None:
+def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     """Return data at a path, in arrays or in a DataFrame, prepared like the run's; None for a data set or `Data`."""
     own = run.assembly.data
     if isinstance(section, tuple) and len(section) == 2 and isinstance(own, Data):
@@ -311,11 +332,11 @@ def _load_evaluation_data(run: "Run", section: Any) -> Data | None:
     return load_other_data(run, name)
 
 
-def _change_experiment(run: "Run", sections: Mapping[str, Any]) -> Experiment:
+def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
     return load_experiment(dump_with_defaults(run.experiment), is_complete=True, **sections)
 
 
-def _evaluate_on(run: "Run", experiment: Experiment, data: Any) -> dict[str, Any]:
+def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str, Any]:
     """Return the columns of all levels on data that do not belong to clients."""
     federation = run.assembly.federation
     device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
@@ -323,12 +344,14 @@ def _evaluate_on(run: "Run", experiment: Experiment, data: Any) -> dict[str, Any
     return evaluate.on_data(federation, run.server, build_settings(experiment).wanted, device, statistics)
 
 
-def compute_scores(run: "Run", level: LevelName, split: str, client: int | None, data: Data | None = None) -> Scores:
+def compute_scores(
+    run: TrainedRun, level: LevelName, split: str, client: int | None, data: Data | None = None
+) -> Scores:
     """Return the logits of a level's exits for a split of the run's data, of one client's, or of other data."""
     return inference.scores(load_model(run, level), select_data(run, client, data), split)
 
 
-def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
+def best_exit(run: TrainedRun, level: LevelName, client: int | None) -> int:
     """Return the exit, from 1, with the highest accuracy on validation data; of equal ones the shallowest."""
     accuracies = compute_scores(run, level, "validation", client).accuracies
     return 1 + accuracies.index(max(accuracies))
@@ -338,7 +361,7 @@ def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
 
 
 def calibrate(
-    run: "Run", level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
+    run: TrainedRun, level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
     client: int | None, data: Data | None = None,
 ) -> Calibration:  # fmt: skip
     """Choose when samples leave, evaluate it on the test samples, and write it into the run folder."""
@@ -370,7 +393,7 @@ def calibration_file(level: str) -> str:
     return f"inference/level-{level}.json"
 
 
-def load_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
+def load_calibration(run: TrainedRun, level: LevelName) -> Mapping[str, Any] | None:
     """Return what `calibrate` wrote for a level, or None.
 
     Raises:
@@ -397,7 +420,7 @@ def load_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
     return cast(Mapping[str, Any], numbers)
 
 
-def compute_exit_costs(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]:
+def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data) -> list[float]:
     """Return the cost of a sample that leaves at each exit of a level [E].
 
     Raises:
@@ -450,7 +473,7 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-def prepare_export(run: "Run", level: LevelName, data: Data | None) -> Shipped:
+def prepare_export(run: TrainedRun, level: LevelName, data: Data | None) -> Shipped:
     """Return a level's model with the facts that an export needs.
 
     Args:
