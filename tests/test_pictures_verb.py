@@ -106,7 +106,8 @@ def test_a_calibration_of_another_state_is_refused(fleetfit: Command, own: Path)
     assert "is of another state of this model. Calibrate again, or give a budget." in fleetfit(own)[2]
     del numbers["curve"]
     path.write_text(json.dumps(numbers))
-    assert "level-2.json is damaged: it has no curve. Calibrate again." in fleetfit(own)[2]
+    said = fleetfit(own)[2]
+    assert "level-2.json is damaged" in said and "curve" in said
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
     timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
     assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
     assert drawn.notes == [
-        "No pictures of samples by exit: samples of tiny are of shape [16], no grey or coloured images."
+        "No pictures of samples by exit: samples of tiny are of shape [16], not grey or coloured images."
     ]
 
 

@@ -222,7 +222,7 @@ def attention(
     from fleetfit import files
     from fleetfit.api import load
     from fleetfit.api.inference import load_other_data, select_data
-    from fleetfit.papers.attention import attention_of_samples
+    from fleetfit.papers.attention import draw_sample_attention
     from fleetfit.report.drawing import draw, plots_in, saved
 
     run = load(folder)
@@ -230,7 +230,7 @@ def attention(
     if path.suffix.removeprefix(".") not in _FORMATS:
         raise ConfigError(f"--out must end in .png, .pdf or .svg, got {path}.")
     images = select_data(run, None, None if data is None else load_other_data(run, data))
-    figure = attention_of_samples(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
+    figure = draw_sample_attention(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
     if out is None:
         (path,) = saved({path.stem: figure}, plots_in(run.folder))
     else:

@@ -28,7 +28,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import outputs, some_input
-from fleetfit.papers.exits import chosen_classes, class_names, exits_of_class, no_images
+from fleetfit.papers.exits import class_names, draw_exits, explain_no_images, select_classes
 from fleetfit.report import drawing
 from fleetfit.report.plots import figures_of_run
 from fleetfit.report.stopping import LevelCost, accuracy_by_level, accuracy_over_budget, amount
@@ -127,14 +127,14 @@ def _find_obstacle(run: Run, level: str, options: PictureOptions) -> str:
 def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictures) -> None:
     """Draw the curve over budgets and the samples of each class by exit."""
     data = select_data(run, None, options.data)
-    labels = chosen_classes(data, options.classes)
+    labels = select_classes(data, options.classes)
     test = compute_scores(run, level, "test", None, data)
     numbers, outcome = _load_or_calibrate(run, level, options, test, result.notes)
     share = numbers["budget"] / numbers["costs"][-1]
     budget = f"{amount(numbers['budget'], numbers['cost'])} ({100 * share:.0f}% of the last exit's)"
     title = f"{data.name}, level {level}"
     result.figures["stopping"] = accuracy_over_budget(numbers, f"{title}: accuracy with early stopping")
-    reason = no_images(data)
+    reason = explain_no_images(data)
     if reason:
         result.notes.append(f"No pictures of samples by exit: {reason}.")
         return
@@ -144,7 +144,7 @@ def _draw_stopping(run: Run, level: str, options: PictureOptions, result: Pictur
         result.notes.append(f"No test samples, so no pictures: class {', '.join(lacking)}.")
         labels = [label for label in labels if label in present]
     for label in labels:
-        figure = exits_of_class(data, test, outcome.exits, label, options.share, f"{title}, average budget {budget}")
+        figure = draw_exits(data, test, outcome.exits, label, options.share, f"{title}, average budget {budget}")
         result.figures[_format_name(class_names(data), label)] = figure
 
 
