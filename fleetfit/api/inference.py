@@ -15,11 +15,11 @@ from fleetfit import evaluate, inference, names
 from fleetfit.api.metadata import COLUMNS, short_name
 from fleetfit.api.progress import RunLike
 from fleetfit.config import Assembly, Experiment, assemble, load_experiment
-from fleetfit.config.build.run import build_settings
+from fleetfit.config.build.data import build_data
+from fleetfit.config.build.levels import find_counted_submodel
+from fleetfit.config.build.rounds import build_settings
 from fleetfit.config.defaults import detect_data_source, is_frame
 from fleetfit.config.dump import dump_with_defaults
-from fleetfit.config.fleet import find_counted_submodel
-from fleetfit.config.naming import load_data
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.data.files.alike import arrays_alike, frame_alike, like
@@ -292,7 +292,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
                 f"{ON_NODES}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).", key="data"
             )
         experiment = _change_experiment(run, sections)
-        return _evaluate_on(run, experiment, load_data(experiment.data))
+        return _evaluate_on(run, experiment, build_data(experiment.data))
     if isinstance(sections.get("data"), Data):
         sections = {**sections, "data": _rescale_targets(assembly.data, sections["data"])}
     if sections:
