@@ -134,7 +134,7 @@ def test_a_half_written_checkpoint_does_not_count(folder: RunFolder) -> None:
     folder.save_checkpoint(1, {"round": 1})
     (folder.path / "checkpoints" / ".round-000002.safetensors.part").write_bytes(b"half")
     assert folder.load_checkpoint() == {"round": 1}
-    folder.tidy(1)
+    folder.rewind(1)
     assert not list((folder.path / "checkpoints").glob(".*"))
 
 
@@ -197,12 +197,12 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
 def test_one_process_at_a_time(folder: RunFolder) -> None:
     program = (
         "import sys; from pathlib import Path; from fleetfit.records import RunFolder\n"
-        "with RunFolder(Path(sys.argv[1])).held(): pass"
+        "with RunFolder(Path(sys.argv[1])).hold(): pass"
     )
-    with folder.held():
+    with folder.hold():
         done = subprocess.run([sys.executable, "-c", program, folder.path], capture_output=True, text=True, check=False)
     assert "another process is writing into" in done.stderr
-    with folder.held():
+    with folder.hold():
         pass  # the hold ended with the block
 
 
@@ -244,15 +244,15 @@ def test_metrics_are_cut_at_the_checkpoint(folder: RunFolder) -> None:
     with (folder.path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
     assert folder.metrics() == [report(1), report(2), report(3)]
-    folder.tidy(2)
+    folder.rewind(2)
     folder.append(report(3, again=True))
     assert folder.metrics() == [report(1), report(2), report(3, again=True)]
 
 
 def test_a_half_written_first_line_is_cut_too(folder: RunFolder) -> None:
     (folder.path / "metrics.jsonl").write_text('{"rou')
-    assert folder.begun()
-    folder.tidy(0)
+    assert folder.has_rounds()
+    folder.rewind(0)
     folder.append(report(1))
     assert folder.metrics() == [report(1)]
 
@@ -287,10 +287,10 @@ def test_a_full_disk_is_a_sentence(folder: RunFolder, monkeypatch: pytest.Monkey
 
 
 def test_a_resumption_is_noted(folder: RunFolder) -> None:
-    folder.note_resumption(4)
-    folder.note_resumption(6)
+    folder.record_resumption(4)
+    folder.record_resumption(6)
     noted = json.loads(folder.text("environment.json"))["resumed"]
     assert [entry["round"] for entry in noted] == [4, 6]
     (folder.path / "environment.json").write_text("{")
-    folder.note_resumption(7)
+    folder.record_resumption(7)
     assert [entry["round"] for entry in json.loads(folder.text("environment.json"))["resumed"]] == [7]

@@ -384,7 +384,7 @@ def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_being_written_keeps_its_own(own: Path, fleetfit: Command) -> None:
-    with RunFolder(own / "whole").held():
+    with RunFolder(own / "whole").hold():
         _, out, _ = fleetfit(own, "--clear-checkpoints", "--yes")
     assert "Kept: " in out and "another process is writing into" in out
     assert "Removed: 0 checkpoints of 0 runs, 0 B." in out

@@ -376,7 +376,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{files.path / 'config.toml'} is damaged: it is nested too deeply.") from None
     if not isinstance(table.get("data"), dict):
         raise RunError(f"{files.path / 'config.toml'} is damaged: it has no [data].")
-    for name in files.edited():
+    for name in files.find_edited_files():
         logging.getLogger("fleetfit").warning(
             "%s was changed after this run was begun. It is used as it is now; what it says may not be what "
             "was trained.", files.path / name,
