@@ -345,7 +345,7 @@ class _Executor:
             self._add_failure(planned, error)
             return None
         finally:
-            run._let_go()  # a comparison may have many runs, each with its own data in memory
+            run._release_memory()  # a comparison may have many runs, each with its own data in memory
         return run
 
     def _run_in_processes(
@@ -379,7 +379,7 @@ class _Executor:
         changed = self.data.add(planned.title, run)
         self.data.add_resumed(planned.title, run)
         if changed and not run.finished:
-            run._known_notes = (*run.notes, changed)
+            run._notes = (*run.notes, changed)
         on_round = None if self._on_run is None else self._on_run(planned.title, index + 1, len(runs), run)
 
         def report_round(report: Mapping[str, Any]) -> None:
@@ -539,7 +539,7 @@ class _Task:
         if not run.finished:
             notes = tuple(note for note in run.assembly.notes if note not in self.suppressed)
             run.__dict__["assembly"] = replace(run.assembly, notes=notes)
-        run._compared = (self.title, self.group)
+        run._comparison = (self.title, self.group)
         return run
 
 
@@ -651,7 +651,7 @@ class _Worker:
         if "notes" in message:
             number, task = self.task
             run = load(task.folder)
-            run._known_notes = tuple(message["notes"])
+            run._notes = tuple(message["notes"])
             self._on_round = on_start(number, run)
             self._send("continue")
         elif "round" in message:
@@ -725,7 +725,7 @@ def _serve_task(messages: "queue.SimpleQueue[Any]", send: Callable[..., None]) -
         messages.get()  # until it has been announced
         if not run.finished:
             run_remaining_rounds(run, lambda report: send(round=dict(report)))
-        run._let_go()
+        run._release_memory()
     except ConnectionError:
         raise
     except Unexpected as error:
