@@ -252,11 +252,11 @@ def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) 
     return f"{name}: {message}" if typed else message
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return a hint such as ` Did you mean "rounds"?`, or an empty string when no name is close."""
     if len(word) > 200:  # the comparison takes time quadratic in the length
         return ""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
     return f' Did you mean "{near[0]}"?' if near else ""
 
 
@@ -267,9 +267,9 @@ def format_expected(expected: str, got: object) -> str:
         expected: The allowed values as pydantic lists them: `'batch' or 'group'`.
         got: The value.
     """
-    known = re.findall(r"'([^']*)'", expected)
+    options = re.findall(r"'([^']*)'", expected)
     quoted = expected.replace("'", '"')
-    return f"should be {quoted}, got {truncate(repr(got))}.{did_you_mean(str(got).lower(), known)}"
+    return f"should be {quoted}, got {truncate(repr(got))}.{did_you_mean(str(got).lower(), options)}"
 
 
 # ---- untrusted text on a terminal ----------------------------------------------------------------------------------
@@ -298,11 +298,11 @@ def drop_addresses(text: str) -> str:
 
 def make_printable(text: str, most: int = LONGEST_LINE) -> str:
     """Return text that is safe to print: control characters escaped, the middle of long words and lines cut."""
-    text = _LONG_WORD.sub(lambda match: _cut(match[0], _LONGEST_WORD), escape_controls(text))
-    return "\n".join(line if len(line) <= most else _cut(line, most) for line in text.split("\n"))
+    text = _LONG_WORD.sub(lambda match: _shorten(match[0], _LONGEST_WORD), escape_controls(text))
+    return "\n".join(line if len(line) <= most else _shorten(line, most) for line in text.split("\n"))
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     half = (most - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"
 

@@ -1,20 +1,19 @@
-"""A state, named tensors in one flat buffer; and the one codec of nests of values and tensors, for files and messages.
+"""A state, named tensors in one flat buffer; and the codec of nested values and tensors, for files and messages.
 
-A nest (tables, lists, tuples, numbers, text, None, tensors and NumPy arrays) is taken apart into plain values, which
-JSON can say, and one flat buffer for each type of numbers, in which its tensors lie side by side in the order of their
-appearance. Among the plain values stand
+`flatten` turns a payload (tables, lists, tuples, numbers, text, None, tensors, NumPy arrays) into plain values, which
+JSON can hold, and one flat buffer for each dtype with the tensors side by side in the order of their appearance. Plain
+values refer to the buffers:
 
-    {"$s": [dtype, {name: shape}]}    a state: tensors of one type by name
+    {"$s": [dtype, {name: shape}]}    a state: tensors of one dtype by name
     {"$t": [dtype, shape]}            a tensor            {"$a": [dtype, shape]}    a NumPy array
     {"$u": [values]}                  a tuple             {"$d": [[key, value]]}    a table whose keys are not all text
 
-What holds the two is a message (`fleetfit.messages`) or a file (`fleetfit.records.checkpoints`). Either may come from a
-stranger: `put_together` makes nothing of what is announced before it is held against what there is.
+Both together are a message (`fleetfit.messages`) or a file (`fleetfit.records.checkpoints`). Either may come from a
+stranger: `unflatten` compares what is announced with the buffers before it makes anything of it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +35,6 @@ class FlatState(Mapping[str, Tensor]):
     """
 
     def __init__(self, flat: Tensor, shapes: Shapes) -> None:
-        """Take a buffer and the shapes of the tensors that lie in it side by side."""
         self.flat = flat
         self.shapes = shapes
 
@@ -66,100 +64,98 @@ def get_shapes(state: State) -> Shapes:
 
 
 def concat_state(state: State) -> Tensor:
-    """Return a state as one flat fp32 tensor, in its own order: no copy when its tensors lie side by side already."""
+    """Return a state as one flat fp32 tensor, in its own order; without a copy where its tensors are adjacent."""
     if isinstance(state, FlatState):
         return state.flat
     tensors = list(state.values())
-    found = _side_by_side(tensors) if tensors[0].dtype == torch.float32 else None
-    return torch.cat([t.detach().reshape(-1).float() for t in tensors]) if found is None else found
+    flat = _join_adjacent(tensors) if tensors[0].dtype == torch.float32 else None
+    return torch.cat([t.detach().reshape(-1).float() for t in tensors]) if flat is None else flat
 
 
 def concat_tensors(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors of one type as one flat one: no copy where they lie side by side already."""
-    found = _side_by_side(tensors)
-    return torch.cat([t.detach().reshape(-1) for t in tensors]) if found is None else found
+    """Return tensors of one dtype as one flat tensor; without a copy where they are adjacent."""
+    flat = _join_adjacent(tensors)
+    return torch.cat([t.detach().reshape(-1) for t in tensors]) if flat is None else flat
 
 
-def _side_by_side(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return tensors of one type as one, without a copy, where each begins at the end of the one before."""
+def _join_adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return a view of all tensors where each begins in memory at the end of the one before, else None."""
     first = tensors[0]
-    place, width, buffer = first.data_ptr(), first.element_size(), first.untyped_storage().data_ptr()
+    address, width, storage = first.data_ptr(), first.element_size(), first.untyped_storage().data_ptr()
     for tensor in tensors:
-        ours = (
-            tensor.data_ptr() == place and tensor.untyped_storage().data_ptr() == buffer
-        )  # neighbours may be strangers
-        if tensor.dtype != first.dtype or not ours or not tensor.is_contiguous():
+        if tensor.dtype != first.dtype or tensor.data_ptr() != address or not tensor.is_contiguous():
             return None
-        place += tensor.numel() * width
-    total = (place - first.data_ptr()) // width
+        if tensor.untyped_storage().data_ptr() != storage:  # adjacent by chance
+            return None
+        address += tensor.numel() * width
+    total = (address - first.data_ptr()) // width
     return first.detach().as_strided((total,), (1,), first.storage_offset())
 
 
-# ---- the codec: what it can hold -----------------------------------------------------------------------------------
+# ---- the codec -----------------------------------------------------------------------------------------------------
 
 DTYPES = {
     str(t).removeprefix("torch."): t
     for t in (torch.float64, torch.int64, torch.uint64, torch.float32, torch.int32, torch.uint32, torch.float16,
               torch.bfloat16, torch.int16, torch.uint16, torch.int8, torch.uint8, torch.bool)
 }  # fmt: skip
-"""What a buffer's numbers may be, by name; in this order buffers lie one behind the other, each aligned to its type."""
+"""The dtypes of buffers by name; in this order buffers follow one another, each aligned to its dtype."""
 
-Buffers = Mapping[str, Tensor]  # flat, by the name of their type
-_DEEPEST = 64  # tables and lists within each other, in the plain values
+Buffers = Mapping[str, Tensor]  # flat, by the name of their dtype
+_MOST_DEPTH = 64  # of tables and lists in the plain values
 _MOST_DIMENSIONS = 16
-_LARGEST_SIZE = 2**40  # of a dimension; elements are bounded by what there is
+_LARGEST_SIZE = 2**40  # of a dimension; the buffers bound the elements
 _TENSOR_BYTES = 900  # of memory that a tensor takes beside its numbers (CPython 3.11, torch 2)
 
 
-# ---- apart ---------------------------------------------------------------------------------------------------------
-
-
-def flatten(nest: Any) -> tuple[Any, dict[str, list[Tensor]]]:
-    """Return a nest's plain values, and the parts of its buffers: flat tensors on the host, by the name of their type.
+def flatten(payload: Any) -> tuple[Any, dict[str, list[Tensor]]]:
+    """Return the plain values of a payload, and the parts of its buffers: flat tensors on the host, by dtype.
 
     Raises:
-        ValueError: Something else is in it, named by its place, or it is nested too deeply.
+        ValueError: The payload holds another kind of value, named by its place, or is nested too deeply.
     """
     parts: dict[str, list[Tensor]] = {}
-    plain = _apart(nest, parts, "", 0)
+    plain = _flatten(payload, parts, "", 0)
     return plain, {name: parts[name] for name in DTYPES if name in parts}
 
 
-def _apart(nest: Any, parts: dict[str, list[Tensor]], where: str, depth: int) -> Any:
-    if isinstance(nest, Tensor):
-        return {"$t": [_put(nest.detach().reshape(-1), parts, where), list(nest.shape)]}
-    if nest is None or isinstance(nest, bool | int | float | str):
-        return nest
-    if depth > _DEEPEST - 4:  # a tuple or a table of pairs is some levels in JSON
-        raise ValueError(f"{where[:60]} nests more than {_DEEPEST - 4} deep")
-    if isinstance(nest, FlatState) and nest:
-        return {"$s": [_put(nest.flat.detach(), parts, where), {name: list(s) for name, s in nest.shapes.items()}]}
-    if isinstance(nest, Mapping):
-        return _table_apart(nest, parts, where, depth)
-    if isinstance(nest, tuple):
-        return {"$u": [_apart(value, parts, f"{where}/{i}", depth + 2) for i, value in enumerate(nest)]}
-    if isinstance(nest, list):
-        return [_apart(value, parts, f"{where}/{i}", depth + 1) for i, value in enumerate(nest)]
-    if isinstance(nest, np.ndarray):
-        return {"$a": [_put(torch.from_numpy(nest).reshape(-1), parts, where), list(nest.shape)]}
-    if isinstance(nest, np.generic):
-        return _apart(nest.item(), parts, where, depth)
-    raise ValueError(f"{where or 'the whole'} is a {type(nest).__name__}")
+def _flatten(value: Any, parts: dict[str, list[Tensor]], where: str, depth: int) -> Any:
+    if isinstance(value, Tensor):
+        return {"$t": [_add_part(value.detach().reshape(-1), parts, where), list(value.shape)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if depth > _MOST_DEPTH - 4:  # a tuple or a table of pairs takes several levels of JSON
+        raise ValueError(f"{where[:60]} nests more than {_MOST_DEPTH - 4} deep")
+    if isinstance(value, FlatState) and value:
+        shapes = {name: list(shape) for name, shape in value.shapes.items()}
+        return {"$s": [_add_part(value.flat.detach(), parts, where), shapes]}
+    if isinstance(value, Mapping):
+        return _flatten_table(value, parts, where, depth)
+    if isinstance(value, tuple):
+        return {"$u": [_flatten(inner, parts, f"{where}/{i}", depth + 2) for i, inner in enumerate(value)]}
+    if isinstance(value, list):
+        return [_flatten(inner, parts, f"{where}/{i}", depth + 1) for i, inner in enumerate(value)]
+    if isinstance(value, np.ndarray):
+        return {"$a": [_add_part(torch.from_numpy(value).reshape(-1), parts, where), list(value.shape)]}
+    if isinstance(value, np.generic):
+        return _flatten(value.item(), parts, where, depth)
+    raise ValueError(f"{where or 'the whole'} is a {type(value).__name__}")
 
 
-def _table_apart(nest: Mapping[Any, Any], parts: dict[str, list[Tensor]], where: str, depth: int) -> dict[str, Any]:
-    named = all(isinstance(key, str) and not key.startswith("$") for key in nest)
-    if not named:
-        pairs = [(_apart(k, parts, where, depth + 3), _apart(v, parts, f"{where}/{k}", depth + 3))
-                 for k, v in nest.items()]  # fmt: skip
-        return {"$d": [list(pair) for pair in pairs]}
-    values = list(nest.values())
-    if values and all(isinstance(v, Tensor) and v.dtype == values[0].dtype for v in values):
-        return {"$s": [_put(concat_tensors(values), parts, where), {name: list(v.shape) for name, v in nest.items()}]}
-    return {key: _apart(value, parts, f"{where}/{key}" if where else key, depth + 1) for key, value in nest.items()}
+def _flatten_table(table: Mapping[Any, Any], parts: dict[str, list[Tensor]], where: str, depth: int) -> dict[str, Any]:
+    if not all(isinstance(key, str) and not key.startswith("$") for key in table):
+        pairs = [[_flatten(key, parts, where, depth + 3), _flatten(value, parts, f"{where}/{key}", depth + 3)]
+                 for key, value in table.items()]  # fmt: skip
+        return {"$d": pairs}
+    values = list(table.values())
+    if values and all(isinstance(value, Tensor) and value.dtype == values[0].dtype for value in values):
+        shapes = {name: list(tensor.shape) for name, tensor in table.items()}
+        return {"$s": [_add_part(concat_tensors(values), parts, where), shapes]}
+    return {key: _flatten(value, parts, f"{where}/{key}" if where else key, depth + 1) for key, value in table.items()}
 
 
-def _put(flat: Tensor, parts: dict[str, list[Tensor]], where: str) -> str:
+def _add_part(flat: Tensor, parts: dict[str, list[Tensor]], where: str) -> str:
+    """Add a flat tensor to the parts of its dtype, and return the dtype's name."""
     name = str(flat.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"{where or 'the whole'} is a tensor of {flat.dtype}")
@@ -172,161 +168,115 @@ def tensor_bytes(flat: Tensor) -> memoryview | bytes:
     return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
-# ---- together ------------------------------------------------------------------------------------------------------
-
-
 def unflatten(plain: Any, buffers: Buffers, most_bytes: int | None = None) -> Any:
-    """Return the nest that was taken apart; its tensors are views of the buffers, and `plain` is used up.
+    """Return the payload of `flatten`; its tensors are views of the buffers, and `plain` is changed in place.
 
     Args:
         plain: Plain values, as JSON reads them.
-        buffers: What is there, flat and by the name of its type.
-        most_bytes: Memory that tensors may take beside their numbers, where a stranger sent it; his tables have no keys
-            that share one hash, and nothing becomes a NumPy array.
+        buffers: The flat buffers by dtype.
+        most_bytes: Limit of the memory that tensors take beside their numbers, for a payload from a stranger; keys of
+            its tables must be text or small numbers, and it has no NumPy arrays.
 
     Raises:
-        ValueError: It is nothing that `taken_apart` returns, beyond the bounds, or names other tensors than there are.
+        ValueError: The plain values are not those of `flatten`, exceed a limit, or describe other buffers.
     """
-    source = _Buffered(buffers, most_bytes)
-    found = rebuilt(plain, source.leaf, bounded=most_bytes is not None)
-    source.check_empty()
-    return found
+    reader = _Unflattener(buffers, most_bytes)
+    payload = reader.read(plain, 0)
+    for dtype, end in reader.ends.items():
+        if end != buffers[dtype].numel():
+            raise ValueError(f"it has {buffers[dtype].numel()} numbers in {dtype} and describes {end}")
+    return payload
 
 
-Leaf = Callable[[str, Any], Any]
-"""Returns what a word stands for, of what stands behind it; raises ValueError where that is nothing."""
+class _Unflattener:
+    """Rebuilds a payload; takes its tensors from the buffers in their order.
 
-
-def rebuilt(
-    plain: Any, leaf: Leaf, tuples: str = "$u", tables: str = "$d", deepest: int = _DEEPEST, bounded: bool = False
-) -> Any:
-    """Return a nest of plain values, with what `leaf` makes of words that stand for something else.
-
-    Args:
-        plain: Lists and tables are filled in place: the nest is not held twice.
-        leaf: For every word that begins with a dollar sign, but for those of tuples and tables.
-        tuples: The word of tuples.
-        tables: The word of tables whose keys are not all text.
-        deepest: Lists and tables within each other.
-        bounded: Whether keys of tables must be text or small numbers.
+    Attributes:
+        ends: The number of elements taken from each buffer.
     """
-    return _Rebuilt(leaf, tuples, tables, deepest, bounded).of(plain, 0)
-
-
-@dataclass(frozen=True)
-class _Rebuilt:
-    """Puts plain values together; the fields are the arguments of `rebuilt`."""
-
-    leaf: Leaf
-    tuples: str
-    tables: str
-    deepest: int
-    bounded: bool
-
-    def of(self, nest: Any, depth: int) -> Any:
-        if not isinstance(nest, list | dict):
-            return nest
-        if depth > self.deepest:
-            raise ValueError(f"it nests more than {self.deepest} deep")
-        if isinstance(nest, list):
-            for place, value in enumerate(nest):
-                nest[place] = self.of(value, depth + 1)
-            return nest
-        word = next((key for key in nest if key.startswith("$")), None)
-        if word is not None:
-            return self._word(word, nest, depth)
-        for key, value in nest.items():
-            nest[key] = self.of(value, depth + 1)
-        return nest
-
-    def _word(self, word: str, nest: dict[str, Any], depth: int) -> Any:
-        inner = nest[word]
-        if len(nest) != 1:
-            raise ValueError(f'"{word[:20]}" in it does not stand alone')
-        if word == self.tuples and isinstance(inner, list):
-            return tuple(self.of(inner, depth + 1))
-        if word == self.tables and isinstance(inner, list):
-            return self._table(inner, depth + 1)
-        return self.leaf(word, inner)
-
-    def _table(self, pairs: list[Any], depth: int) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        for pair in pairs:
-            if not isinstance(pair, list) or len(pair) != 2:
-                raise ValueError("a table in it has something else than pairs")
-            key = self.of(pair[0], depth + 2)
-            if not _is_key(key, self.bounded):
-                kind = "no text and no number of at most 60 bits" if self.bounded else "none"
-                raise ValueError(f"a key of a table is {kind}")
-            found[key] = self.of(pair[1], depth + 2)
-        return found
-
-
-def _is_key(key: Any, bounded: bool) -> bool:
-    """Tell whether something may be a key: of larger numbers, and of tuples, thousands have one and the same hash."""
-    if isinstance(key, tuple):
-        return not bounded and all(_is_key(part, False) for part in key)
-    if isinstance(key, int) and bounded:
-        return -(2**60) <= key <= 2**60
-    return isinstance(key, str | int | float | None)
-
-
-class _Buffered:
-    """Takes tensors out of flat buffers, in the order in which they lie there."""
 
     def __init__(self, buffers: Buffers, most_bytes: int | None) -> None:
-        """Begin at the beginning of each."""
-        self._buffers, self._left = buffers, most_bytes
-        self._at = dict.fromkeys(buffers, 0)
-        self._arrays = most_bytes is None
+        self._buffers, self._bytes_left, self._is_bounded = buffers, most_bytes, most_bytes is not None
+        self.ends = dict.fromkeys(buffers, 0)
 
-    def leaf(self, word: str, inner: Any) -> Any:
-        """Return the tensor, array or state that a word stands for."""
-        if word not in ("$t", "$s", "$a") or (word == "$a" and not self._arrays):
-            raise ValueError(f'"{word[:20]}" in it is unknown')
+    def read(self, value: Any, depth: int) -> Any:
+        if not isinstance(value, list | dict):
+            return value
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"it nests more than {_MOST_DEPTH} deep")
+        if isinstance(value, list):  # in place: the payload is not held twice
+            for position, inner in enumerate(value):
+                value[position] = self.read(inner, depth + 1)
+            return value
+        tag = next((key for key in value if key.startswith("$")), None)
+        if tag is not None:
+            return self._read_tagged(tag, value, depth)
+        for key, inner in value.items():
+            value[key] = self.read(inner, depth + 1)
+        return value
+
+    def _read_tagged(self, tag: str, table: dict[str, Any], depth: int) -> Any:
+        inner = table[tag]
+        if len(table) != 1:
+            raise ValueError(f'"{tag[:20]}" in it has other keys beside it')
+        if tag == "$u" and isinstance(inner, list):
+            return tuple(self.read(inner, depth + 1))
+        if tag == "$d" and isinstance(inner, list):
+            return self._read_pairs(inner, depth + 1)
+        if tag not in ("$t", "$s", "$a") or (tag == "$a" and self._is_bounded):
+            raise ValueError(f'"{tag[:20]}" in it is unknown')
         if not isinstance(inner, list) or len(inner) != 2:
-            raise ValueError(f'"{word}" in it has no type and shape')
+            raise ValueError(f'"{tag}" in it has no dtype and shape')
         dtype, shape = inner
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise ValueError("a tensor has a type of numbers that is unknown here")
-        if word == "$s":
-            return self._state(dtype, shape)
-        found = self._next(dtype, _checked(shape))
-        return found.numpy() if word == "$a" else found
-
-    def _state(self, dtype: str, shapes: Any) -> dict[str, Tensor]:
-        if not isinstance(shapes, dict):
+            raise ValueError("a tensor has an unknown dtype")
+        if tag == "$t":
+            return self._take_tensor(dtype, shape)
+        if tag == "$a":
+            return self._take_tensor(dtype, shape).numpy()
+        if not isinstance(shape, dict):
             raise ValueError("a state has no table of shapes")
-        if any(name.startswith("$") for name in shapes):
-            raise ValueError("a tensor of a state has a name that none can have")
-        for name, shape in shapes.items():  # in place: the table is not held twice
-            shapes[name] = self._next(dtype, _checked(shape))
-        return shapes
+        if any(name.startswith("$") for name in shape):
+            raise ValueError('the name of a tensor in a state begins with "$"')
+        for name, size in shape.items():  # in place
+            shape[name] = self._take_tensor(dtype, size)
+        return shape
 
-    def _next(self, dtype: str, shape: list[int]) -> Tensor:
-        if self._left is not None:
-            self._left -= _TENSOR_BYTES
-            if self._left < 0:
-                raise ValueError("its tensors would take more memory than is allowed for so few bytes")
+    def _read_pairs(self, pairs: list[Any], depth: int) -> dict[Any, Any]:
+        table: dict[Any, Any] = {}
+        for pair in pairs:
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise ValueError("a table in it has an entry that is not a pair")
+            key = self.read(pair[0], depth + 2)
+            if not _is_key(key, self._is_bounded):
+                expected = "text or a number of at most 60 bits" if self._is_bounded else "text, a number or a tuple"
+                raise ValueError(f"a key of a table is not {expected}")
+            table[key] = self.read(pair[1], depth + 2)
+        return table
+
+    def _take_tensor(self, dtype: str, shape: Any) -> Tensor:
+        if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"a tensor has no list of at most {_MOST_DIMENSIONS} sizes")
+        if not all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in shape):
+            raise ValueError("a tensor has sizes that are not whole numbers from 0")
+        if self._bytes_left is not None:
+            self._bytes_left -= _TENSOR_BYTES
+            if self._bytes_left < 0:
+                raise ValueError("its tensors would take more memory than its size allows")
         count = math.prod(shape)  # of at most 16 numbers below 2^40
         if not count:
             return torch.empty(shape, dtype=DTYPES[dtype])
-        start = self._at.get(dtype, 0)
+        start = self.ends.get(dtype, 0)
         if dtype not in self._buffers or start + count > self._buffers[dtype].numel():
             raise ValueError("it ends before its tensors do")
-        self._at[dtype] = start + count
-        return self._buffers[dtype][start : start + count].view(shape)  # neighbours can be read as one
-
-    def check_empty(self) -> None:
-        """Raise ValueError where something is there that nothing stands for."""
-        for dtype, at in self._at.items():
-            if at != self._buffers[dtype].numel():
-                raise ValueError(f"it has {self._buffers[dtype].numel()} numbers in {dtype} and describes {at}")
+        self.ends[dtype] = start + count
+        return self._buffers[dtype][start : start + count].view(shape)  # adjacent tensors can be read as one
 
 
-def _checked(shape: Any) -> list[int]:
-    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"a tensor has no list of at most {_MOST_DIMENSIONS} sizes")
-    if not all(type(n) is int and 0 <= n < _LARGEST_SIZE for n in shape):
-        raise ValueError("a tensor has sizes that are no whole numbers from 0 on")
-    return shape
+def _is_key(key: Any, is_bounded: bool) -> bool:
+    """Return whether a value may be a key; thousands of large numbers, or of tuples, can share one hash."""
+    if isinstance(key, tuple):
+        return not is_bounded and all(_is_key(part, False) for part in key)
+    if isinstance(key, int) and is_bounded:
+        return -(2**60) <= key <= 2**60
+    return isinstance(key, str | int | float | None)

@@ -1,7 +1,7 @@
-"""What lies in folders of runs, and how much room it takes; their old checkpoints, taken away when asked.
+"""List run folders with their sizes, and remove old checkpoints.
 
-A folder may come from anybody, and may be half gone: whatever is wrong with one is said beside its name, and the others
-are listed. No link is followed and nothing is imported that takes long; only `clear_checkpoints` reads checkpoints.
+A folder may come from a stranger or be incomplete: damage is listed with the folder, and the others are listed, too.
+Links are not followed. Nothing slow is imported; only `clear_checkpoints` reads checkpoints.
 """
 
 import dataclasses
@@ -18,35 +18,35 @@ from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 
 RUNS = Path("runs")
-"""Where run folders go by default."""
-_OF_A_RUN = {"plan.toml", "metrics.jsonl", "summary.json"}  # a config.toml alone may be anybody's
-_OF_A_COMPARISON = {"results.json", "compare.json"}
+"""The default folder of run folders."""
+_RUN_FILES = {"plan.toml", "metrics.jsonl", "summary.json"}  # other programs have a config.toml, too
+_COMPARISON_FILES = {"results.json", "compare.json"}
 _CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
-_DEEPEST = 4  # folders between the one that is asked for and a run: a comparison has three
-_MOST_CHARACTERS = 80  # of a name that a folder gives
+_MOST_FOLDERS = 4  # between the folder to list and a run; a comparison has three
+_MOST_CHARACTERS = 80  # of a name
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """A run, or a comparison of several, as its folder tells it.
+    """A run or a comparison on disk.
 
     Attributes:
         folder: The folder.
-        kind: "run"; "fleet", of real nodes; or "comparison".
-        method: Its method; of a comparison those of its runs with commas between, as the next two.
+        kind: "run", "fleet" for a run of real nodes, or "comparison".
+        method: Its method; those of a comparison's runs are joined with commas, as are the next two.
         model: Its model.
         data: Its data set.
-        rounds: Rounds that are done; of a comparison, runs that are finished.
-        asked: Rounds, or runs, that there are to be; 0 where nobody can tell.
-        finished: Whether all of it is done.
-        local: Local accuracy of the last evaluation, between 0 and 1; None where there is none.
-        global_: The same of global accuracy.
-        begun: When it was begun, as ISO 8601 in UTC; empty where nobody can tell.
-        size_bytes: What all of its files take.
-        checkpoints_bytes: What of that its checkpoints take.
-        checkpoints: How many checkpoints there are.
-        damage: What is wrong with the folder, or empty.
-        children: The runs of a comparison, those that tune among them.
+        rounds: Number of finished rounds; for a comparison, of finished runs.
+        asked: Number of rounds, or of runs, to do; 0 if unknown.
+        finished: Whether all of them are done.
+        local: Local accuracy of the last evaluation, between 0 and 1; None without one.
+        global_: Global accuracy, likewise.
+        begun: Time of its start, as ISO 8601 in UTC; empty if unknown.
+        size_bytes: Size of all its files.
+        checkpoints_bytes: Size of its checkpoints.
+        checkpoints: Number of its checkpoints.
+        damage: The reason for which it is damaged, or empty.
+        children: The runs of a comparison, including those of its tuning.
     """
 
     folder: Path
@@ -67,138 +67,144 @@ class StoredRun:
     children: "tuple[StoredRun, ...]" = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain values, as `fleetfit runs --json` prints them."""
-        nest = {one.name.rstrip("_"): getattr(self, one.name) for one in dataclasses.fields(self)}
-        return nest | {"folder": str(self.folder), "children": [child.to_dict() for child in self.children]}
+        """Return plain values, as `fleetfit runs --json` prints them."""
+        table = {field.name.rstrip("_"): getattr(self, field.name) for field in dataclasses.fields(self)}
+        return table | {"folder": str(self.folder), "children": [child.to_dict() for child in self.children]}
 
 
 def runs(folder: str | Path = RUNS) -> list[StoredRun]:
-    """Return what a folder holds: itself if it is a run, the runs of a comparison, else what lies below it.
+    """Return the runs and comparisons below a folder; of a run itself, the run; of a comparison, its runs.
 
     Args:
-        folder: Where to look, four folders deep at most; links below it are not followed.
+        folder: The folder; at most four folders below it are searched, and links there are not followed.
 
     Raises:
-        RunError: There is no such folder, or it cannot be read.
+        RunError: The folder is missing or cannot be read.
     """
-    place = files.parse_path(folder)
+    root = files.parse_path(folder)
     try:
-        if not place.is_dir():
-            raise RunError(f"there is no folder {place}.")
-        names = _names(place)
+        if not root.is_dir():
+            raise RunError(f"there is no folder {root}.", path=root)
+        names = _list_names(root)
     except OSError as error:
-        raise RunError(f"{place} cannot be read: {files.format_os_error(error)}.") from None
-    if _holds_run(names):
-        return [_run(place)]
-    if names & _OF_A_COMPARISON:
-        return list(_comparison(place).children)
-    return list(_below(place, _DEEPEST))
+        raise RunError(f"{root} cannot be read: {files.format_os_error(error)}.", path=root) from None
+    if _is_run(names):
+        return [_read_run(root)]
+    if names & _COMPARISON_FILES:
+        return list(_read_comparison(root).children)
+    return list(_iter_folders(root, _MOST_FOLDERS))
 
 
-def _below(place: Path, deep: int) -> Iterator[StoredRun]:
-    """Yield what lies in a folder, by name."""
-    for inner in _folders(place):
+def _iter_folders(root: Path, depth: int) -> Iterator[StoredRun]:
+    with os.scandir(root) as entries:
+        names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
+    for folder in (root / name for name in sorted(names)):
         try:
-            names = _names(inner)
+            inner = _list_names(folder)
         except OSError as error:
-            yield StoredRun(inner, damage=f"it cannot be read: {files.format_os_error(error)}")
+            yield StoredRun(folder, damage=f"it cannot be read: {files.format_os_error(error)}")
             continue
-        if _holds_run(names):
-            yield _run(inner)
-        elif names & _OF_A_COMPARISON:
-            yield _comparison(inner)
-        elif deep > 1:
-            yield from _below(inner, deep - 1)
+        if _is_run(inner):
+            yield _read_run(folder)
+        elif inner & _COMPARISON_FILES:
+            yield _read_comparison(folder)
+        elif depth > 1:
+            yield from _iter_folders(folder, depth - 1)
 
 
-def _holds_run(names: set[str]) -> bool:
-    return bool(names & _OF_A_RUN) or {"config.toml", "checkpoints"} <= names
+def _is_run(names: set[str]) -> bool:
+    return bool(names & _RUN_FILES) or {"config.toml", "checkpoints"} <= names
 
 
-def _folders(place: Path) -> list[Path]:
-    """Return the folders in a folder by name, without links and hidden ones."""
-    with os.scandir(place) as found:
-        names = [e.name for e in found if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
-    return [place / name for name in sorted(names)]
-
-
-def _names(place: Path) -> set[str]:
-    with os.scandir(place) as found:
-        return {entry.name for entry in found}
+def _list_names(folder: Path) -> set[str]:
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries}
 
 
 # ---- one folder ------------------------------------------------------------------------------------------------------
 
 
-def _run(place: Path) -> StoredRun:
-    """Return what a run folder says; what is damaged in it is said, and the rest still told."""
-    found: dict[str, Any] = {"size_bytes": _size(place), "kind": "fleet" if _is(place / "nodes.json") else "run"}
-    there = list_checkpoints(place)
-    found |= {"checkpoints": len(there), "checkpoints_bytes": _size(place / "checkpoints")}
+def _read_run(folder: Path) -> StoredRun:
+    checkpoints = list_checkpoints(folder)
+    values: dict[str, Any] = {
+        "kind": "fleet" if _is_file(folder / "nodes.json") else "run",
+        "begun": _read_start(folder),
+        "size_bytes": _sum_sizes(folder),
+        "checkpoints": len(checkpoints),
+        "checkpoints_bytes": _sum_sizes(folder / "checkpoints"),
+    }
     damage = []
-    for part in (_configured, _reported, _summed_up):
+    for read in (_read_config, _read_rounds, _read_summary):
         try:
-            found |= part(place)
-        except (FleetFitError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            damage.append(_wrong(error))
-    found["begun"] = _begun(place)
-    return StoredRun(place, **found, damage="; ".join(damage))
+            values |= read(folder)
+        except OSError as error:
+            name = Path(str(error.filename or "")).name or "a file"
+            damage.append(f"{name} cannot be read: {files.format_os_error(error)}")
+        except (FleetFitError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            damage.append(str(error)[:200] or type(error).__name__)
+    return StoredRun(folder, **values, damage="; ".join(damage))
 
 
-def _comparison(place: Path) -> StoredRun:
-    """Return what the folder of a comparison holds."""
-    children = tuple(_below(place, _DEEPEST))
-    asked = [child for child in children if place / "tune" not in child.folder.parents]
-    damage = [f"{child.folder.relative_to(place)}: {child.damage}" for child in children if child.damage]
-    done = sum(child.finished for child in asked)
-    whole, begun = _is(place / "compare.json"), min((child.begun for child in children if child.begun), default="")
+def _read_comparison(folder: Path) -> StoredRun:
+    children = tuple(_iter_folders(folder, _MOST_FOLDERS))
+    rows = [child for child in children if folder / "tune" not in child.folder.parents]
+    damage = [f"{child.folder.relative_to(folder)}: {child.damage}" for child in children if child.damage]
+    finished, is_complete = sum(child.finished for child in rows), _is_file(folder / "compare.json")
     return StoredRun(
-        place, "comparison", rounds=done, asked=len(asked) if whole else 0, begun=begun, size_bytes=_size(place),
-        finished=whole and done == len(asked) > 0,
-        method=_each(child.method for child in asked), model=_each(child.model for child in asked),
-        data=_each(child.data for child in asked),
+        folder,
+        "comparison",
+        method=_join_names(child.method for child in rows),
+        model=_join_names(child.model for child in rows),
+        data=_join_names(child.data for child in rows),
+        rounds=finished,
+        asked=len(rows) if is_complete else 0,
+        finished=is_complete and finished == len(rows) > 0,
+        begun=min((child.begun for child in children if child.begun), default=""),
+        size_bytes=_sum_sizes(folder),
         checkpoints_bytes=sum(child.checkpoints_bytes for child in children),
-        checkpoints=sum(child.checkpoints for child in children), damage="; ".join(damage), children=children,
-    )  # fmt: skip
+        checkpoints=sum(child.checkpoints for child in children),
+        damage="; ".join(damage),
+        children=children,
+    )
 
 
-def _each(names: Iterable[str]) -> str:
-    """Return each of some names once, with commas between; "..." ends what is too long."""
+def _join_names(names: Iterable[str]) -> str:
+    """Return distinct names with commas between; "..." ends what is too long."""
     text = ", ".join(dict.fromkeys(name for name in names if name))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
-def _configured(place: Path) -> dict[str, Any]:
-    """Return what `config.toml` says was asked for."""
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(_text(place / "config.toml"))
+        table = tomllib.loads(_read_text(folder / "config.toml"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"config.toml is damaged: {error}") from None
-    named = {key: table.get(key) for key in ("method", "model", "data")}
-    asked = table.get("rounds")
-    if type(asked) is not int:
+    sections = {key: table.get(key) for key in ("method", "model", "data")}
+    if type(table.get("rounds")) is not int:
         raise ValueError("config.toml is damaged: it has no number of rounds")
-    found = {key: _short(one.get("name") if isinstance(one, Mapping) else one) for key, one in named.items()}
-    if isinstance(named["data"], Mapping):
-        found["data"] = _of_files(named["data"]) or found["data"]
-    return found | {"asked": asked}
+    names = {
+        key: _shorten_name(section.get("name") if isinstance(section, Mapping) else section)
+        for key, section in sections.items()
+    }
+    if isinstance(sections["data"], Mapping):
+        names["data"] = _name_data_files(sections["data"]) or names["data"]
+    return names | {"asked": table["rounds"]}
 
 
-def _of_files(data: Mapping[str, Any]) -> str:
-    """Return how a kind of file calls what it reads, as the summary will: after the file or folder."""
-    place = data.get("file") or data.get("folder")
-    if data.get("name") not in ("table", "images", "arrays", "text") or not isinstance(place, str):
+def _name_data_files(data: Mapping[str, Any]) -> str:
+    """Return the name that the summary will give to data from files; "" for a data set with a name."""
+    path = data.get("file") or data.get("folder")
+    if data.get("name") not in ("table", "images", "arrays", "text") or not isinstance(path, str):
         return ""
-    path = Path(place)
-    folder = data["name"] == "images" or (data["name"] != "arrays" and path.is_dir())
-    return (path.name if folder else path.stem)[:_MOST_CHARACTERS]
+    is_folder = data["name"] == "images" or (data["name"] != "arrays" and Path(path).is_dir())
+    return (Path(path).name if is_folder else Path(path).stem)[:_MOST_CHARACTERS]
 
 
-def _reported(place: Path) -> dict[str, Any]:
-    """Return what `metrics.jsonl` says was done; a half-written last line does not count."""
-    if not _is(place / "metrics.jsonl"):
+def _read_rounds(folder: Path) -> dict[str, Any]:
+    """Read `metrics.jsonl` from its end to the last evaluation; a half-written last line does not count."""
+    if not _is_file(folder / "metrics.jsonl"):
         return {}
-    lines = files.read_bytes(place / "metrics.jsonl").split(b"\n")[:-1]
+    lines = files.read_bytes(folder / "metrics.jsonl").split(b"\n")[:-1]
     accuracies: dict[str, Any] = {}
     for number, line in zip(range(len(lines), 0, -1), reversed(lines), strict=True):
         try:
@@ -206,110 +212,105 @@ def _reported(place: Path) -> dict[str, Any]:
             if report["round"] != number:
                 raise ValueError
             if "evaluate" in report:
-                accuracies = _accuracies(next(v for v in report["evaluate"].values() if isinstance(v, Mapping)))
+                accuracies = _get_accuracies(next(v for v in report["evaluate"].values() if isinstance(v, Mapping)))
                 break
         except (ValueError, TypeError, KeyError, AttributeError, StopIteration, OverflowError, RecursionError):
             raise ValueError(f"metrics.jsonl is damaged in line {number}") from None
     return {"rounds": len(lines), **accuracies}
 
 
-def _summed_up(place: Path) -> dict[str, Any]:
-    """Return the final numbers, where the run is finished."""
-    if not _is(place / "summary.json"):
+def _read_summary(folder: Path) -> dict[str, Any]:
+    if not _is_file(folder / "summary.json"):
         return {}
     try:
-        found = files.parse_json(_text(place / "summary.json"))
-        names = {key: _short(found[key]) for key in ("method", "model", "data")}
-        if type(found["rounds"]) is not int:
+        summary = files.parse_json(_read_text(folder / "summary.json"))
+        names = {key: _shorten_name(summary[key]) for key in ("method", "model", "data")}
+        if type(summary["rounds"]) is not int:
             raise KeyError("rounds")
-        accuracies = _accuracies(found)
+        accuracies = _get_accuracies(summary)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"summary.json is damaged: {error}") from None
     except (TypeError, KeyError):
-        raise ValueError("summary.json is damaged: it lacks something") from None
-    return {**names, "finished": True, "rounds": found["rounds"], **accuracies}
+        raise ValueError("summary.json is damaged: a key is missing") from None
+    return {**names, "finished": True, "rounds": summary["rounds"], **accuracies}
 
 
-def _accuracies(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the local and global accuracy, None where they are not told, as with `[privacy]`."""
-    known = {"local": columns.get("local"), "global_": columns.get("global")}
-    return {key: float(v) if isinstance(v, int | float) else None for key, v in known.items()}
+def _get_accuracies(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return local and global accuracy; None where a run withholds them, as with `[privacy]`."""
+    accuracies = {"local": columns.get("local"), "global_": columns.get("global")}
+    return {key: float(value) if isinstance(value, int | float) else None for key, value in accuracies.items()}
 
 
-def _begun(place: Path) -> str:
+def _read_start(folder: Path) -> str:
     try:
-        found = files.parse_json(_text(place / "environment.json"))
-        return str(found["time"])[:25] if isinstance(found, dict) else ""
-    except (OSError, ValueError, KeyError, UnicodeError):
+        environment = files.parse_json(_read_text(folder / "environment.json"))
+        return str(environment["time"])[:25] if isinstance(environment, dict) else ""
+    except (OSError, ValueError, KeyError):
         return ""
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return files.read_text(path)
     except FileNotFoundError:
         raise ValueError(f"there is no {path.name}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path.name} is damaged: it is no UTF-8 text") from None
+        raise ValueError(f"{path.name} is damaged: it is not UTF-8 text") from None
 
 
-def _short(name: object) -> str:
-    """Return what people call a name of a run file: without the place of its function."""
+def _shorten_name(name: object) -> str:
+    """Return a name of a run file without the module or file of its function."""
     return str(name or "").rpartition(":")[2][:_MOST_CHARACTERS]
 
 
-def _wrong(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{Path(str(error.filename or '')).name or 'a file'} cannot be read: {files.format_os_error(error)}"
-    return str(error)[:200] or type(error).__name__
-
-
-def _is(path: Path) -> bool:
-    """Tell whether a regular file is there, itself and no link."""
+def _is_file(path: Path) -> bool:
+    """Return whether a path is a regular file, and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
 
 
-def _size(place: Path) -> int:
-    """Return the bytes of all files below a folder; of a link its own, and nothing of what cannot be read."""
+def _sum_sizes(root: Path) -> int:
+    """Return the bytes of all files below a folder: of a link its own, 0 of what cannot be read."""
+    if root.is_symlink() or not root.is_dir():
+        return 0
     total = 0
-    for folder, _, names in os.walk(place, followlinks=False):
+    for folder, _, names in os.walk(root, followlinks=False):
         for name in names:
             try:
                 total += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - many files
             except OSError:
                 continue
-    return total if place.is_dir() and not place.is_symlink() else 0
+    return total
 
 
-def list_checkpoints(place: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, oldest first; no links, and nothing behind one."""
-    inner = place / "checkpoints"
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run folder, oldest first; links are left out."""
+    inner = folder / "checkpoints"
     try:
         if not stat.S_ISDIR(inner.lstat().st_mode):
             return []
-        found = [inner / name for name in _names(inner) if _CHECKPOINT.fullmatch(name) and _is(inner / name)]
+        paths = [inner / name for name in _list_names(inner) if _CHECKPOINT.fullmatch(name)]
     except OSError:
         return []
-    return sorted(found, key=lambda path: int(path.name[6:].split(".")[0]))
+    return sorted((path for path in paths if _is_file(path)), key=lambda path: int(path.name[6:].split(".")[0]))
 
 
-# ---- clearing --------------------------------------------------------------------------------------------------------
+# ---- removing checkpoints --------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class ClearedRun:
-    """The checkpoints of one run that go, or are gone.
+    """The checkpoints of one run that are to be removed, or were removed.
 
     Attributes:
         folder: The run folder.
         files: The checkpoints.
-        size_bytes: What they take.
-        last: Whether the run has none left.
+        size_bytes: Their size.
+        last: Whether the run has no others.
         finished: Whether the run is finished.
-        kept: Why some stay that were asked for, or empty.
+        kept: The reason for which some were not removed, or empty.
     """
 
     folder: Path
@@ -320,94 +321,96 @@ class ClearedRun:
     kept: str = ""
 
 
-def iter_runs(found: Sequence[StoredRun]) -> Iterator[StoredRun]:
-    """Yield runs, and those of comparisons."""
-    for one in found:
-        yield from iter_runs(one.children) if one.kind == "comparison" else [one]
+def iter_runs(listed: Sequence[StoredRun]) -> Iterator[StoredRun]:
+    """Yield runs, with those of comparisons in place of these."""
+    for run in listed:
+        yield from iter_runs(run.children) if run.kind == "comparison" else [run]
 
 
-def plan_cleanup(found: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
-    """Return which checkpoints `clear_checkpoints` would remove of runs; nothing is removed.
+def plan_cleanup(listed: Sequence[StoredRun], *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
+    """Return the checkpoints that `clear_checkpoints` would remove; nothing is removed.
 
     Args:
-        found: The runs, comparisons among them.
-        last: Also the newest checkpoint that can be read, without which nobody can ask the trained model.
-        unfinished: Also of runs that are not finished, by the same rule.
+        listed: Runs and comparisons.
+        last: Also the newest readable checkpoint; without it a run has no trained model.
+        unfinished: Also those of unfinished runs, by the same rule.
     """
-    asked = [_clearable(run, last) for run in iter_runs(found) if unfinished or run.finished]
-    return [one for one in asked if one.files or one.kept]
+    plans = [_plan_run(run, last) for run in iter_runs(listed) if unfinished or run.finished]
+    return [plan for plan in plans if plan.files or plan.kept]
 
 
-def _clearable(run: StoredRun, last: bool) -> ClearedRun:
-    there = list_checkpoints(run.folder)
-    if last:
-        return _going(run, there, there)
-    good = None if run.damage else _newest_good(there)
-    if there and good is None:
-        why = f"the folder is damaged: {run.damage}" if run.damage else "none of its checkpoints can be read"
-        return ClearedRun(run.folder, finished=run.finished, kept=why)
-    return _going(run, there[: there.index(good)] if good else [], there)
+def _plan_run(run: StoredRun, last: bool) -> ClearedRun:
+    checkpoints = list_checkpoints(run.folder)
+    count = len(checkpoints)
+    if not last and checkpoints:
+        if run.damage:
+            return ClearedRun(run.folder, finished=run.finished, kept=f"the folder is damaged: {run.damage}")
+        count = _find_newest_readable(checkpoints)
+        if count < 0:
+            return ClearedRun(run.folder, finished=run.finished, kept="none of its checkpoints can be read")
+    old = checkpoints[:count]
+    size = sum(path.lstat().st_size for path in old if path.exists())
+    return ClearedRun(run.folder, tuple(old), size, bool(old) and len(old) == len(checkpoints), run.finished)
 
 
-def _going(run: StoredRun, gone: Sequence[Path], there: Sequence[Path]) -> ClearedRun:
-    taken = sum(path.lstat().st_size for path in gone if path.exists())
-    return ClearedRun(run.folder, tuple(gone), taken, bool(gone) and len(gone) == len(there), run.finished)
-
-
-def _newest_good(there: Sequence[Path]) -> Path | None:
-    """Return the newest checkpoint whose checksum is that of what it holds."""
-    if len(there) < 2:  # none goes, whatever it holds
-        return there[0] if there else None
+def _find_newest_readable(checkpoints: Sequence[Path]) -> int:
+    """Return the position of the newest checkpoint whose checksum is right, or -1; a single one is not read."""
+    if len(checkpoints) == 1:
+        return 0
     from fleetfit.records.checkpoints import read_checkpoint  # imports PyTorch
 
-    for path in reversed(there):
+    for position in reversed(range(len(checkpoints))):
         try:
-            read_checkpoint(path)
+            read_checkpoint(checkpoints[position])
         except FleetFitError:
             continue
-        return path
-    return None
+        return position
+    return -1
 
 
 def clear_checkpoints(folder: str | Path = RUNS, *, last: bool = False, unfinished: bool = False) -> list[ClearedRun]:
-    """Remove old checkpoints of the runs in a folder, all but the newest that can be read of each finished run.
+    """Remove old checkpoints of the runs in a folder; each finished run keeps its newest readable one.
 
     Args:
-        folder: As of `runs`.
-        last: Also that one: `eval`, `predict`, `calibrate`, `export` and the like can then no longer be asked, and
-            what the run wrote of its numbers stays.
-        unfinished: Also of runs that are not finished, by the same rule; with `last` they cannot go on.
+        folder: As in `runs`.
+        last: Also remove that one: `eval`, `predict`, `calibrate`, `export` and the like then have no model, and the
+            numbers of the run stay.
+        unfinished: Also clear unfinished runs, by the same rule; with `last` they cannot be resumed.
 
     Returns:
-        What was removed, and of which runs something stayed, and why: one that another process is writing into, one
-        that is damaged, or one that cannot be written.
+        The removed checkpoints by run, and the reason where some were not removed: another process is writing into the
+        folder, the folder is damaged, or it cannot be written.
 
     Raises:
-        RunError: There is no such folder.
+        RunError: The folder is missing.
     """
-    return [remove_checkpoints(one) for one in plan_cleanup(runs(folder), last=last, unfinished=unfinished)]
+    return [remove_checkpoints(plan) for plan in plan_cleanup(runs(folder), last=last, unfinished=unfinished)]
 
 
-def remove_checkpoints(one: ClearedRun) -> ClearedRun:
-    """Remove checkpoints of a run, while nobody else writes into its folder; return what is gone."""
-    from fleetfit.records import RunFolder
+def remove_checkpoints(plan: ClearedRun) -> ClearedRun:
+    """Remove checkpoints of a run while its folder is locked, and return the removed ones."""
+    if not plan.files:
+        return plan
+    from fleetfit.records import RunFolder  # imports PyTorch
 
-    if not one.files:
-        return one
-    gone: list[Path] = []
+    removed: list[Path] = []
     kept = ""
     try:
-        with RunFolder(one.folder).held():
-            there = set(list_checkpoints(one.folder))  # as it is now: no link, and nothing that another has put there
-            for path in one.files:
-                if path in there:
+        with RunFolder(plan.folder).hold():
+            present = set(list_checkpoints(plan.folder))  # another process may have put links there
+            for path in plan.files:
+                if path in present:
                     path.unlink()
-                    gone.append(path)
+                    removed.append(path)
     except RunError as error:
         kept = str(error).rstrip(".")
     except OSError as error:
-        kept = f"{one.folder} cannot be written into: {files.format_os_error(error)}"
-    whole = len(gone) == len(one.files)
+        kept = f"{plan.folder} cannot be written into: {files.format_os_error(error)}"
+    is_complete = len(removed) == len(plan.files)
     return dataclasses.replace(
-        one, files=tuple(gone), last=one.last and whole, kept=kept, size_bytes=one.size_bytes if whole else 0
+        plan,
+        files=tuple(removed),
+        last=plan.last and is_complete,
+        kept=kept,
+        size_bytes=plan.size_bytes if is_complete else 0,
     )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from run_folders import METHODS, changed, checkpoints, parts_of, settings, stopped_run, written
 from sampling import some_quick
+from support import raises
 
 import fleetfit as ff
 from fleetfit.cli import main
@@ -420,7 +421,7 @@ def test_swapped_checkpoints_are_told_apart(finished: Callable[[str], Path], tmp
     a, b = first.read_bytes(), second.read_bytes()
     first.write_bytes(b)
     second.write_bytes(a)
-    with pytest.raises(RunError, match="round-000003.safetensors: it is of round 2"):
+    with raises(RunError, "round-000003.safetensors: it is of round 2", path=folder / "checkpoints"):
         _ = ff.load(folder).server
 
 

@@ -268,7 +268,7 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path, capsys: py
         with (run / "metrics.jsonl").open("a") as file:
             file.write(line)
 
-    with pytest.MonkeyPatch.context() as patch, RunFolder(run).held():
+    with pytest.MonkeyPatch.context() as patch, RunFolder(run).hold():
         patch.setattr(verbs.time, "sleep", meanwhile)
         assert is_running(run)
         said = watched(run, capsys)
@@ -288,7 +288,7 @@ def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    with RunFolder(tmp_path / "run").held():
+    with RunFolder(tmp_path / "run").hold():
         assert "is at work, after round 1 of 3" in watched(tmp_path / "run", capsys, "--once")
         monkeypatch.setattr(verbs.time, "sleep", interrupted)
         with pytest.raises(SystemExit, match="130"):

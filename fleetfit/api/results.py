@@ -385,7 +385,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{path} is damaged: it is nested too deeply.", path=path) from None
     if not isinstance(table.get("data"), dict):
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
-    for name in files.edited():
+    for name in files.find_edited_files():
         logging.getLogger("fleetfit").warning(
             "%s was changed after this run began. It is used as it is now; the model may have been trained with other "
             "values.",

@@ -371,7 +371,7 @@ def run_remaining_rounds(
     """
     files, callbacks = target.files, target._take_callbacks()
     target.__dict__["assembly"] = verify_layout(target.assembly)  # of a resumed run, it is not yet verified
-    with contextlib.closing(target._take_engine()) as engine, files.held():
+    with contextlib.closing(target._take_engine()) as engine, files.hold():
         checkpoint = _load_start(target)
         server: Server = checkpoint["server"]
         class_counts_in(files)  # drawn at the end
@@ -379,9 +379,9 @@ def run_remaining_rounds(
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)
         _load_ledger(target)
-        if files.begun():
-            files.tidy(server.round)
-            files.note_resumption(server.round)
+        if files.has_rounds():
+            files.rewind(server.round)
+            files.record_resumption(server.round)
         saving = Timekeeper()
         with CallbackRunner(files, callbacks, *target._comparison) as runner:
             runner.start(target.experiment.rounds, server.round)

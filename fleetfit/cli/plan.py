@@ -371,13 +371,13 @@ class LatencyMeter:
         """Say how latencies were measured, and in fractions of the full model's if the machine was busy."""
         import torch
 
-        from fleetfit.records import processor
+        from fleetfit.records import get_processor_name
 
         passes = _format_count(self.passes, "pass", "passes")
         threads = _format_count(self.threads, "thread", "threads")
         note = (
             f"Measured here: median of {passes} of one sample, ± the range between the quartiles; the models in "
-            f"turn, {threads} of {processor()}, PyTorch {torch.__version__}, fp32, random weights."
+            f"turn, {threads} of {get_processor_name()}, PyTorch {torch.__version__}, fp32, random weights."
         )
         shares = [one.processor_share for one in latencies if one.processor_share is not None]
         if not shares or full.processor_s is None or statistics.mean(shares) >= _BUSY:

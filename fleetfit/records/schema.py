@@ -64,6 +64,7 @@ _TAGS = ("[key]", "is:table", "is:list", "is:versions")
 _EXPECTED = {
     "model_type": "be a table", "dict_type": "be a table", "list_type": "be a list", "is_instance_of": "be a tensor",
     "less_than": "be smaller", "greater_than": "be larger", "string_pattern_mismatch": "be a whole number",
+    "invalid_key": "be text", "too_short": "have more elements",
 }  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def read_run(folder: str | Path, summary: Mapping[str, Any] | None = None) -> Ru
             return absent
 
     metrics = of("metrics.jsonl", files.metrics, [])
-    if not wrong and (damage := of("metrics.jsonl", files.damaged_end, "")):
+    if not wrong and (damage := of("metrics.jsonl", files.find_damaged_end, "")):
         wrong.append(f"metrics.jsonl: {damage}, and what it says is left out here.")
     text = of("config.toml", lambda: files.text("config.toml"), "")
     config = of("config.toml", lambda: tomllib.loads(text), {})
