@@ -290,9 +290,9 @@ def test_simulation_fleet_and_what_is_planned_beforehand_count_alike(local: dict
     budgets = [float(b) for b in simulated.fleet.budgets]
     told = [NodeDescription(f"{i}", facts, int(n), b) for i, (n, b) in enumerate(zip(counts, budgets, strict=True))]
     fleet = assemble_fleet(load_experiment({**tables, "data": {}}), told)
-    levels = [[vars(level) for level in made] for made in (planned.found.levels, simulated.federation.levels)]
+    levels = [[vars(level) for level in made] for made in (planned.planned.levels, simulated.federation.levels)]
     assert levels[0] == levels[1] == [vars(level) for level in fleet.federation.levels]
-    costs = [planned.cost(level, "memory_bytes") for level in planned.found.levels]
+    costs = [planned.cost(level, "memory_bytes") for level in planned.planned.levels]
     assert [level.further["memory_bytes"] for level in simulated.plan.levels] == costs
     assert [level.further["memory_bytes"] for level in fleet.plan.levels] == costs
     assert fleet.settings.local == simulated.settings.local == planned.local
